@@ -1,12 +1,13 @@
 """Generation: requests in, finished samples out.
 
-Where to read: `base` is the interface. `driver` makes it of a synchronous core; `core` is the one that Tailrace brings,
-and its `step` names the rest in the order of use:
+Where to read: `base` is the interface. `driver` turns a synchronous core into an asynchronous engine, and `core` is
+Tailrace's own core. Each `lane` of it is one replica with its scheduler. A step uses the rest in this order:
 
-    scheduler   which tokens to compute next, and who gives way when blocks run out (`sequence`, `kv_cache`)
-    runner      from what was chosen to tensors: `model` is the arithmetic, `attention` reads the cache
-    sampler     from logits to tokens and their log-probabilities
-    stopping    when a response ends
+    scheduling   which tokens to compute next, and which sequence gives way when blocks run out
+    ranks        the processes that compute a step, and their weights
+    decoder      tensors and arithmetic over the KV cache, with `collectives` between the ranks and C++ in `kernels`
+    sampling     from logits to tokens and their log-probabilities
 
-`architecture` and `weights` read checkpoints. `backends` holds one file per engine, and `factory` chooses.
+`arrangement` and `adaptive_tp` change the TP degree. `model` cuts a model into shards. `backends` holds one file per
+engine, and `factory` chooses.
 """

@@ -1,7 +1,7 @@
-"""The ranks of an engine as they are arranged now: a lane for each replica. The arrangement can change.
+"""The current arrangement of an engine's ranks: a lane for each replica. The arrangement can change.
 
-A switch moves weights, caches and sequences between the ranks that there are (`adaptive_tp`). Where it fails halfway,
-all ranks are made anew as they were arranged before, and the sequences, whose tokens are kept here, are computed again.
+A switch moves weights, caches and sequences between the existing ranks (`adaptive_tp`). Where it fails halfway, all
+ranks are made again in the former arrangement. The sequences, whose tokens are kept here, are computed again.
 """
 
 import time
@@ -29,15 +29,15 @@ from tailrace.errors import EngineError, TailraceError
 from tailrace.models.architecture import Architecture
 
 MAX_FAILURES = 3
-"""Switches in a row that may fail halfway: what makes them fail is not chance then."""
+"""Switches in a row that may fail halfway. Beyond that, the cause is not chance."""
 
 
 class SwitchFailed(EngineError):
-    """The ranks were made anew, arranged as before."""
+    """A switch failed halfway. The ranks were made again in the former arrangement."""
 
 
 class Arrangement:
-    """DP × TP ranks, without weights until `load`. Not thread-safe, but for `interrupt`."""
+    """DP × TP ranks, without weights until `load`. Not thread-safe, except for `interrupt`."""
 
     def __init__(self, config: NativeEngineConfig, architecture: Architecture, *, device: torch.device) -> None:
         """Start the ranks.
@@ -46,7 +46,7 @@ class Arrangement:
             ModelError, ConfigError, EngineError: see `EngineCore`.
         """
         self.config = config
-        """With dp and tp as they are now."""
+        """The configuration, with the current dp and tp."""
         self.counts = Counts()
         self._architecture = architecture
         self._device = device
@@ -56,12 +56,12 @@ class Arrangement:
         schedulers = self._schedulers(config)  # before any process is started: there may be no room
         replicas = make_replicas(config, architecture, device=device, all_processes=self._all_processes)
         self.lanes = list(map(Lane, schedulers, replicas))
-        """One for each replica that there is now."""
+        """The lanes, one for each current replica."""
         self.dispatcher = Dispatcher(schedulers)
 
     @property
     def can_switch(self) -> bool:
-        """False once switches have failed too often."""
+        """Whether a switch may be tried; False once switches have failed too often."""
         return self._failures < MAX_FAILURES
 
     @property
@@ -75,7 +75,7 @@ class Arrangement:
         return self._executor.groups(self._replicas(), self.config.tp)
 
     def least_blocks(self, degrees: Iterable[int]) -> int:
-        """Of a replica's cache, now or with any of these degrees.
+        """The fewest blocks of a replica's cache, with the current degree or any of `degrees`.
 
         Raises:
             ModelError, ConfigError, EngineError: the model or the cache does not allow one of them.
@@ -83,7 +83,7 @@ class Arrangement:
         return min(_blocks(self.config, self._architecture, tp) for tp in {self.config.tp, *degrees})
 
     def load(self, named: Mapping[str, torch.Tensor], *, recompute: bool) -> None:
-        """Replace the weights of all ranks by these full, checked tensors. No step is under way.
+        """Replace the weights of all ranks by these full, checked tensors. No step may be under way.
 
         Raises:
             EngineError: ranks died repeatedly, or a device ran out of memory.
@@ -94,16 +94,16 @@ class Arrangement:
             lane.loaded(recompute=recompute)
 
     def switch(self, tp: int, *, cache: Literal["move", "recompute"]) -> SwitchReport:
-        """Arrange the ranks as replicas of `tp` each. No step is under way; the weights are whole.
+        """Arrange the ranks as replicas of `tp` each. No step may be under way, and the weights must be whole.
 
         Args:
-            tp: Divides the number of ranks.
-            cache: What becomes of the cache of unfinished sequences.
+            tp: The new degree, which divides the number of ranks.
+            cache: Whether the cache of unfinished sequences moves or is computed again.
 
         Raises:
-            SwitchRefused: there is no room for it; everything is as it was.
-            SwitchFailed: it broke off; the ranks were made anew, no sequence lost a token.
-            EngineError: the ranks could not be made anew either.
+            SwitchRefused: there is no room for the switch; everything is as it was.
+            SwitchFailed: the switch broke off; the ranks were made again, and no sequence lost a token.
+            EngineError: the ranks could not be made again either.
         """
         assert not any(lane.busy for lane in self.lanes), "ranks are rearranged between two steps"
         began = time.perf_counter()
@@ -126,7 +126,7 @@ class Arrangement:
         return replace(report, total_s=time.perf_counter() - began)
 
     def interrupt(self) -> None:
-        """From any thread: end worker processes, and with them the wait for what is under way. Only `close` follows."""
+        """End worker processes, and the wait for their work. Callable from any thread; only `close` may follow."""
         self._all_processes.interrupt()
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class Arrangement:
         return self._executor.move(replicas, plan.migrations, tp=source.tp, target_tp=target.tp)
 
     def _adopt(self, target: NativeEngineConfig, schedulers: Sequence[Scheduler], dispatcher: Dispatcher) -> None:
-        """Make the target's replicas of the processes that there are."""
+        """Make the target's replicas of the existing processes."""
         weights = self._replicas()[0].weights
         processes = [process for replica in self._replicas() for process in replica.release()]
         self.config = target
@@ -167,13 +167,13 @@ class Arrangement:
         self.lanes, self.dispatcher = lanes, dispatcher
 
     def _start_over(self, cause: RankDied) -> None:
-        """New processes in the arrangement that there is."""
+        """Start new processes in the current arrangement."""
         self.close()
         for lane in self.lanes:
             lane.restart(cause)
 
     def _schedulers(self, config: NativeEngineConfig) -> list[Scheduler]:
-        """Without a sequence, one for each replica."""
+        """Make a scheduler without sequences for each replica."""
         blocks = _blocks(config, self._architecture, config.tp)
         return [
             Scheduler(
@@ -192,6 +192,6 @@ class Arrangement:
 
 
 def _blocks(config: NativeEngineConfig, architecture: Architecture, tp: int) -> int:
-    """Of a replica's cache."""
+    """The blocks of a replica's cache under degree `tp`."""
     _, blocks = local_sizes(config, architecture, tp)
     return blocks

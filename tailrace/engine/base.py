@@ -1,9 +1,10 @@
-"""The generation engine's interface.
+"""The interface of the generation engine.
 
-Who waits on whom: `submit` returns at once; the engine works while it holds requests; its stream yields each sample
-when it finishes, in whatever order. `pause_generation` and `update_weights` take effect between two engine steps.
-All computation runs in the executor that the engine was made with, one call at a time: an engine and a trainer that
-share a single-threaded executor share its device in turns (colocated), ones that do not, overlap (separated).
+Waiting: `submit` returns at once. The engine works while it holds requests; its stream yields each sample when it
+finishes, in any order. `pause_generation` and `update_weights` take effect between two engine steps.
+
+All computation runs in the executor that the engine was made with, one call at a time. An engine and a trainer that
+share a single-threaded executor take turns on its device (colocated). With separate executors they overlap (separated).
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArgs:
-    """What every engine is made from, beside its own section of the recipe."""
+    """The arguments of every engine, beside its own section of the recipe."""
 
     model_dir: Path
     """A Hugging Face directory, whose weights are version 0."""
@@ -34,21 +35,21 @@ class EngineArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """What an engine holds now and has done since it was made."""
+    """The present state of an engine, and counts since it was made."""
 
     running: int = 0
     """Sequences that have started: they decode, or their prompt is being computed."""
     waiting: int = 0
-    """Requests that have not started, and those that gave way."""
+    """Requests that have not started, and those that were preempted."""
     generated_tokens: int
     prefilled_tokens: int
-    """Prompt tokens computed. Each sequence computes its last one, all others count once for a group."""
+    """Prompt tokens computed. Each sequence computes its last one; all others count once for a group."""
     shared_tokens: int = 0
     """Prompt tokens taken from the cache instead."""
     steps: int
-    """Of all replicas together."""
+    """Steps of all replicas together."""
     preemptions: int = 0
-    """Times that a running sequence gave up its blocks to another, to be computed again."""
+    """Times that a running sequence gave up its blocks to another and had to be computed again."""
     restarts: int = 0
     """Times that worker processes died and were replaced."""
     switches: int = 0
@@ -63,16 +64,16 @@ class SampleStream(AsyncIterator[Sample]):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Abort what has not been yielded; `contextlib.aclosing` calls it. Closing twice is harmless."""
+        """Abort what has not been yielded; `contextlib.aclosing` calls this. Closing twice is harmless."""
 
 
 class Engine(ABC):
-    """Generates responses with the weights that it was last given. Used from one asyncio event loop."""
+    """Generates responses with the weights that it was last given. Use it from one asyncio event loop."""
 
     @property
     @abstractmethod
     def max_model_len(self) -> int:
-        """Prompt and response tokens of a sequence at most."""
+        """The most tokens of a sequence, prompt and response together."""
 
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> SampleStream:
@@ -81,10 +82,10 @@ class Engine(ABC):
         Closing the stream aborts what it has not yielded.
 
         Raises:
-            RequestError: here, before any is accepted: a prompt is no array of tokens of the vocabulary, is empty or
-                leaves no room for one new token, its blocks can never fit the cache, it has stop strings and the model
-                no tokenizer, or its id is in flight already. From the stream: the backend refused this one request
-                after all; further samples come.
+            RequestError: from the call, before any request is accepted: a prompt is no array of tokens of the
+                vocabulary, is empty or leaves no room for one new token; its blocks can never fit the cache; it has
+                stop strings and the model no tokenizer; or its id is in flight already. From the stream: the backend
+                refused this one request after all; further samples come.
             EngineError: from the stream: the engine failed or was closed; no further sample will come.
         """
 
@@ -98,30 +99,30 @@ class Engine(ABC):
 
     @abstractmethod
     async def resume_generation(self) -> None:
-        """Go on with every unfinished sequence where it stopped."""
+        """Continue every unfinished sequence where it stopped."""
 
     @abstractmethod
     async def update_weights(self, version: WeightVersion, tensors: "Weights") -> None:
         """Install new weights between two steps.
 
         `tensors` has HF parameter names with full tensors, or with shards that cover a parameter together, of any float
-        dtype. Tokens made from then on carry `version`. Unfinished sequences go on, with their cache kept or computed
-        anew (`cache_on_update`); no cached prefix of an older version is used for sequences that start afterwards.
+        dtype. Tokens made from then on carry `version`. Unfinished sequences go on; their cache is kept or computed
+        again (`cache_on_update`). Sequences that start afterwards use no cached prefix of an older version.
 
         Raises:
-            EngineError: a name is unknown or missing, or a shape or dtype is wrong; the old weights stay, as they do
-                when `tensors` itself raises. An error while checked weights are copied, such as a device that has run
-                out of memory or ranks that cannot be restarted, leaves none: the next step fails the engine, unless
+            EngineError: a name is unknown or missing, or a shape or dtype is wrong; the old weights stay, as they
+                do when `tensors` itself raises. An error while checked weights are copied leaves no weights: a device
+                has run out of memory, or ranks cannot be restarted. The next step then fails the engine, unless
                 another update succeeds before.
         """
 
     def log_to(self, log: EventLog) -> None:  # noqa: B027  (most engines decide nothing by themselves)
-        """Write what the engine decides by itself to this log from now on: an `adaptive_tp` event for each decision."""
+        """From now on, write an `adaptive_tp` event to this log for each decision that the engine makes by itself."""
 
     @abstractmethod
     def stats(self) -> EngineStats:
-        """Counts, at once, without waiting for the step under way."""
+        """Return the counts at once, without waiting for the step under way."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop, and let open streams raise EngineError. Closing twice is harmless."""
+        """Stop the engine; open streams raise EngineError. Closing twice is harmless."""

@@ -1,4 +1,4 @@
-"""What has to be right before an engine starts, whatever it is to be used for."""
+"""Checks before an engine starts, whatever it is used for."""
 
 from pathlib import Path
 
@@ -16,14 +16,14 @@ from tailrace.models.loading import check_model
 
 
 def check_engine(config: EngineConfig, model_dir: Path, *, device: str, here: bool = True) -> None:
-    """Whether there is such an engine, the device has what it is configured to use, and CPUs the memory: Linux would
-    kill processes.
+    """Check the engine, the model, the device and, on CPUs, the memory.
 
-    `here`: whether it will be on this machine; the memory of others is theirs to check.
+    The device must have what the engine is configured to use. Without enough memory, Linux would kill processes.
+    `here` says whether the engine will be on this machine; the memory of other machines is theirs to check.
 
     Raises:
-        ModelError: engine or trainer cannot read the model.
-        ConfigError: it does not.
+        ModelError: the engine or the trainer cannot read the model.
+        ConfigError: the device or the memory does not suffice.
         UserError: vLLM is not installed; or what an adapter's path names is not there, or cannot be called.
     """
     check_model(model_dir)
@@ -47,11 +47,11 @@ def _check_memory(backend: Backend, model_dir: Path) -> None:
 
 
 def check_sampling(config: EngineConfig, sampling: SamplingConfig, model_dir: Path) -> None:
-    """Whether the engine samples as it is told to, and the model has the tokens to stop at.
+    """Check that the engine can sample as configured, and that the model has the tokens to stop at.
 
     Raises:
         ModelError: the model cannot be read.
-        ConfigError: it does not.
+        ConfigError: the engine would sample differently, or the model lacks a token.
     """
     make_backend(config).check_sampling(sampling)
     last = describe_model(model_dir).vocab - 1
@@ -60,10 +60,10 @@ def check_sampling(config: EngineConfig, sampling: SamplingConfig, model_dir: Pa
 
 
 def check_context(engine: Engine, *, longest_prompt: int) -> None:
-    """Whether the longest prompt fits the engine: if not, it would fail in the middle of the run.
+    """Check that the longest prompt fits the engine. Otherwise it would fail in the middle of the run.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the prompt does not fit.
     """
     if longest_prompt >= engine.max_model_len:
         raise ConfigError(

@@ -3,10 +3,10 @@
     requests ──dispatch──▶ scheduler ──chunks──▶ replica ──tokens──▶ scheduler ──▶ samples
                            └──────────────── one lane per replica ────────────┘
 
-Who waits on whom: a step starts every lane that is at rest and has work, then waits until the first of them is done. So
-lanes never wait for each other, and with a single one a step is schedule → compute → finish. A lane whose ranks die
-computes its unfinished sequences again on new ones; their tokens so far are kept here. Only while ranks are replaced do
-the other lanes wait: they end the steps that they have begun, and begin no other.
+Waiting: a step starts every lane that is at rest and has work, then waits until the first of them is done. So lanes
+never wait for each other, and with a single lane a step is schedule → compute → finish. Where the ranks of a lane die,
+new ones compute its unfinished sequences again; their tokens so far are kept here. Other lanes wait only while ranks
+are replaced: they end the steps that they have begun, and begin no other.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,9 +48,9 @@ class EngineCore(Core):
         self._stop_rules = StopRules(model_dir, eos_ids=a.eos_ids, max_model_len=self.max_model_len)
         self.arrangement = Arrangement(config, a, device=device)
         self.adaptive_tp: AdaptiveTP | None = None
-        """Rearranges the ranks, where that was asked for and there is a profile to decide by."""
+        """Rearranges the ranks. None where it was not asked for or there is no profile to decide by."""
         self._failure: EngineError | None = None
-        """Of a lane, while samples of others that finished beside it are handed out."""
+        """The failure of a lane, kept while samples that other lanes finished at the same time are handed out."""
         self.weights_are_whole = False
         try:
             self.adaptive_tp = open_adaptive_tp(self.arrangement, a, model=model_dir.name, device=device)
@@ -65,13 +65,13 @@ class EngineCore(Core):
         self._replace_weights(stage(checkpoint_weights(self._architecture, model_dir), self._config))
 
     def _replace_weights(self, named: Mapping[str, torch.Tensor]) -> None:
-        self.weights_are_whole = False  # and stay torn if a copy fails, for want of memory
+        self.weights_are_whole = False  # it stays so if a copy fails for lack of memory
         self.arrangement.load(named, recompute=self._config.cache_on_update == "recompute")
         self.weights_are_whole = True
 
     @property
     def lanes(self) -> list[Lane]:
-        """One for each replica that there is now."""
+        """The lanes, one for each current replica."""
         return self.arrangement.lanes
 
     @property
@@ -86,7 +86,7 @@ class EngineCore(Core):
 
     @property
     def profiler(self) -> Profiler | None:
-        """Steps are profiled while there is one."""
+        """The profiler of steps; None while they are not profiled."""
         return self.lanes[0].profiler
 
     @profiler.setter
@@ -95,10 +95,10 @@ class EngineCore(Core):
             lane.profiler = profiler
 
     def check(self, request: Request) -> None:
-        """Whether the request can be served; reads nothing that a step changes.
+        """Check that the request can be served. This reads nothing that a step changes.
 
         Raises:
-            RequestError: it can never be.
+            RequestError: the request can never be served.
         """
         check_prompt(request, max_model_len=self.max_model_len, vocab_size=self._architecture.vocab_size)
         prompt = len(request.prompt_ids)
@@ -123,11 +123,11 @@ class EngineCore(Core):
         return [sample for lane in self.lanes for sample in lane.scheduler.abort(ids)]
 
     def step(self) -> list[Sample]:
-        """Let every lane compute, until one has new tokens; the samples that finished.
+        """Let every lane compute until one has new tokens. Return the samples that finished.
 
         Raises:
-            EngineError: logits are not finite, or ranks died repeatedly. Samples that other lanes finish at the same
-                time come first; the next call raises then.
+            EngineError: logits are not finite, or ranks died repeatedly. Samples that other lanes finish at the
+                same time are returned first; the next call raises then.
         """
         if self._failure is None:
             if self.adaptive_tp is not None and (wanted := self.adaptive_tp.wanted()) is not None:
@@ -136,7 +136,7 @@ class EngineCore(Core):
         return self._complete(first_done(self.lanes, timeout_s=self._config.step_timeout_s))
 
     def _rearrange(self, adaptive_tp: AdaptiveTP, wanted: Wanted) -> list[Sample]:
-        """End what is under way, and carry out the decision, unless something failed; the samples that finished."""
+        """End the steps under way and carry out the decision, unless one failed. Return the samples that finished."""
         samples = self._complete(self.lanes)
         if self._failure is None and any(lane.has_work for lane in self.lanes):
             try:
@@ -155,7 +155,7 @@ class EngineCore(Core):
             lane.begin(self.version)
 
     def settle(self) -> list[Sample]:
-        """Wait until no lane computes; the samples that finished.
+        """Wait until no lane computes. Return the samples that finished.
 
         Raises:
             EngineError: as `step` does.
@@ -175,25 +175,25 @@ class EngineCore(Core):
         return self._unless_failed(samples)
 
     def _unless_failed(self, samples: list[Sample]) -> list[Sample]:
-        """The samples; where there is none, the failure, if there is one."""
+        """Return the samples. Where there is none, raise the failure, if there is one."""
         if self._failure is not None and not samples:
             raise self._failure
         return samples
 
     def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
-        """Install new weights. No step is under way: `settle` comes first.
+        """Install new weights. No step may be under way: call `settle` first.
 
         Raises:
-            EngineError: a name is unknown or missing, a shape or dtype is wrong, shards do not cover a parameter, or
-                there is no room to hand them over: the old weights stay. Or, while they are copied, ranks died
-                repeatedly or a device ran out of memory: there are none then, see `weights_are_whole`.
+            EngineError: a name is unknown or missing, a shape or dtype is wrong, shards do not cover a parameter,
+                or there is no room to hand them over: the old weights stay. Or ranks died repeatedly or a device ran
+                out of memory during the copy: there are no weights then, see `weights_are_whole`.
         """
         assert not any(lane.busy for lane in self.lanes), "weights change between two steps"
         self._replace_weights(stage(check_weights(self._architecture, tensors), self._config))
         self.version = version
 
     def stats(self) -> EngineStats:
-        """Counts; may be called while a step is under way elsewhere."""
+        """Return the counts; a step may be under way in another thread."""
         schedulers, counts = [lane.scheduler for lane in self.lanes], self.arrangement.counts
         return EngineStats(
             running=sum(scheduler.running for scheduler in schedulers),
@@ -211,7 +211,7 @@ class EngineCore(Core):
         )
 
     def interrupt(self) -> None:
-        """From any thread: end worker processes, and with them the wait for a step under way. Only `close` follows."""
+        """End worker processes, and the wait for a step. Callable from any thread; only `close` may follow."""
         self.arrangement.interrupt()
 
     def close(self) -> None:

@@ -1,14 +1,16 @@
 """Turns a synchronous core into an asynchronous engine.
 
-Dataflow: `submit` puts requests into an inbox and starts the loop, unless it runs. The loop, while there is work and no
-pause: hand the inbox and the aborts to the core, run one step of it in the executor, hand finished samples to their
-streams. Who waits on whom: the lock `_turn` is held for each step; pausing, aborting and updating weights take it, in
-the order of asking, so they get in between two steps. With several replicas a step ends when the first of them is done,
-and others go on computing without the lock: pausing and updating weights settle the core first. A stream waits for its
-queue. Nothing waits while there is no work.
+Dataflow: `submit` puts requests into an inbox and starts the loop, unless it runs. The loop goes on while there is work
+and no pause. It hands the inbox and the aborts to the core, runs one step of it in the executor, and hands finished
+samples to their streams.
 
-All of it but the core's own calls runs in the event loop's thread. Adding and aborting are plain bookkeeping and happen
-there too, under the lock.
+Waiting: the lock `_turn` is held for each step. Pausing, aborting and updating weights take it in the order of asking,
+so they get in between two steps. With several replicas a step ends when the first of them is done, and others go on
+computing without the lock. So pausing and updating weights settle the core first. A stream waits for its queue.
+Nothing waits while there is no work.
+
+Everything except the core's own calls runs in the event loop's thread. Adding and aborting are plain bookkeeping and
+happen there too, under the lock.
 """
 
 import asyncio
@@ -34,18 +36,18 @@ Result = TypeVar("Result")
 
 
 class Core(Protocol):
-    """What the driver needs. One call at a time, but for `check`, `max_model_len`, `stats` and `interrupt`.
+    """The core that the driver needs. One call at a time, except for `check`, `max_model_len`, `stats` and `interrupt`.
 
     A step may leave work under way, on ranks that run beside each other; `settle` waits for it and starts no more.
-    After an error of either the core is of no further use. What has a body here may be left to it.
+    After an error of either, the core is of no further use. Methods with a body here are optional.
     """
 
     max_model_len: int
-    """Prompt and response tokens of a sequence at most."""
+    """The most tokens of a sequence, prompt and response together."""
     to_abort: Collection[int] = ()
-    """Requests that are to be aborted; the engine's own set, for cores whose steps are long."""
+    """The requests to abort. It is the engine's own set, for cores whose steps are long."""
     weights_are_whole: bool = True
-    """False from the first change that `load_weights` makes to the last: where it raises in between, there are none."""
+    """False from the first change that `load_weights` makes to the last. An error in between leaves no weights."""
 
     @property
     def has_work(self) -> bool:
@@ -65,27 +67,27 @@ class Core(Protocol):
         ...
 
     def step(self) -> list[Sample]:
-        """Work a little; the samples that finished, if any."""
+        """Work a little. Return the samples that finished, if any."""
         ...
 
     def settle(self) -> list[Sample]:
-        """Wait for what is under way between two steps."""
+        """Wait for work that is under way between two steps. Return the samples that finished."""
         return []
 
     def load_weights(self, version: WeightVersion, tensors: "Weights") -> None:
-        """Install new weights, or raise EngineError and keep the old ones; nothing is under way."""
+        """Install new weights, or raise EngineError and keep the old ones. Nothing may be under way."""
         ...
 
     def stats(self) -> EngineStats:
-        """Counts, from any thread."""
+        """Return the counts. Callable from any thread."""
         ...
 
     def interrupt(self) -> None:
-        """From any thread: let the call under way end soon, be it with an error. Only `close` follows."""
+        """Let the call under way end soon, even with an error. Callable from any thread; only `close` may follow."""
         return
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release what the core holds."""
         return
 
 
@@ -153,7 +155,7 @@ class DrivenEngine(Engine):
         """See `Engine`."""
         async with self._turn:
             if self._failure is not None:
-                raise EngineError(str(self._failure)) from self._failure  # raised itself, its traceback would grow
+                raise EngineError(str(self._failure)) from self._failure  # the failure itself would collect tracebacks
             await self._advance(self._core.settle)
             await _ended(self._start(self._core.load_weights, version, tensors))
 
@@ -168,7 +170,7 @@ class DrivenEngine(Engine):
         self._core.interrupt()
         async with self._turn:  # free once the step under way has ended
             await _ended(self._start(self._core.close))
-        if self._loop is not None and not self._loop.done():  # it has, where it was of another asyncio.run
+        if self._loop is not None and not self._loop.done():  # a loop of an earlier asyncio.run is done
             await asyncio.wait([self._loop])
 
     def _wake(self) -> None:
@@ -189,7 +191,7 @@ class DrivenEngine(Engine):
                 await self._advance(self._core.step)
 
     async def _advance(self, call: Callable[[], list[Sample]]) -> None:
-        """Step or settle; `_turn` must be held. Even when cancelled, it gives the streams the samples, or the error."""
+        """Step or settle; `_turn` must be held. Even when cancelled, give the streams the samples, or the error."""
         work = self._start(call)
         try:
             await _ended(work)
@@ -202,7 +204,7 @@ class DrivenEngine(Engine):
             self._advanced()
 
     def _advanced(self) -> None:
-        """Called in the event loop whenever the core has stepped or settled."""
+        """Handle the end of a step or a settling, in the event loop; for subclasses."""
 
     def _start(self, call: Callable[..., Result], *arguments: object) -> asyncio.Future[Result]:
         return asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
@@ -214,7 +216,7 @@ class DrivenEngine(Engine):
             self._fail(_generation_failed(error))
 
     def _fail(self, failure: EngineError) -> None:
-        """End every stream; the first failure is the one that is told."""
+        """End every stream with the first failure of the engine."""
         self._failure = self._failure or failure
         for stream in set(self._streams.values()):
             stream.fail(self._failure)
@@ -223,11 +225,11 @@ class DrivenEngine(Engine):
         self._to_abort.clear()
 
     def _empty_inbox(self) -> None:
-        """Hand the core what was asked for since its last step; `_turn` must be held."""
+        """Hand the core the requests and aborts since its last step; `_turn` must be held."""
         for request in self._inbox:
             try:
                 self._core.add(request)
-            except Exception as error:  # whatever a library says of this one; the others are none of its business
+            except Exception as error:  # whatever a library raises; it refuses this request alone
                 refusal = RequestError(f"request {request.request_id} was refused: {one_line(error)}")
                 refusal.__cause__ = error
                 self._answer(request.request_id, refusal)
@@ -247,7 +249,7 @@ class DrivenEngine(Engine):
 
 
 class _Stream(SampleStream):
-    """Samples wait here until somebody takes them."""
+    """The stream of one `submit`. Samples wait here until they are taken."""
 
     def __init__(self, engine: DrivenEngine, request_ids: set[int]) -> None:
         self.pending = request_ids
@@ -290,12 +292,12 @@ class _Stream(SampleStream):
 
 
 async def _ended(work: asyncio.Future[Result]) -> Result:
-    """The result of work in the executor; even when cancelled, return no earlier than it ends."""
+    """Return the result of work in the executor. Even when cancelled, return no earlier than the work ends."""
     try:
         return await asyncio.shield(work)
     finally:
         while not work.done():
-            with suppress(asyncio.CancelledError):  # the first one is under way already
+            with suppress(asyncio.CancelledError):  # the first cancellation is being raised already
                 await asyncio.wait([work])
 
 
@@ -306,7 +308,7 @@ def _generation_failed(error: BaseException) -> EngineError:
 
 
 def _plain(request: Request) -> Request:
-    """The same in plain numbers, with a prompt of its own: what the caller changes from now on changes nothing.
+    """Return the request in plain numbers, with a copy of its prompt: later changes by the caller have no effect.
 
     Raises:
         RequestError: a field is of another type.
@@ -324,10 +326,10 @@ def _plain(request: Request) -> Request:
 
 
 def check_prompt(request: Request, *, max_model_len: int, vocab_size: int | None = None) -> None:
-    """Whether the prompt has tokens, all of the vocabulary (None: any), and leaves room for one more.
+    """Check that the prompt has tokens, all of them of the vocabulary (None: any), and leaves room for one more.
 
     Raises:
-        RequestError: it does not.
+        RequestError: the prompt is empty, too long, or has an unknown token.
     """
     prompt = request.prompt_ids
     if not len(prompt):

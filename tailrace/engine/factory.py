@@ -1,4 +1,4 @@
-"""From a configuration to an engine. `make_backend` is the register of all engines."""
+"""Makes an engine from its configuration. `make_backend` is the register of all engines."""
 
 from tailrace.config.engine import (
     AdapterEngineConfig,
@@ -13,7 +13,7 @@ from tailrace.engine.base import Engine, EngineArgs
 
 
 def make_backend(config: EngineConfig) -> Backend:
-    """The backend of the engine that `config` asks for. Only its own module is imported: some take seconds."""
+    """Make the backend of the engine that `config` asks for. Only its own module is imported: some take seconds."""
     match config:
         case NativeEngineConfig():
             from tailrace.engine.backends.native import NativeBackend
@@ -43,6 +43,6 @@ def make_engine(config: EngineConfig, args: EngineArgs) -> Engine:
     Raises:
         ModelError: the model cannot be read or run.
         ConfigError: the cache cannot hold a block, or the device cannot hold the cache.
-        UserError: an adapter is not there, or is no engine.
+        UserError: the factory of an adapter is not there, or makes no engine.
     """
     return make_backend(config).make(args)

@@ -10,7 +10,7 @@ from tailrace.errors import ConfigError
 from tailrace.models.architecture import Architecture
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-"""What configurations call them."""
+"""The dtypes, by their names in configurations."""
 
 
 _ALIGNMENT = 64
@@ -20,21 +20,21 @@ _ALIGNMENT = 64
 class KVCache:
     """Keys and values of every block: `data` [layers, 2, blocks, kv_heads, block_size * head_dim].
 
-    How the vectors of a block and head are laid out in the last dimension is the decoder's choice. Zeroed at first:
-    what was never written is read by masked attention and must be finite.
+    The decoder chooses how the vectors of a block and head are laid out in the last dimension. The memory is zeroed at
+    first: masked attention also reads what was never written, which must be finite.
 
     Each layer has a region of the memory, of the same size whatever the shape of a block. So a cache of another shape
-    can take the place of this one layer by layer, and what it never writes is an old key or value, finite as well.
+    can take the place of this one layer by layer. What it never writes is an old key or value, finite as well.
     """
 
     def __init__(
         self, architecture: Architecture, regions: torch.Tensor, *, region_bytes: int, block_size: int
     ) -> None:
-        """A cache in this memory. `architecture`: the rank's own (`sharding.local_architecture`).
+        """Make a cache in this memory. `architecture` is the rank's own (`sharding.local_architecture`).
 
         Args:
             regions: [layers, elements].
-            region_bytes: How many of a region's bytes count; it may be longer, so that the next one is aligned.
+            region_bytes: The bytes of a region that count; it may be longer, so that the next one is aligned.
 
         Raises:
             ConfigError: a region cannot hold a block.
@@ -56,7 +56,7 @@ class KVCache:
     def allocate(
         cls, architecture: Architecture, *, region_bytes: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> Self:
-        """Allocate the memory, too.
+        """Make a cache in memory of its own.
 
         Raises:
             ConfigError: a region cannot hold a block, or the device has no room for all.
@@ -71,11 +71,11 @@ class KVCache:
 
     @property
     def blocks(self) -> int:
-        """Blocks of each layer."""
+        """The number of blocks of each layer."""
         return self.data.shape[2]
 
     def reshaped(self, architecture: Architecture) -> "KVCache":
-        """A cache for another shard of the model in the same memory: layer by layer, each overwrites the other.
+        """Make a cache for another shard of the model in the same memory. Layer by layer, each overwrites the other.
 
         Raises:
             ConfigError: a region cannot hold a block of it.
@@ -90,7 +90,7 @@ class KVCache:
 
 
 def blocks_that_fit(architecture: Architecture, *, gib: float, block_size: int, dtype: torch.dtype) -> int:
-    """Blocks in `gib` GiB. `architecture`: the rank's own.
+    """The number of blocks in a cache of `gib` GiB. `architecture` is the rank's own.
 
     Raises:
         ConfigError: not even one fits.
@@ -106,15 +106,15 @@ def blocks_that_fit(architecture: Architecture, *, gib: float, block_size: int, 
 
 
 def bytes_per_region(architecture: Architecture, gib: float) -> int:
-    """Of a cache of `gib` GiB."""
+    """The bytes of a layer's region in a cache of `gib` GiB."""
     return math.floor(gib * GIB) // architecture.layers
 
 
 def region_block_bytes(architecture: Architecture, block_size: int, dtype: torch.dtype) -> int:
-    """What a block takes in the region of one layer. `architecture`: the rank's own."""
+    """The bytes of a block in the region of one layer. `architecture` is the rank's own."""
     return 2 * architecture.kv_heads * block_size * architecture.head_dim * dtype.itemsize
 
 
 def token_bytes(architecture: Architecture, dtype: torch.dtype) -> int:
-    """Keys and values of a token in all layers."""
+    """The bytes of a token's keys and values in all layers."""
     return architecture.layers * region_block_bytes(architecture, 1, dtype)

@@ -1,4 +1,4 @@
-"""One replica with its scheduler, and the step that it computes."""
+"""A lane: one replica with its scheduler, and the step that it computes."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from tailrace.errors import EngineError
 from tailrace.types import Sample, WeightVersion
 
 MAX_DEATHS = 3
-"""Times in a row that ranks may die without a step done: what kills them is not chance then."""
+"""Times in a row that ranks may die without a completed step. Beyond that, the cause is not chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Decoded:
 
     sequences: int
     context_tokens: int
-    """Cached before, of all of them."""
+    """Tokens that were cached before, of all sequences together."""
     seconds: float
 
 
@@ -36,14 +36,14 @@ class Lane:
         self.scheduler = scheduler
         self.replica = replica
         self.profiler: Profiler | None = None
-        """Steps are profiled while there is one."""
+        """The profiler of steps; None while they are not profiled."""
         self.decoded: Decoded | None = None
-        """The step that was completed last, if it was such a one."""
+        """The step that was completed last; None if it did more than decode."""
         self._plan: StepPlan | None = None
         self._version: WeightVersion = 0
         self._deaths = 0
         self.began = 0.0
-        """When the last step did; see `time.perf_counter`."""
+        """The time when the last step began; see `time.perf_counter`."""
         self._schedule_s = 0.0
 
     @property
@@ -72,7 +72,7 @@ class Lane:
             self._plan, self._version = plan, version
 
     def complete(self) -> list[Sample]:
-        """Wait for the step under way, if there is one; the samples that it finished.
+        """Wait for the step under way, if there is one. Return the samples that it finished.
 
         Raises:
             EngineError: the step failed, or ranks have died too often.
@@ -98,7 +98,7 @@ class Lane:
         return samples
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Begin to replace the weights. No step is under way, and none starts before `loaded`."""
+        """Begin to replace the weights. No step may be under way, and none starts before `loaded`."""
         assert not self.busy, "weights change between two steps"
         try:
             self.replica.load(named)
@@ -117,7 +117,7 @@ class Lane:
         """Replace the ranks; unfinished sequences keep their tokens and are computed again.
 
         Raises:
-            EngineError: the new ones die, too, again and again.
+            EngineError: the new ranks die, too, again and again.
         """
         self.scheduler.restart()
         alive = False
@@ -140,9 +140,9 @@ def _decoded(step: StepInput, seconds: float) -> Decoded | None:
 
 
 def first_done(lanes: Sequence[Lane], *, timeout_s: float) -> list[Lane]:
-    """Wait until a lane's step is done, a rank has died or a step is overdue; the lanes to complete.
+    """Wait until a lane's step is done, a rank has died or a step is overdue. Return the lanes to complete.
 
-    To complete a step that began `timeout_s` ago or more raises what is wrong with its replica.
+    Completing a step that began `timeout_s` ago or more raises the error of its replica.
     """
     busy = [lane for lane in lanes if lane.busy]
     if len(busy) < 2:

@@ -1,4 +1,4 @@
-"""Memory of the machine: what is left of it, and where processes share files that lie in it."""
+"""The machine's memory: how much is available, and the directory for files in memory that processes share."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ MEMORY_BACKED = Path("/dev/shm")
 
 
 def memory_backed(size: int = 0) -> Path | None:
-    """The directory, if it is there and has room for `size` bytes; None stands for the one of temporary files."""
+    """The directory for files in memory, if it has room for `size` bytes; None stands for that of temporary files."""
     if not os.access(MEMORY_BACKED, os.W_OK):
         return None
     room = os.statvfs(MEMORY_BACKED)
@@ -18,7 +18,7 @@ def memory_backed(size: int = 0) -> Path | None:
 
 
 def spare_bytes(device: torch.device, ranks: int) -> int:
-    """What one of `ranks` that do the same may yet take: of its own device, or its share of the machine's."""
+    """Bytes that one of `ranks` equal ranks may still take: of its own device, or its share of the machine's memory."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)

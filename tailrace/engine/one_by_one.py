@@ -1,7 +1,7 @@
-"""A core for backends that give a whole response at a time: one request in each step.
+"""A core for backends that give a whole response at a time: each step answers one request.
 
-What a response is stays ours: the stop rules end it, its tokens carry the version of the weights that made them, and
-new weights are checked before any is installed. The backend computes.
+Our stop rules end the responses, and the tokens carry the version of the weights that made them. New weights are
+checked before any is installed. The backend only computes.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 
 class End:
-    """Tells when a response ends; to be asked with each of its tokens once, in their order."""
+    """Decides when a response ends. Call it once with each token, in order."""
 
     def __init__(self, rule: StopRule, aborted: Callable[[], bool]) -> None:
         self.reason: FinishReason | None = None
@@ -38,19 +38,19 @@ class End:
 
 
 class OneByOneCore(Core, ABC):
-    """Queues requests, and has each answered by `generate`."""
+    """Queues requests, and answers each with `generate`."""
 
     def __init__(
         self, model_dir: Path, *, max_model_len: int, vocab_size: int, shapes: Mapping[str, Shape], tied: bool
     ) -> None:
-        """The weights that the backend has read are version 0.
+        """Start with the weights that the backend has read, as version 0.
 
         Args:
-            model_dir: a Hugging Face directory, for its end-of-sequence tokens and its tokenizer.
-            max_model_len: prompt and response tokens of a sequence at most.
-            vocab_size: tokens of prompts are 0 … vocab_size - 1.
-            shapes: of each parameter, by its HF name; without the head, where it is tied.
-            tied: the embedding is the output head too.
+            model_dir: A Hugging Face directory, for its end-of-sequence tokens and its tokenizer.
+            max_model_len: The most tokens of a sequence, prompt and response together.
+            vocab_size: The size of the vocabulary; tokens of prompts are 0 … vocab_size - 1.
+            shapes: The shape of each parameter, by its HF name; without the head, where it is tied.
+            tied: Whether the embedding is the output head too.
         """
         self.max_model_len = max_model_len
         self._vocab_size = vocab_size
@@ -67,9 +67,9 @@ class OneByOneCore(Core, ABC):
 
     @abstractmethod
     def generate(self, request: Request, end: End) -> tuple[list[int], list[float]]:
-        """The tokens of one response, up to and with the first for which `end(token)` is true.
+        """Generate the tokens of one response, up to and including the first for which `end(token)` is true.
 
-        `request.seed` alone decides what is drawn. Beside the tokens stands the log-probability of each under the
+        `request.seed` alone decides what is drawn. Return the tokens, and the log-probability of each under the
         distribution that it was drawn from; greedy, under the softmax at temperature 1.
         """
 
@@ -83,10 +83,10 @@ class OneByOneCore(Core, ABC):
         return bool(self._waiting)
 
     def check(self, request: Request) -> None:
-        """Whether the request can be served.
+        """Check that the request can be served.
 
         Raises:
-            RequestError: it can never be.
+            RequestError: the request can never be served.
         """
         check_prompt(request, max_model_len=self.max_model_len, vocab_size=self._vocab_size)
         self._stop_rules.check(request)
@@ -103,7 +103,7 @@ class OneByOneCore(Core, ABC):
         return [self._sample(request, [], [], FinishReason.ABORT) for request in aborted]
 
     def step(self) -> list[Sample]:
-        """Generate one whole response, or what there is of it when it is aborted."""
+        """Generate one whole response. When it is aborted, return the part that there is."""
         request = self._waiting.popleft()
         end = End(self._stop_rules.rule(request), lambda: self._interrupted or request.request_id in self.to_abort)
         tokens, log_probs = self.generate(request, end)
@@ -114,7 +114,7 @@ class OneByOneCore(Core, ABC):
         return [self._sample(request, tokens, log_probs, end.reason)]
 
     def interrupt(self) -> None:
-        """From any thread: the request under way ends at its next token."""
+        """End the request under way at its next token. Callable from any thread."""
         self._interrupted = True
 
     def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
@@ -130,7 +130,7 @@ class OneByOneCore(Core, ABC):
         self._version = version
 
     def stats(self) -> EngineStats:
-        """Counts; there are no blocks."""
+        """Return the counts; there are no blocks."""
         return EngineStats(
             waiting=len(self._waiting),
             generated_tokens=self._generated_tokens,

@@ -1,4 +1,4 @@
-"""Makes an engine beside an event loop."""
+"""Makes an engine without blocking the event loop."""
 
 import asyncio
 from concurrent.futures import Executor
@@ -13,7 +13,7 @@ from tailrace.engine.factory import make_engine
 async def open_engine(config: EngineConfig, model_dir: Path, *, device: str, executor: Executor) -> Engine:
     """Make an engine in `executor`. When cancelled meanwhile, close what was made before returning.
 
-    That too is awaited, and not left to the executor's end, which would block the event loop with its signal handlers.
+    The closing is awaited here. At the executor's end it would block the event loop with its signal handlers.
     """
     make = partial(make_engine, config, EngineArgs(model_dir=model_dir, device=device, executor=executor))
     future = asyncio.get_running_loop().run_in_executor(executor, make)

@@ -1,4 +1,4 @@
-"""Where the time of engine steps goes: what is measured of each step while a profiler is set."""
+"""Profiles of engine steps: where their time goes. A step is measured while a profiler is set."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,25 +19,25 @@ PARTS = (
     "sample",
     "other",
 )
-"""Parts of a step in the order of their happening. `schedule` is the driver's; `exchange` is handing the step to the
-ranks and waiting for their answer, less the time in which they worked on it; the rest are the ranks', and `other` what
-they did not measure by itself. What a rank calls by another name is kept, too."""
+"""Parts of a step in the order of their happening. `schedule` is the driver's part. `exchange` is the time to hand the
+step to the ranks and wait for their answer, less the time in which they worked on it. The rest are the parts of the
+ranks, and `other` the time that they did not measure by part. A part that a rank calls by another name is kept, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProfile:
-    """One step of one replica."""
+    """The profile of one step of one replica."""
 
     prefill_tokens: int
     """Tokens in chunks of several: of prompts, and of responses whose cache was lost. Chunks of one are `decodes`."""
     decodes: int
     """Sequences that computed one token: their newest, or what was left of a prompt."""
     contexts: int
-    """Cached tokens that those sequences attended to, in all."""
+    """Cached tokens that those sequences attended to, in total."""
     seconds: Mapping[str, float]
-    """By part; they add up to the wall time."""
+    """Seconds by part; they add up to the wall time."""
     wall_s: float
-    """Of the whole step, scheduling included."""
+    """Seconds of the whole step, scheduling included."""
 
 
 class Profiler:
@@ -50,9 +50,9 @@ class Profiler:
         """Keep one step.
 
         Args:
-            ranks: `StepOutput.seconds`: where the ranks' time went, by part, `other` included.
-            schedule_s: what the driver took to choose the chunks and to take in the tokens.
-            wall_s: from the beginning of the one to the end of the other.
+            ranks: `StepOutput.seconds`: the seconds of the ranks by part, `other` included.
+            schedule_s: The driver's seconds to choose the chunks and to take in the tokens.
+            wall_s: The seconds from the beginning of the choice to the end of taking in.
         """
         decodes = [chunk for chunk in step.chunks if len(chunk.tokens) == 1]
         exchange_s = max(0.0, wall_s - schedule_s - sum(ranks.values()))
@@ -67,6 +67,6 @@ class Profiler:
         )
 
     def take(self) -> list[StepProfile]:
-        """The steps since the last call, in order."""
+        """Return the steps since the last call, in order."""
         steps, self._steps = self._steps, []
         return steps

@@ -1,10 +1,11 @@
-"""When the ranks of an engine are rearranged: asks the controller as a batch drains, and carries out what it decides.
+"""Adaptive TP: asks the controller for a TP degree as a batch drains, and carries out its decisions.
 
-A stage begins with the first request of an idle engine and ends when it is idle again. The controller chooses the
-degree for its full batch, may change it as often as it pays, and the engine returns to that one at the end: the next
-stage is likely to be as large. Where requests come all the time, another stage begins whenever the batch has doubled.
+A stage begins with the first request of an idle engine. It ends when the engine is idle again. The controller chooses
+the degree for the full batch, and may change it as often as that pays. At the end of the stage the engine returns to
+the degree of the full batch, since the next stage is likely to be as large. Where requests come all the time, another
+stage begins whenever the batch has doubled.
 
-    finished steps ──▶ what a step takes ─┐
+    finished steps ──▶ time of a step ────┐
     finished samples ──▶ lengths ─────────┼──▶ SwitchController ──Decision──▶ Arrangement.switch
     unfinished sequences ─────────────────┘
 """
@@ -34,30 +35,30 @@ from tailrace.types import FinishReason, Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One question, and what came of it; for the event log. Times are those of `time.perf_counter`."""
+    """One question to the controller and its outcome, for the event log. Times are those of `time.perf_counter`."""
 
     began_at: float
     ended_at: float
     waited_s: float = 0.0
-    """Of that, for steps under way."""
+    """The part of that time that was spent waiting for steps under way."""
     decision: Decision | None
-    """None at the end of a stage, where the engine returns, if it has to, and nobody has to ask."""
+    """None at the end of a stage: there the engine returns, if it has to, without a question."""
     source_tp: int
     target_tp: int
     report: SwitchReport | None = None
-    """Of the switch; None where there was none."""
+    """The report of the switch; None where there was none."""
     failure: str = ""
-    """Why there was none, though it was decided on."""
+    """The reason why a switch that was decided on did not take place."""
 
     @property
     def unfinished(self) -> int:
-        """Sequences when it was asked."""
+        """The number of unfinished sequences when the controller was asked; 0 where it was not asked."""
         return 0 if self.decision is None else self.decision.unfinished
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A switch that pays. Times as in `Verdict`."""
+    """A switch that pays. Times are as in `Verdict`."""
 
     decision: Decision
     asked_at: float
@@ -66,22 +67,22 @@ class Wanted:
 
 @dataclass(slots=True)
 class _Stage:
-    """Between an idle engine and an idle engine; where work comes all the time, until the batch has doubled."""
+    """The time between an idle engine and the next one; where work comes all the time, until the batch has doubled."""
 
     home_tp: int
-    """The degree with which it went on when it was asked with most sequences unfinished."""
+    """The degree that was decided on when most sequences were unfinished."""
     most: int
-    """How many these were."""
+    """The number of unfinished sequences at that time."""
     fewest: int
-    """And at least."""
+    """The smallest number of unfinished sequences at a question."""
     ruled_out: dict[int, str] = field(default_factory=dict)
 
     def home_of(self, unfinished: int) -> int | None:
-        """The degree to return to; None where that is what is decided on now."""
+        """Return the degree to return to; None where the current decision sets it."""
         return self.home_tp if unfinished < self.most else None
 
     def decided(self, unfinished: int, tp: int) -> None:
-        """It goes on with this degree."""
+        """Record that the engine goes on with degree `tp`."""
         self.fewest = min(self.fewest, unfinished)
         if unfinished >= self.most:
             self.most, self.home_tp = unfinished, tp
@@ -93,13 +94,13 @@ class AdaptiveTP:
     def __init__(
         self, config: AdaptiveTPConfig, profile: TPProfile, arrangement: Arrangement, architecture: Architecture
     ) -> None:
-        """Decide nothing yet. `architecture`: of the whole model."""
+        """Prepare to decide. `architecture` is that of the whole model."""
         self.verdicts: list[Verdict] = []
-        """Since they were last taken."""
+        """The verdicts since `take` was last called."""
         self._config = config
         self._arrangement = arrangement
         self.degrees = tuple(tp for tp in profile.degrees if config.degrees is None or tp in config.degrees)
-        """That it chooses from."""
+        """The degrees that the controller chooses from."""
         self._history = LengthHistory()
         self._estimate = make_estimate(config.estimate, self._history)
         self._controller = SwitchController(
@@ -114,19 +115,19 @@ class AdaptiveTP:
         self._stage: _Stage | None = None
 
     def take(self) -> list[Verdict]:
-        """The verdicts since the last call."""
+        """Return the verdicts since the last call."""
         verdicts, self.verdicts = self.verdicts, []
         return verdicts
 
     @property
     def in_stage(self) -> bool:
-        """Whether a stage has begun that `close_stage` has not closed, as it does once nothing is unfinished."""
+        """Whether a stage is open. `close_stage` closes it, once nothing is unfinished."""
         return self._stage is not None
 
     def observe(self, lanes: Iterable[Lane], samples: Iterable[Sample], *, beside: int) -> None:
-        """Take in the steps that these lanes have just completed, and the samples that finished.
+        """Learn from the steps that these lanes have just completed, and from the samples that finished.
 
-        beside: Lanes that computed beside each other.
+        beside: The number of lanes that computed side by side.
         """
         tp = self._arrangement.config.tp
         for lane in lanes:
@@ -137,11 +138,11 @@ class AdaptiveTP:
                 self._history.add(len(sample.response_ids))
 
     def begin(self) -> None:
-        """The engine is idle, and a request comes."""
+        """Note that a request has come to the idle engine."""
         self._controller.begin()
 
     def wanted(self) -> Wanted | None:
-        """A switch that pays, if there is one now."""
+        """Ask the controller, if a question is due. Return a switch that pays, or None."""
         unfinished, tp = self._arrangement.unfinished, self._arrangement.config.tp
         due = self._controller.due(unfinished)
         if not (due and self._estimate.ready and self._arrangement.can_switch):
@@ -166,17 +167,18 @@ class AdaptiveTP:
         return None
 
     def decide(self) -> Decision:
-        """What the controller makes of the moment."""
+        """Return the controller's decision for the current state of the engine."""
         return self._controller.decide(self._snapshot())
 
     def switch(self, wanted: Wanted) -> None:
-        """Carry it out; no step is under way."""
+        """Carry out `wanted`. No step may be under way."""
         assert self._stage is not None
         began, decision = time.perf_counter(), wanted.decision
         (candidate,) = (candidate for candidate in decision.candidates if candidate.tp == decision.chosen)
-        # What the last steps have cached where nothing was cached moves, too.
+        # Where nothing was cached at the decision (state none), the last steps may have cached something: it moves,
+        # too.
         report, failure = self._switch(decision.chosen, move=candidate.state != "recompute")
-        if report is not None and candidate.state != "recompute":  # which is done by the steps that follow
+        if report is not None and candidate.state != "recompute":  # with "recompute" the steps that follow do the work
             predicted_s = candidate.switch_s - candidate.capture_s - candidate.groups_s
             self._controller.observe_switch(predicted_s, report.total_s - report.groups_s)
         self._stage.decided(decision.unfinished, self._arrangement.config.tp)
@@ -194,7 +196,7 @@ class AdaptiveTP:
         )
 
     def close_stage(self) -> None:
-        """Nothing is unfinished: return to the degree of the full batch."""
+        """Return to the degree of the full batch. Nothing may be unfinished."""
         assert self._stage is not None
         began, source_tp, target_tp = time.perf_counter(), self._arrangement.config.tp, self._stage.home_tp
         report, failure = None, ""
@@ -216,7 +218,7 @@ class AdaptiveTP:
         self._stage = None
 
     def _switch(self, target: int, *, move: bool) -> tuple[SwitchReport | None, str]:
-        """What it took; or why there was none."""
+        """Switch to `target`. Return the report, or None and the reason of the failure."""
         assert self._stage is not None
         source = self._arrangement.config.tp
         try:
@@ -258,11 +260,13 @@ class AdaptiveTP:
 def open_adaptive_tp(
     arrangement: Arrangement, architecture: Architecture, *, model: str, device: torch.device
 ) -> AdaptiveTP | None:
-    """What the configuration asks for; None where it does not, or where the profile cannot be used, with a warning.
+    """Make the adaptive TP that the configuration asks for.
+
+    Return None where it asks for none. Return None with a warning where the profile cannot be used.
 
     Args:
-        architecture: Of the whole model.
-        model: Its name.
+        architecture: The architecture of the whole model.
+        model: The model's name.
     """
     config = arrangement.config
     if config.adaptive_tp is None:

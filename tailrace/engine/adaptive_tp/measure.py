@@ -1,8 +1,8 @@
-"""What decode steps, prefills and switches take on the ranks of an engine: the measurements of a TP profile.
+"""Measurements of a TP profile: the times of decode steps, prefills and switches on the ranks of an engine.
 
-After PAT, section 4.2 (Offline Profiler): sequences of random tokens of one length. Where decoding is measured nothing
-computes their prefix: a step takes as long whatever the cache holds, if only that memory has been written before, since
-pages that never were all lie in the processor's caches.
+After PAT, section 4.2 (Offline Profiler): the sequences have random tokens and one length. Where decoding is measured,
+their prefix is not computed. A step takes as long whatever the cache holds, if only its memory has been written before:
+pages that were never written all lie in the processor's caches.
 """
 
 import statistics
@@ -30,26 +30,26 @@ from tailrace.planning.tp_switch import sent_bytes
 from tailrace.types import Request
 
 DROPPED = 2
-"""Steps of a window that come before those that count."""
+"""The steps at the beginning of a window that do not count."""
 _COPIED_AT_ONCE = 32
-"""Blocks, which exist twice meanwhile."""
+"""The blocks that one step copies. Meanwhile their contents exist twice."""
 
 
 class MeasuredSwitch(NamedTuple):
-    """A switch that was made."""
+    """A switch that was made, with its figures."""
 
     report: SwitchReport
     sent_bytes: float
-    """Keys and values that the rank had to send which had to send most, as PAT counts them (eq. 1)."""
+    """Bytes of keys and values that one rank had to send, the one with most, as PAT counts them (eq. 1)."""
 
 
 def shortest_length(steps: int) -> int:
-    """In whose middle a window of `steps` steps can lie."""
+    """The length of the shortest sequence in whose middle a window of `steps` steps can lie, in tokens."""
     return 1 + DROPPED + steps // 2
 
 
 def tokens_reached(length: int, steps: int) -> int:
-    """Of a sequence at the end of such a window at most."""
+    """The most tokens that a sequence can have at the end of a window of `steps` steps around `length`."""
     return length + steps + 1
 
 
@@ -57,11 +57,11 @@ class Bench:
     """Measures on an arrangement that has weights and no sequences. Not thread-safe."""
 
     def __init__(self, arrangement: Arrangement, architecture: Architecture, *, seed: int) -> None:
-        """Measure nothing yet.
+        """Prepare to measure.
 
         Args:
-            architecture: Of the whole model.
-            seed: Of the tokens.
+            architecture: The architecture of the whole model.
+            seed: The seed of the random tokens.
         """
         a = architecture
         self._arrangement = arrangement
@@ -74,11 +74,11 @@ class Bench:
 
     @property
     def tp(self) -> int:
-        """The degree of the arrangement that there is."""
+        """The current degree of the arrangement."""
         return self._arrangement.config.tp
 
     def write_cache(self, blocks: int) -> None:
-        """Give each replica's first `blocks` blocks, which are taken first, the keys and values of some tokens."""
+        """Write keys and values of some tokens to each replica's first `blocks` blocks, which are taken first."""
         for lane in self._arrangement.lanes:
             size = lane.scheduler.blocks.block_size
             chunk = Chunk(0, self._tokens(min(size, self._longest)), [0], None)
@@ -90,16 +90,16 @@ class Bench:
                 lane.replica.finish()
 
     def decode_s(self, replicas: int, batch_size: int, length: int, *, steps: int) -> float:
-        """The median decode step, as the engine measures them at run time.
+        """Return the median time of a decode step in seconds, as the engine measures it at run time.
 
         Args:
-            replicas: That decode beside each other.
-            batch_size: Sequences of each of them.
-            length: Cached tokens of each sequence in the middle of the window.
-            steps: Of each replica, which count.
+            replicas: The number of replicas that decode side by side.
+            batch_size: The sequences of each replica.
+            length: The cached tokens of each sequence in the middle of the window.
+            steps: The steps of each replica that count.
 
         Raises:
-            EngineError: a rank died, or the cache has no room for it.
+            EngineError: a rank died, or the cache has no room for the sequences.
         """
         lanes, window = self._arrangement.lanes[:replicas], DROPPED + steps
         for lane in lanes:
@@ -107,7 +107,7 @@ class Bench:
         seconds: dict[Lane, list[float]] = {lane: [] for lane in lanes}
         while any(len(own) < window for own in seconds.values()):
             for lane, own in seconds.items():
-                if len(own) < window + steps // 2:  # the others want company, but the cache has an end
+                if len(own) < window + steps // 2:  # keeps the other replicas company, while the cache has room
                     lane.begin(0)
             for lane in first_done(lanes, timeout_s=self._arrangement.config.step_timeout_s):
                 lane.complete()
@@ -118,13 +118,16 @@ class Bench:
         return statistics.median(second for own in seconds.values() for second in own[DROPPED:window])
 
     def prefill_s(self, batch_size: int, length: int) -> float:
-        """From the first of as many prompts to all their first tokens, on one replica alone.
+        """Prefill `batch_size` prompts of `length` tokens on one replica alone.
+
+        Returns:
+            Seconds from the start of the first prompt until all have their first token.
 
         Raises:
-            EngineError: a rank died, or the cache has no room for it.
+            EngineError: a rank died, or the cache has no room for the prompts.
         """
         lane = self._arrangement.lanes[0]
-        lane.scheduler.blocks.forget()  # a prompt that begins as an earlier one would copy from it
+        lane.scheduler.blocks.forget()  # a prompt that begins like an earlier one would copy from it
         stop = self._stop_rule(1)
         for _ in range(batch_size):
             lane.scheduler.add(self._request(length), stop)
@@ -136,7 +139,9 @@ class Bench:
         return time.perf_counter() - began
 
     def all_reduce_bytes_per_s(self, batch_size: int, *, times: int) -> float:
-        """Of the sum that a layer takes for a decode step of `batch_size` sequences, among the ranks of one replica.
+        """Measure the all-reduce that a layer takes for a decode step of `batch_size` sequences, in bytes per second.
+
+        The ranks of one replica take part.
 
         Raises:
             EngineError: a rank died.
@@ -149,15 +154,15 @@ class Bench:
         return count * torch.float32.itemsize / max(second for second in seconds if second is not None)
 
     def hold(self, sequences: int, length: int) -> None:
-        """Let each replica have `sequences` times its TP degree sequences with `length` cached tokens, to be moved."""
+        """Give each replica `sequences` · TP sequences with `length` cached tokens, which are to be moved."""
         for lane in self._arrangement.lanes:
             self._resume(lane.scheduler, sequences * self.tp, length)
 
     def step(self) -> float:
-        """Let each replica decode once; seconds until all have.
+        """Let each replica decode once. Return the seconds until all have.
 
         Raises:
-            EngineError: a rank died, or the cache has no room for it.
+            EngineError: a rank died, or the cache has no room for the step.
         """
         began = time.perf_counter()
         for lane in self._arrangement.lanes:
@@ -168,24 +173,24 @@ class Bench:
         return time.perf_counter() - began
 
     def clear(self) -> None:
-        """Wait for steps under way, and let go of all sequences."""
+        """Wait for steps under way, then abort all sequences."""
         for lane in self._arrangement.lanes:
             lane.complete()
             lane.scheduler.abort({sequence.request.request_id for sequence in lane.scheduler.sequences})
 
     def switch(self, tp: int) -> MeasuredSwitch:
-        """Change the degree, and move what sequences have in the cache.
+        """Change the degree, and move the cached tokens of all sequences.
 
         Raises:
-            EngineError: it is not possible, see `Arrangement.switch`.
+            EngineError: the switch is not possible, see `Arrangement.switch`.
         """
         source, held = self.tp, [lane.scheduler.sequences for lane in self._arrangement.lanes]
         report = self._arrangement.switch(tp, cache="move")
-        moved = [[(s.cached, 0) for s in sequences] for sequences in held]  # none is cached that had no place
+        moved = [[(s.cached, 0) for s in sequences] for sequences in held]  # those without a place have none cached
         return MeasuredSwitch(report, sent_bytes(moved, source, self._kv_bytes_per_token))
 
     def _resume(self, scheduler: Scheduler, count: int, cached: int) -> None:
-        """Let `count` sequences run, as if `cached` tokens of each had been computed: the next one is not yet."""
+        """Let `count` sequences run, as if `cached` tokens of each had been computed, and the next one not yet."""
         stop = self._stop_rule(self._longest)
         needed = scheduler.blocks.blocks_for(cached + 1)
         if count * needed > scheduler.blocks.free:
@@ -214,7 +219,7 @@ class Bench:
         return tokens
 
     def _stop_rule(self, tokens: int) -> StopRule:
-        """A response of so many tokens, whatever they are."""
+        """Return a rule that ends a response after `tokens` tokens, whatever they are."""
         sampling = SamplingConfig(ignore_eos=True, max_new_tokens=tokens)
         return StopRule(sampling, eos_ids=(), room=tokens, detokenize=None)
 

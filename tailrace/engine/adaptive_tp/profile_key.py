@@ -1,4 +1,4 @@
-"""What a TP profile of an engine holds for, and where it is kept."""
+"""The key of a TP profile: the settings that it holds for, and the path where it is kept."""
 
 import hashlib
 import os
@@ -20,10 +20,10 @@ from tailrace.planning.tp_profile import ProfileKey
 def profile_key(
     config: NativeEngineConfig, architecture: Architecture, *, model: str, device: torch.device
 ) -> ProfileKey:
-    """Of an engine with this configuration.
+    """Make the key of an engine with this configuration.
 
     Args:
-        model: Its name, for people.
+        model: The model's name, for people.
 
     Raises:
         ConfigError: the configured collectives or kernels cannot be used here.
@@ -52,7 +52,7 @@ def profile_key(
 
 
 def default_path(key: ProfileKey) -> Path:
-    """Where the profile of this key is kept, unless somebody chooses another place."""
+    """The path of this key's profile, unless the configuration names another one."""
     compared = msgspec.structs.replace(key, model="")
     digest = hashlib.sha256(msgspec.json.encode(compared, order="deterministic")).hexdigest()[:16]
     return cache_directory() / "tp_profiles" / f"{digest}.json"

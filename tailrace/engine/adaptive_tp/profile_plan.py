@@ -1,4 +1,4 @@
-"""What the profiler of adaptive TP measures: batches, lengths and degrees that an engine has room for."""
+"""The plan of the TP profiler: batches, lengths and degrees to measure, as far as the engine has room for them."""
 
 from dataclasses import dataclass
 
@@ -12,21 +12,21 @@ from tailrace.planning.tp_profile import SHORTEST, grid
 
 TOKEN_BUDGET = 16384
 MAX_LENGTH = 2048
-"""These two where nobody chooses; see `TPProfileConfig`."""
+"""Defaults of `token_budget` and `max_length`; see `TPProfileConfig`."""
 PREFILL_TOKENS = 1024
-"""Of a prefill that is measured, at most: what is longer takes in proportion."""
+"""The most tokens of a measured prefill. A longer one takes time in proportion."""
 PREFILL_POINTS = 6
 HELD_TOKENS = 2048
-"""Of each rank, in the cache while switches are measured, in sequences of `HELD_LENGTH`."""
+"""The cached tokens of each rank while switches are measured, in sequences of `HELD_LENGTH`."""
 HELD_LENGTH = 512
 
 Points = tuple[tuple[int, int], ...]
-"""(B, L)."""
+"""Pairs (B, L)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured."""
+    """The measurements to make."""
 
     degrees: tuple[int, ...]
     ranks: int
@@ -36,7 +36,7 @@ class Plan:
     """(B, L): prompts, and tokens of each."""
     token_budget: int
     blocks: int
-    """That any of it takes of a replica's cache."""
+    """The most blocks of a replica's cache that one of these measurements takes."""
     held: tuple[int, int]
     """Sequences of each rank, and cached tokens of each, that move with a switch."""
     steps: int
@@ -44,27 +44,27 @@ class Plan:
 
     @property
     def turns(self) -> list[tuple[Points, Points]]:
-        """What is decoded and prefilled before the degree changes: one batch size, or all that is prefilled."""
+        """The points to decode and to prefill before the degree changes: one batch size, or all prefills."""
         sizes = sorted({size for size, _ in self.decode})
         return [*((tuple(p for p in self.decode if p[0] == size), ()) for size in sizes), ((), self.prefill)]
 
     def replicas(self, tp: int) -> list[int]:
-        """How many are measured beside each other: one, and all of them."""
+        """The numbers of replicas that are measured side by side: one, and all of them."""
         return sorted({1, self.ranks // tp})
 
     @property
     def measurements(self) -> int:
-        """Of all rounds."""
+        """The number of measurements in all rounds."""
         windows = sum(len(self.replicas(tp)) for tp in self.degrees) * len(self.decode)
         switches = len(self.degrees) * (len(self.degrees) - 1)
         return self.rounds * (windows + len(self.degrees) * len(self.prefill) + switches)
 
 
 def make_plan(config: TPProfileConfig, architecture: Architecture) -> Plan:
-    """What to measure of a model.
+    """Plan what to measure of a model.
 
     Raises:
-        ModelError: it cannot be split so.
+        ModelError: the model cannot be split into these degrees.
         ConfigError: the cache or the context has no room for what was asked for.
     """
     engine, steps = config.engine, config.steps
@@ -106,7 +106,7 @@ def make_plan(config: TPProfileConfig, architecture: Architecture) -> Plan:
 
 
 def _degrees(config: TPProfileConfig, architecture: Architecture) -> list[int]:
-    """That are asked for, or all that the model can be split in."""
+    """The degrees that were asked for, or else all that the model can be split into."""
     most = architecture.query_heads
     degrees = [tp for tp in config.all_degrees if config.degrees is not None or tp <= most]
     if len(degrees) < 2:
@@ -118,7 +118,7 @@ def _degrees(config: TPProfileConfig, architecture: Architecture) -> list[int]:
 
 
 def _blocks(engine: NativeEngineConfig, architecture: Architecture, tp: int) -> int:
-    """Of a replica's cache."""
+    """The blocks of a replica's cache under degree `tp`."""
     try:
         return local_sizes(engine, architecture, tp)[1]
     except ModelError:
@@ -131,12 +131,12 @@ def _blocks(engine: NativeEngineConfig, architecture: Architecture, tp: int) -> 
 
 
 def _blocks_for(length: int, steps: int, engine: NativeEngineConfig) -> int:
-    """That a sequence takes in a window around `length`."""
+    """The blocks that a sequence takes in a window around `length`."""
     return -(-tokens_reached(length, steps) // engine.block_size)
 
 
 def _cache(engine: NativeEngineConfig, blocks: int) -> str:
-    """How an error begins."""
+    """The beginning of an error about the size of the cache."""
     return f"engine.kv_cache_gib {engine.kv_cache_gib} holds {blocks} blocks of {engine.block_size} tokens"
 
 
@@ -149,7 +149,10 @@ def _chosen(name: str, given: int | None, default: int, most: int, limit: str) -
 
 
 def _held(engine: NativeEngineConfig, blocks: dict[int, int], longest: int, context: int) -> tuple[int, int]:
-    """What is moved: as many tokens of each rank, so that they fit under every degree, with a block more for each."""
+    """Choose the sequences of each rank that move, and the cached tokens of each.
+
+    All ranks have as many. They fit under every degree, with a block to spare for each sequence.
+    """
     room = min(count // tp for tp, count in blocks.items())
     grown = 2 + 2 * len(blocks) * (len(blocks) - 1)  # they decode at first, and twice after each switch
     if context <= grown:

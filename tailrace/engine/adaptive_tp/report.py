@@ -1,4 +1,4 @@
-"""What the controller decided and what came of it, as events."""
+"""The event of a decision of adaptive TP, with its outcome."""
 
 from dataclasses import asdict
 from typing import Any
@@ -11,12 +11,12 @@ from tailrace.registers.events import EventKind
 
 
 def adaptive_tp_event(verdict: Verdict, log: EventLog) -> Event:
-    """A decision with all of its terms, and the switch that it led to, if it did.
+    """Make the event of a decision with all of its terms, and of the switch that followed, if one did.
 
-    Metrics: `source_tp` and `target_tp` (equal where nothing changed), `unfinished` sequences; with a decision
-    `current_s` and `best_s`, the seconds until all are done and the engine has returned to where it began, as predicted
-    without a change and as chosen; with a switch `predicted_s`, `switch_s`, and `waited_s` for steps under way before.
-    The info has the whole `decision`, the `report` of the switch by part, and its `failure`.
+    Metrics: `source_tp` and `target_tp`, which are equal where nothing changed, and `unfinished` sequences. With a
+    decision also `current_s` and `best_s`: the predicted seconds until all are done and the engine has returned to
+    where it began, without a change and as chosen. With a switch also `predicted_s`, `switch_s`, and `waited_s` for the
+    steps under way before it. The info has the whole `decision`, the `report` of the switch by part, and its `failure`.
     """
     metrics = {
         "source_tp": float(verdict.source_tp),

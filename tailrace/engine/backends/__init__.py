@@ -1,1 +1,1 @@
-"""One file per engine implementation."""
+"""Engine implementations, one per file."""

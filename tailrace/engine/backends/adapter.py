@@ -1,4 +1,4 @@
-"""An engine that somebody else wrote, by the dotted path of what makes it; docs/adapters.md."""
+"""An engine that somebody else wrote, named by the dotted path of its factory; see docs/adapters.md."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +16,10 @@ KEY = "engine.path"
 
 
 def load_engine_factory(config: AdapterEngineConfig) -> Callable[..., Any]:
-    """What `config` names, if it can be called as `AdapterBackend.make` calls it.
+    """Load the factory that `config` names, and check that it can be called as `AdapterBackend.make` calls it.
 
     Raises:
-        UserError: it cannot, or is not there.
+        UserError: the factory is not there, or cannot be called so.
     """
     factory = load_callable(KEY, config.path)
     check_call(KEY, config.path, factory, "args", **config.options)
@@ -27,16 +27,16 @@ def load_engine_factory(config: AdapterEngineConfig) -> Callable[..., Any]:
 
 
 class AdapterBackend(Backend):
-    """Nothing is known of the engine until it is made: the context is the model's, and all sampling is its own."""
+    """The backend of an adapter. Nothing is known of its engine in advance, so the defaults of `Backend` hold."""
 
     def __init__(self, config: AdapterEngineConfig) -> None:
         self._config = config
 
     def make(self, args: EngineArgs) -> Engine:
-        """`f(args, **options)`.
+        """Return `f(args, **options)`, where `f` is the configured factory.
 
         Raises:
-            UserError: `f` cannot be called, or gives something else than an engine.
+            UserError: `f` cannot be called, or returns something other than an engine.
         """
         engine = load_engine_factory(self._config)(args, **self._config.options)
         if not isinstance(engine, Engine):
@@ -47,9 +47,9 @@ class AdapterBackend(Backend):
         return engine
 
     def check(self, model_dir: Path, *, device: torch.device) -> None:
-        """Whether `f` is there and can be called.
+        """Check that the factory is there and can be called.
 
         Raises:
-            UserError: it cannot, or is not there.
+            UserError: it is not there, or cannot be called.
         """
         load_engine_factory(self._config)

@@ -1,4 +1,4 @@
-"""What the rest of Tailrace asks about an engine before it exists. Each `engine.type` has one `Backend`."""
+"""Backends answer for an engine before it exists. Each `engine.type` has one `Backend`."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -13,26 +13,26 @@ from tailrace.planning.estimate import EngineSize
 
 
 class Backend(ABC):
-    """Makes engines of one type, and answers for them. It is made from the section `engine` of a recipe.
+    """Makes engines of one type, and answers questions about them. It is made from the section `engine` of a recipe.
 
-    Each answer has a default, which holds for an engine of which nothing is known.
+    Each answer has a default, for an engine of which nothing is known.
     """
 
     @abstractmethod
     def make(self, args: EngineArgs) -> Engine:
-        """The engine. See `make_engine` (tailrace/engine/factory.py)."""
+        """Make the engine; see `make_engine` (tailrace/engine/factory.py)."""
 
     @property
     def capacity(self) -> int | None:
-        """Sequences that the whole engine decodes together at most; None where it does not say."""
+        """The most sequences that the whole engine decodes together; None where it is not known."""
         return None
 
     def size(self, parameters: int) -> EngineSize | None:
-        """What an engine of a model with so many parameters takes; None where that is not known."""
+        """The size of an engine for a model with `parameters` parameters; None where it is not known."""
         return None
 
     def context_length(self, model_dir: Path) -> int:
-        """Tokens of a sequence at most, prompt and response together.
+        """The most tokens of a sequence, prompt and response together.
 
         Raises:
             ModelError: the model cannot be read.
@@ -41,26 +41,26 @@ class Backend(ABC):
         return describe_model(model_dir).context_length
 
     def check(self, model_dir: Path, *, device: torch.device) -> None:  # noqa: B027  (many engines have nothing to say)
-        """Whether such an engine can be made for the model on the device. Its memory is checked elsewhere.
+        """Check that such an engine can be made for the model on the device. Its memory is checked elsewhere.
 
         Raises:
-            ConfigError: it cannot.
-            UserError: what it needs is not installed or not there.
+            ConfigError: the engine cannot be made.
+            UserError: something that the engine needs is not installed or not there.
         """
 
     def check_sampling(self, sampling: SamplingConfig) -> None:  # noqa: B027  (many engines have nothing to say)
-        """Whether the engine samples as it is told to.
+        """Check that the engine can sample as configured.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: it would sample differently.
         """
 
     def check_cache(self, model_dir: Path, *, longest_prompt: int, max_new_tokens: int) -> None:  # noqa: B027  (many engines have nothing to say)
-        """Whether the longest sequence fits the KV cache by itself.
+        """Check that the longest sequence fits the KV cache by itself.
 
         Raises:
-            ConfigError: it does not.
-            ModelError: the engine cannot hold the model so.
+            ConfigError: the sequence does not fit.
+            ModelError: the engine cannot hold the model as configured.
         """
 
 
@@ -69,7 +69,7 @@ def limited_context(max_model_len: int | None, model_dir: Path) -> int:
 
     Raises:
         ModelError: the model cannot be read.
-        ConfigError: `max_model_len` is more than the model has.
+        ConfigError: `max_model_len` exceeds the model's context.
     """
     context = describe_model(model_dir).context_length
     if max_model_len is None:

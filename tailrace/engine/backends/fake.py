@@ -26,10 +26,10 @@ MAX_MODEL_LEN = 65536
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Script:
-    """The response that a request is to get."""
+    """The response to a request, written in advance."""
 
     response_ids: IntArray
-    """[R], R at least 1."""
+    """[R], where R is at least 1."""
     log_probs: FloatArray
     """[R]"""
     finish_reason: FinishReason
@@ -39,13 +39,13 @@ Playwright = Callable[[Request], Script]
 
 
 class RandomPlaywright:
-    """Uniform tokens, and lengths between 1 and the longest allowed; the request's seed decides."""
+    """Writes uniform tokens, and lengths between 1 and the longest allowed; the request's seed decides."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
     def __call__(self, request: Request) -> Script:
-        """The response of a request, before it is generated."""
+        """Write the response to `request`."""
         random = np.random.default_rng(request.seed % 2**64)
         longest = min(request.sampling.max_new_tokens, MAX_MODEL_LEN - len(request.prompt_ids))
         length = longest if request.sampling.ignore_eos else int(random.integers(1, longest, endpoint=True))
@@ -58,7 +58,7 @@ class RandomPlaywright:
 
 @dataclass(slots=True, eq=False)
 class _Response:
-    """How far a script has been played."""
+    """A script, and how far it has been played."""
 
     request: Request
     script: Script
@@ -75,7 +75,7 @@ class _Response:
 
 
 class FakeCore(Core):
-    """Plays scripts, one token of every response in each step."""
+    """Plays scripts; each step gives one token of every response."""
 
     def __init__(self, playwright: Playwright) -> None:
         self.max_model_len = MAX_MODEL_LEN
@@ -92,10 +92,10 @@ class FakeCore(Core):
         return bool(self._responses)
 
     def check(self, request: Request) -> None:
-        """Whether the request can be served.
+        """Check that the request can be served.
 
         Raises:
-            RequestError: it can never be.
+            RequestError: the request can never be served.
         """
         check_prompt(request, max_model_len=self.max_model_len)
 
@@ -111,7 +111,7 @@ class FakeCore(Core):
         return [response.finish(FinishReason.ABORT) for response in known]
 
     def step(self) -> list[Sample]:
-        """One token of every response; the samples that finished."""
+        """Give one token of every response. Return the samples that finished."""
         for response in self._responses.values():
             response.versions.append(self._version)
         self._steps += 1
@@ -122,13 +122,13 @@ class FakeCore(Core):
         return [response.finish(response.script.finish_reason) for response in complete]
 
     def load_weights(self, version: WeightVersion, tensors: "Weights") -> None:
-        """Take the tensors, whatever they are, and the version."""
+        """Read and drop the tensors; keep the version."""
         for _ in tensors:
             pass
         self._version = version
 
     def stats(self) -> EngineStats:
-        """Counts; there are no blocks."""
+        """Return the counts; there are no blocks."""
         return EngineStats(
             running=len(self._responses),
             generated_tokens=self._generated_tokens,
@@ -139,31 +139,31 @@ class FakeCore(Core):
 
 
 class FakeEngine(DrivenEngine):
-    """Plays a script for each request: random ones, or what `playwright` writes."""
+    """Plays a script for each request: a random one, or what `playwright` writes."""
 
     def __init__(self, *, executor: Executor, playwright: Playwright) -> None:
         super().__init__(FakeCore(playwright), executor)
 
 
 class FakeBackend(Backend):
-    """It has no weights and no cache."""
+    """The backend of the fake engine, which has no weights and no cache."""
 
     def __init__(self, config: FakeEngineConfig) -> None:
         self._config = config
 
     def make(self, args: EngineArgs) -> Engine:
-        """An engine with random responses."""
+        """Make an engine with random responses."""
         return FakeEngine(executor=args.executor, playwright=RandomPlaywright(self._config.vocab_size))
 
     def size(self, parameters: int) -> EngineSize:
-        """Nothing."""
+        """The size of an engine that takes no memory."""
         return EngineSize(memory={"engine weights": 0.0}, copy_bytes=0.0)
 
     def check(self, model_dir: Path, *, device: torch.device) -> None:
-        """Whether the model has all tokens that are drawn.
+        """Check that the model has all tokens that the engine may draw.
 
         Raises:
-            ConfigError: it has not.
+            ConfigError: the model has fewer tokens.
         """
         vocab = describe_model(model_dir).vocab
         if self._config.vocab_size > vocab:

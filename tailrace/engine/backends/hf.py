@@ -1,4 +1,4 @@
-"""transformers `generate` behind the engine interface: slow, and the oracle of the others."""
+"""transformers `generate` behind the engine interface: slow, and the oracle of the other engines."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ from tailrace.types import Request
 
 
 class _EndCriteria(StoppingCriteria):
-    """Asks our stop rules."""
+    """Ends a response where our stop rules do."""
 
     def __init__(self, end: End) -> None:
         self._end = end
@@ -35,7 +35,7 @@ class HfCore(OneByOneCore):
         """Read the model, with its weights as version 0.
 
         Raises:
-            ModelError: it cannot be read.
+            ModelError: the model cannot be read.
         """
         model: Any = load_model(model_dir, dtype=DTYPES[config.dtype])
         self._model = model.to(device).eval()
@@ -73,7 +73,7 @@ class HfCore(OneByOneCore):
 
 
 def _generation_config(sampling: SamplingConfig) -> GenerationConfig:
-    """The same sampling in transformers' words. Our stop rule ends the response, so no other end is configured."""
+    """Translate the sampling into transformers' words. Our stop rule ends the response, so no other is configured."""
     settings: dict[str, Any] = {"do_sample": False}
     if sampling.temperature > 0:
         settings = {
@@ -94,14 +94,14 @@ def _generation_config(sampling: SamplingConfig) -> GenerationConfig:
 
 
 class HfEngine(DrivenEngine):
-    """One request at a time through transformers."""
+    """Answers one request at a time through transformers."""
 
     def __init__(self, config: HfEngineConfig, args: EngineArgs) -> None:
         super().__init__(HfCore(config, args.model_dir, device=torch.device(args.device)), args.executor)
 
 
 class HfBackend(Backend):
-    """It holds the weights once, and answers one request at a time."""
+    """The backend of the hf engine, which holds the weights once and answers one request at a time."""
 
     def __init__(self, config: HfEngineConfig) -> None:
         self._config = config
@@ -111,6 +111,6 @@ class HfBackend(Backend):
         return HfEngine(self._config, args)
 
     def size(self, parameters: int) -> EngineSize:
-        """One copy of the weights."""
+        """The size of one copy of the weights."""
         weights = float(DTYPES[self._config.dtype].itemsize * parameters)
         return EngineSize(memory={"engine weights": weights}, copy_bytes=weights)

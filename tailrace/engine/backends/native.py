@@ -41,7 +41,7 @@ class NativeEngine(DrivenEngine):
 
 
 class NativeBackend(Backend):
-    """Its ranks are known, so that all can be told."""
+    """The backend of the native engine. It knows the ranks in advance, and so all answers."""
 
     def __init__(self, config: NativeEngineConfig) -> None:
         self._config = config
@@ -52,18 +52,18 @@ class NativeBackend(Backend):
 
     @property
     def capacity(self) -> int:
-        """The batches of all copies."""
+        """The batch sizes of all replicas together."""
         return self._config.dp * self._config.max_batch_size
 
     def size(self, parameters: int) -> EngineSize:
-        """Weights once a copy, a cache on each rank, and a process for each rank if there are several."""
+        """The size of weights for each replica, a cache for each rank, and a process for each of several ranks."""
         config = self._config
         copy_bytes = float(DTYPES[config.dtype].itemsize * parameters)
         memory = {"engine weights": config.dp * copy_bytes, "KV cache": config.ranks * config.kv_cache_gib * GIB}
         staged = 0.0
         if config.ranks > 1:
             memory["worker processes"] = float(config.ranks * PROCESS_BYTES)
-            staged = 2 * 4.0 * parameters  # full and fp32; during an update the old ones, too
+            staged = 2 * 4.0 * parameters  # full and in fp32; during an update, beside the old ones
         return EngineSize(
             memory=memory, copies=config.dp, copy_bytes=copy_bytes, staged_bytes=staged, batch_size=self.capacity
         )
@@ -73,10 +73,10 @@ class NativeBackend(Backend):
         return limited_context(self._config.max_model_len, model_dir)
 
     def check(self, model_dir: Path, *, device: torch.device) -> None:
-        """Whether the device has what the recipe asks for.
+        """Check that the device has what the recipe asks for.
 
         Raises:
-            ConfigError: it has not.
+            ConfigError: the device lacks something.
         """
         if device.type != "cpu":
             return

@@ -1,13 +1,13 @@
 """vLLM behind the engine interface, in this process.
 
-vLLM schedules, caches and samples, one step at a time. What a response is stays ours: the stop rules end it, and each
-token is noted in the step that made it, with its log-probability and the version of the weights.
+vLLM schedules, caches and samples, one step at a time. Our stop rules end the responses. Each token is noted in the
+step that made it, with its log-probability and the version of the weights.
 
-Prefix sharing across an update: cached blocks are found again by a hash that covers the request's `cache_salt`. A
-request's salt is the number of updates before it, so that it shares blocks with its group and never finds one of older
-weights, while unfinished sequences keep theirs.
+Prefix sharing across an update: vLLM finds cached blocks by a hash that covers the request's `cache_salt`. The salt of
+a request is the number of updates before it. So it shares blocks with its group and never finds one of older weights,
+while unfinished sequences keep theirs.
 
-vLLM's state is the process's: there can be one such engine at a time, and it makes torch's default process group.
+vLLM's state belongs to the process: there can be one such engine at a time, and it makes torch's default process group.
 """
 
 import logging
@@ -38,20 +38,20 @@ from tailrace.planning.estimate import EngineSize
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 LOWEST_TEMPERATURE = 0.01
-"""vLLM raises a lower one to this, unless it is 0."""
+"""vLLM raises a lower temperature to this one, unless it is 0."""
 HIGHEST_TEMPERATURE = 2.0
 
 STEP_TOKENS = 2048
-"""Tokens of a step on a CPU at most, or one sequence, if that is longer."""
+"""The most tokens of a step on a CPU, unless one sequence is longer."""
 
 IN_THIS_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""Its scheduler too, so that a step is a call; whatever is set."""
+"""Set in any case: vLLM's scheduler also runs in this process, so that a step is a call."""
 
 ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # the terminal is the run's display
     "VLLM_NO_USAGE_STATS": "1",  # it would report to its makers
 }
-"""What vLLM reads when it is imported; what is set already stays."""
+"""Variables that vLLM reads when it is imported. One that is already set stays."""
 
 _MISSING = (
     "engine.type vllm needs vLLM, whose older packages need an environment of their own: make setup-vllm makes one "
@@ -61,18 +61,18 @@ _MISSING = (
 
 @dataclass(slots=True, eq=False)
 class _Response:
-    """What a request has got so far."""
+    """The tokens of a request so far."""
 
     request: Request
     rule: StopRule
     state: Any
-    """vLLM's own request, which outlives its end there."""
+    """vLLM's own request, which outlives its end in vLLM."""
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[WeightVersion] = field(default_factory=list)
 
     def push(self, token: int, log_prob: float, version: WeightVersion) -> FinishReason | None:
-        """Note one more token, and whether it is the last."""
+        """Record one more token. Return the reason to finish if it is the last."""
         self.tokens.append(token)
         self.log_probs.append(log_prob)
         self.versions.append(version)
@@ -83,7 +83,7 @@ class _Response:
 
 
 class VllmCore(Core):
-    """One token of every running sequence in each step; vLLM says which run."""
+    """Computes one token of every running sequence in each step; vLLM chooses which run."""
 
     def __init__(self, config: VllmEngineConfig, model_dir: Path, *, device: torch.device) -> None:
         """Start vLLM, with the weights in `model_dir` as version 0.
@@ -113,10 +113,10 @@ class VllmCore(Core):
         return bool(self._responses)
 
     def check(self, request: Request) -> None:
-        """Whether the request can be served.
+        """Check that the request can be served.
 
         Raises:
-            RequestError: it can never be.
+            RequestError: the request can never be served.
         """
         check_prompt(request, max_model_len=self.max_model_len, vocab_size=self._architecture.vocab_size)
         self._stop_rules.check(request)
@@ -140,8 +140,8 @@ class VllmCore(Core):
         return self._finish(dict.fromkeys(known, FinishReason.ABORT))
 
     def step(self) -> list[Sample]:
-        """One token of every running sequence; the samples that finished."""
-        torch.get_num_threads()  # sets OpenMP's threads in this thread, which vLLM counts before torch would
+        """Compute one token of every running sequence. Return the samples that finished."""
+        torch.get_num_threads()  # sets OpenMP's threads in this thread; vLLM counts them before torch would set them
         reasons: dict[int, FinishReason] = {}
         for output in self._vllm.step():
             request_id = int(output.request_id)
@@ -175,8 +175,8 @@ class VllmCore(Core):
         self._version = version
 
     def stats(self) -> EngineStats:
-        """Counts. vLLM keeps one block for itself."""
-        responses = list(self._responses.values())  # at once, since a step may be under way
+        """Return the counts. vLLM keeps one block for itself."""
+        responses = list(self._responses.values())  # copied at once, since a step may be under way
         running = sum(response.state.status.name == "RUNNING" for response in responses)
         pool = self._scheduler.kv_cache_manager.block_pool
         return EngineStats(
@@ -198,7 +198,7 @@ class VllmCore(Core):
         self._vllm.engine_core.shutdown()
 
     def _finish(self, reasons: dict[int, FinishReason]) -> list[Sample]:
-        """Forget these requests here and in vLLM."""
+        """Forget these requests here and in vLLM. Return their samples."""
         self._vllm.abort_request([str(request_id) for request_id in reasons])
         samples = []
         for request_id, reason in reasons.items():
@@ -217,7 +217,7 @@ class VllmEngine(DrivenEngine):
 
 
 def unsupported(sampling: SamplingConfig) -> str | None:
-    """What vLLM would change of `sampling`, with what it takes instead, or None."""
+    """The setting of `sampling` that vLLM would change, and what vLLM takes instead; None if there is none."""
     if 0 < sampling.temperature < LOWEST_TEMPERATURE:
         return f"temperature {sampling.temperature}; vLLM takes {LOWEST_TEMPERATURE} or more, or 0, which is greedy"
     if sampling.temperature > HIGHEST_TEMPERATURE:
@@ -228,7 +228,7 @@ def unsupported(sampling: SamplingConfig) -> str | None:
 
 
 class VllmBackend(Backend):
-    """One copy of the model in this process."""
+    """The backend of vLLM: one copy of the model in this process."""
 
     def __init__(self, config: VllmEngineConfig) -> None:
         self._config = config
@@ -239,11 +239,11 @@ class VllmBackend(Backend):
 
     @property
     def capacity(self) -> int:
-        """One batch."""
+        """The sequences of one batch."""
         return self._config.max_batch_size
 
     def size(self, parameters: int) -> EngineSize:
-        """Weights and cache, both once."""
+        """The size of the weights and the cache, both once."""
         weights = float(DTYPES[self._config.dtype].itemsize * parameters)
         memory = {"engine weights": weights, "KV cache": self._config.kv_cache_gib * GIB}
         return EngineSize(memory=memory, copy_bytes=weights, batch_size=self.capacity)
@@ -253,26 +253,31 @@ class VllmBackend(Backend):
         return limited_context(self._config.max_model_len, model_dir)
 
     def check(self, model_dir: Path, *, device: torch.device) -> None:
-        """Whether vLLM is installed. It is not imported, which takes long.
+        """Check that vLLM is installed. It is not imported, since that takes long.
 
         Raises:
-            ModelError: it is not.
+            ModelError: vLLM is not installed.
         """
         if find_spec("vllm") is None:
             raise ModelError(_MISSING)
 
     def check_sampling(self, sampling: SamplingConfig) -> None:
-        """See `unsupported`.
+        """Check the sampling; see `unsupported`.
 
         Raises:
-            ConfigError: vLLM would sample otherwise.
+            ConfigError: vLLM would sample differently.
         """
         if reason := unsupported(sampling):
             raise ConfigError(f"sampling has {reason}")
 
 
 def _start(arguments: dict[str, Any], device: torch.device) -> Any:
-    """vLLM's engine, unless the process has one or it is for another device."""
+    """Start vLLM's engine.
+
+    Raises:
+        ModelError: vLLM is not installed, is for another device, or cannot run the model.
+        EngineError: the process has a vLLM engine already.
+    """
     with _quietly(), _keeping_process_state():
         try:
             from vllm import EngineArgs
@@ -293,13 +298,13 @@ def _start(arguments: dict[str, Any], device: torch.device) -> Any:
 
 
 def _in_our_words(error: Exception) -> str:
-    """What vLLM says, with our names of what it was given."""
+    """vLLM's message, with our names of the settings that it mentions."""
     said = one_line(error).replace("`max_model_len`", "engine.max_model_len")
     return said.replace("`gpu_memory_utilization`", "engine.kv_cache_gib")
 
 
 def _engine_args(config: VllmEngineConfig, model_dir: Path, context: int, device: torch.device) -> dict[str, Any]:
-    """`context`: tokens of a sequence at most.
+    """Make vLLM's arguments. `context` is the most tokens of a sequence.
 
     On CPUs a prompt is never computed in parts: vLLM 0.32 draws once for each part, and cannot take a seeded draw back.
     """
@@ -328,7 +333,7 @@ def _prompt(request: Request, *, salt: int) -> Any:
 
 
 def _sampling_params(sampling: SamplingConfig, *, seed: int, max_tokens: int) -> Any:
-    """The same sampling in vLLM's words. Our stop rule ends the response, or the same length does there."""
+    """Translate the sampling into vLLM's words. Our stop rule ends the response, or vLLM does at the same length."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -347,7 +352,7 @@ def _sampling_params(sampling: SamplingConfig, *, seed: int, max_tokens: int) ->
 
 
 def _repack_head(model: torch.nn.Module) -> None:
-    """Pack the output head again: on CPUs, vLLM's reload leaves the old copy of one that shares the embedding."""
+    """Pack the output head again: on CPUs, vLLM's reload leaves the old copy of a head that shares the embedding."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     for module in model.modules():
@@ -357,7 +362,7 @@ def _repack_head(model: torch.nn.Module) -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Nothing on the terminal from vLLM's start: neither logs nor Python's warnings, nor what its C++ writes."""
+    """Keep vLLM's start off the terminal: its logs, Python's warnings and what its C++ writes."""
     disabled, stderr = logging.root.manager.disable, os.dup(2)
     with open(os.devnull, "wb") as nowhere, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -373,9 +378,9 @@ def _quietly() -> Iterator[None]:
 
 @contextmanager
 def _keeping_process_state() -> Iterator[None]:
-    """Undo what vLLM's start does to everyone in the process: seeds, torch's threads, how to set them, the environment.
+    """Undo what vLLM's start changes for the whole process: seeds, torch's threads and their setter, the environment.
 
-    What processes started later would inherit is what was there, but for what vLLM itself reads.
+    Processes that are started later inherit the earlier environment, with the variables that vLLM itself reads.
     """
     set_num_threads = torch.set_num_threads
     threads = torch.get_num_threads()
@@ -394,7 +399,7 @@ def _keeping_process_state() -> Iterator[None]:
 
 
 def _restore(environment: Mapping[str, str]) -> None:
-    """Set the process's variables as they were, but for vLLM's own, which it goes on reading."""
+    """Restore the process's variables, except vLLM's own, which it goes on reading."""
     for name in os.environ.keys() - environment.keys():
         if not name.startswith("VLLM_"):
             del os.environ[name]
