@@ -1,1 +1,1 @@
-"""How the TP ranks of a replica exchange tensors: one file per implementation."""
+"""Exchanges of tensors between the TP ranks of a replica, one implementation per file."""

@@ -1,7 +1,7 @@
 """The exchange between the TP ranks of one replica.
 
 Every rank makes the same calls in the same order with tensors of the same shape and dtype. Results are equal bit for
-bit on every rank, so that ranks that compute the same from them stay in step.
+bit on every rank, so ranks that compute the same from them stay in step.
 """
 
 import ctypes
@@ -13,10 +13,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class NativeExchange:
-    """What C++ may call instead: functions that return -1, or the rank that did not come in time."""
+    """Functions for C++ to exchange without Python. They return -1, or the rank that did not come in time."""
 
     exchange: int
-    """Their first argument."""
+    """The first argument of both functions."""
     sum: int
     """Address of `int (void* exchange, float* data, int64_t count)`: all_reduce of fp32."""
     gather: int
@@ -24,25 +24,25 @@ class NativeExchange:
 
 
 def address_of(function: object) -> int:
-    """Of a function in a library that was loaded."""
+    """The address of a function in a loaded library."""
     address = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
     assert address is not None, "a function that was loaded has an address"
     return address
 
 
 class Collective(ABC):
-    """One rank's end."""
+    """One rank's end of the exchange."""
 
     rank: int
     size: int
     native: NativeExchange | None = None
-    """For C++ that exchanges many times in one call from Python; None where there is no such thing."""
+    """The exchange for C++ that exchanges many times in one call from Python; None where there is none."""
 
     def check(self, missing: int) -> None:
-        """Turn what a `native` function has returned into an error.
+        """Raise the error that a `native` function has returned, if any.
 
         Raises:
-            EngineError: it is the number of a rank, which did not take part in time.
+            EngineError: `missing` is the number of a rank, which did not take part in time.
         """
         assert missing < 0, "a collective with a native exchange says more"
 
@@ -56,7 +56,7 @@ class Collective(ABC):
 
     @abstractmethod
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensors of all ranks: [size, *tensor.shape], of any dtype.
+        """Return the tensors of all ranks: [size, *tensor.shape], of any dtype.
 
         Raises:
             EngineError: a rank did not take part in time.
@@ -64,11 +64,11 @@ class Collective(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what the exchange holds. Closing twice is harmless."""
+        """Release what the exchange holds. Closing twice is harmless."""
 
 
 class Alone(Collective):
-    """The only rank: nothing to exchange."""
+    """The collective of a lone rank: nothing to exchange."""
 
     rank, size = 0, 1
 

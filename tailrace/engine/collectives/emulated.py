@@ -12,7 +12,7 @@ from tailrace.engine.kernels import build
 
 
 class _Link(ctypes.Structure):
-    """As in `kernels/link.cpp`."""
+    """The struct of `kernels/link.cpp`."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("exchange", "sum", "gather")),
@@ -22,10 +22,10 @@ class _Link(ctypes.Structure):
 
 
 class EmulatedLink(Collective):
-    """Another collective, after each of whose exchanges the rank waits: latency + bytes / bandwidth.
+    """Slows another collective down: after each exchange the rank waits for latency + bytes / bandwidth.
 
-    bytes is what an exchange is about on one rank: the tensor in `all_reduce`; in `all_gather` what the rank receives,
-    the tensors of the other ranks. The wait spins, so that it is as long as asked to within a microsecond or so, in C++
+    bytes is the size of an exchange on one rank: the tensor in `all_reduce`; in `all_gather` the tensors that the rank
+    receives from the others. The wait spins, so it is as long as asked to within a microsecond or so. It is in C++
     where the other collective has a native exchange.
     """
 
@@ -33,7 +33,7 @@ class EmulatedLink(Collective):
         """Slow `collective` down.
 
         Raises:
-            KernelUnavailable: it has a native exchange, and the one that waits cannot be compiled.
+            KernelUnavailable: `collective` has a native exchange, and the C++ that waits cannot be compiled.
         """
         self.rank, self.size = collective.rank, collective.size
         self._collective = collective
@@ -69,7 +69,7 @@ class EmulatedLink(Collective):
         self._collective.close()
 
     def _wait(self, tensor: torch.Tensor, received: int) -> None:
-        if tensor.is_cuda:  # there an exchange has only been queued so far
+        if tensor.is_cuda:  # on CUDA an exchange has only been queued so far
             torch.cuda.current_stream(tensor.device).synchronize()
         end = time.perf_counter_ns() + self._latency_ns + received * self._ns_per_byte
         while time.perf_counter_ns() < end:

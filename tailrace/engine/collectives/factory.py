@@ -14,7 +14,7 @@ from tailrace.errors import ConfigError
 
 
 def resolve_collectives(config: NativeEngineConfig, device: torch.device) -> NativeEngineConfig:
-    """`config` with "auto" replaced. The driver calls it once, before it starts ranks, so that all of them agree.
+    """Return `config` with "auto" replaced. The driver calls this once, before it starts ranks, so that all agree.
 
     Raises:
         ConfigError: the configured collectives cannot run on this device.
@@ -30,14 +30,14 @@ def resolve_collectives(config: NativeEngineConfig, device: torch.device) -> Nat
 
 
 def meeting_bytes(config: NativeEngineConfig, degree: int) -> int:
-    """Of memory that `degree` ranks share; `collectives` is resolved."""
+    """Bytes of memory that `degree` ranks share. The collectives of `config` must be resolved."""
     return exchange_bytes(degree) if config.collectives == "shared_memory" else 0
 
 
 def make_collective(
     config: NativeEngineConfig, shard: Shard, device: torch.device, rendezvous: Rendezvous, timeout_s: float
 ) -> Collective:
-    """The collective of the rank that holds `shard`. Returns when all ranks of the replica have come.
+    """Make the collective of the rank that holds `shard`. Return when all ranks of the replica have come.
 
     Args:
         timeout_s: The longest that a rank waits for another, here and in each exchange.

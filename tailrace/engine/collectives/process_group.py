@@ -1,4 +1,4 @@
-"""Ranks exchange through a torch.distributed process group: gloo between CPUs, nccl between GPUs."""
+"""The exchange through a torch.distributed process group: gloo between CPUs, nccl between GPUs."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -14,16 +14,16 @@ Backend = Literal["gloo", "nccl"]
 
 
 class ProcessGroupCollective(Collective):
-    """A process group of its own, beside any that the process has already. Has never run on a GPU.
+    """Exchanges in a process group of its own, beside any that the process has already. Has never run on a GPU.
 
     Sums are equal on all ranks; three ranks and more add in the backend's order, in the tensor's dtype. With nccl the
     exchange happens on the current stream, and torch ends a process whose peer is lost.
 
-    Returns from its constructor when all ranks have come; the store is not needed any more by then.
+    The constructor returns when all ranks have come. After that the store is not needed any more.
 
     Args:
         store: A file that does not exist yet, the same for all ranks.
-        timeout_s: The longest that a rank waits for another. After that the group is of no use any more.
+        timeout_s: The longest that a rank waits for another. After that the group is of no further use.
 
     Raises:
         EngineError: a rank did not come in time.

@@ -1,4 +1,4 @@
-"""Where the ranks of a replica meet to set up their collective."""
+"""The rendezvous where the ranks of a replica set up their collective."""
 
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class Rendezvous:
 
     @property
     def memory(self) -> Path:
-        """The file that ranks with shared memory map. It is unlinked once all of them have."""
+        """The file that ranks with shared memory map. It is unlinked once all of them have mapped it."""
         return Path(self.directory, "memory")
 
     @property
@@ -28,10 +28,10 @@ class Rendezvous:
 
 @contextmanager
 def rendezvous(size: int = 0) -> Iterator[Rendezvous]:
-    """A rendezvous for one set of ranks, which share `size` bytes; its directory goes when the context ends.
+    """Make a rendezvous for one set of ranks, which share `size` bytes. Its directory goes when the context ends.
 
-    The driver opens it before it starts the ranks and leaves it as soon as each of them has its collective. Should it
-    be killed before, the ranks remove it. Ranks that are started anew need a new rendezvous.
+    The driver opens it before it starts the ranks, and leaves it as soon as each of them has its collective. If the
+    driver is killed before, the ranks remove the directory. Ranks that are started again need a new rendezvous.
     """
     with tempfile.TemporaryDirectory(prefix="tailrace-", dir=memory_backed(size)) as directory:
         yield Rendezvous(directory)

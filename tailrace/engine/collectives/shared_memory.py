@@ -1,4 +1,4 @@
-"""The ranks of one machine exchange through memory that all of them map.
+"""The exchange of the ranks of one machine through memory that all of them map.
 
 A gloo exchange between two processes takes 0.1 ms and more whatever its size, and a decode step has two for each layer.
 Here a rank copies its part into shared memory, spins on the other ranks' counters, and sums: a few microseconds. The
@@ -24,11 +24,11 @@ SLOT_BYTES = 256 * 1024
 class SharedMemoryCollective(Collective):
     """Sums in fp32 in the order of the ranks, also for bf16. Other threads run while it waits.
 
-    Returns from its constructor when all ranks have come; the file is gone by then.
+    The constructor returns when all ranks have come. The file is gone by then.
 
     Args:
         path: A file that does not exist yet, the same for all ranks, best in memory (`/dev/shm`).
-        timeout_s: The longest that a rank waits for another. After that the exchange is of no use any more.
+        timeout_s: The longest that a rank waits for another. After that the exchange is of no further use.
 
     Raises:
         KernelUnavailable: the kernel cannot be compiled.
@@ -86,7 +86,7 @@ class SharedMemoryCollective(Collective):
 
 
 def exchange_bytes(size: int) -> int:
-    """Of the memory that `size` ranks share.
+    """Bytes of the memory that `size` ranks share.
 
     Raises:
         KernelUnavailable: the kernel cannot be compiled.
@@ -97,10 +97,10 @@ def exchange_bytes(size: int) -> int:
 
 @functools.cache
 def load_kernel() -> ctypes.CDLL:
-    """The compiled exchange.
+    """Load the compiled exchange.
 
     Raises:
-        KernelUnavailable: it cannot be compiled.
+        KernelUnavailable: the kernel cannot be compiled.
     """
     kernel = build.load("shared_memory")
     pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
@@ -120,7 +120,7 @@ def load_kernel() -> ctypes.CDLL:
 
 
 def _map(path: Path, size: int) -> mmap.mmap:
-    """The file at `path`, made if it is not there, as memory of `size` bytes that is zero at first."""
+    """Map the file at `path`, made if it is not there, as `size` bytes that are zero at first."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:

@@ -1,1 +1,1 @@
-"""One rank's share of the model over its KV cache: one file per implementation."""
+"""Decoders: one rank's share of the model over its KV cache, one implementation per file."""

@@ -1,7 +1,7 @@
 """Attention of one step over the block cache, on any device.
 
-The rows that decode attend together, over block tables padded to the longest of them; each longer chunk attends by
-itself. When decoding, the query heads that share a KV head stand where a sequence's queries would, so no key or value
+The rows that decode attend together, over block tables padded to the longest of them. Each longer chunk attends by
+itself. When decoding, the query heads that share a KV head take the place of a sequence's queries, so no key or value
 is repeated for them (Ainslie et al. 2023, GQA).
 
 P below is the cache as vectors: one (block, KV head, offset) after the other.
@@ -24,9 +24,9 @@ class _DecodeRows:
 
     tables_BW: torch.Tensor
     mask_B11L: torch.Tensor
-    """What each row sees of its W blocks; L = W * block_size"""
+    """The positions that each row sees in its W blocks; L = W * block_size."""
     rows_B: torch.Tensor | None
-    """Their places among the step's tokens; None where they are all of them."""
+    """The rows' places among the step's tokens; None where they are all of them."""
 
     @classmethod
     def of(
@@ -47,12 +47,12 @@ class _Chunk:
     """Consecutive tokens of one sequence; their own keys are in the cache already."""
 
     rows: slice
-    """Their places among the step's tokens."""
+    """The places of the tokens among the step's tokens."""
     end: int
-    """Tokens of the sequence up to the chunk's last."""
+    """The number of the sequence's tokens up to the chunk's last."""
     table_1W: torch.Tensor
     mask: torch.Tensor | None
-    """[tokens, end], what each token sees; None where the chunk is all there is, and plainly causal."""
+    """[tokens, end]: what each token sees; None where the chunk begins the sequence, and is plainly causal."""
 
     @classmethod
     def of(cls, rows: slice, start: int, table_1W: torch.Tensor) -> Self:
@@ -69,14 +69,14 @@ class _Chunk:
 
 
 def _gather(pool: torch.Tensor, tables_BW: torch.Tensor, size: int) -> torch.Tensor:
-    """[B, kv_heads, W * block_size, D], the keys or values in these blocks."""
+    """Gather the keys or values in these blocks: [B, kv_heads, W * block_size, D]."""
     heads = torch.arange(pool.shape[1], device=pool.device)[:, None]
     index_BKW = tables_BW[:, None] * len(heads) + heads
     return pool.flatten(0, 1).index_select(0, index_BKW.flatten()).view(len(tables_BW), len(heads), -1, size)
 
 
 class StepAttention:
-    """What the tokens of one step attend to, prepared once and used by every layer."""
+    """The keys and values that the tokens of one step attend to, prepared once for all layers."""
 
     def __init__(
         self, cache: KVCache, places_P: torch.Tensor, decode: _DecodeRows | None, chunks: list[_Chunk]
@@ -88,7 +88,7 @@ class StepAttention:
 
     @classmethod
     def of_batch(cls, cache: KVCache, batch: Batch, device: torch.device) -> Self:
-        """Of a batch of any chunks."""
+        """Prepare a batch of any chunks."""
         tables_CN = torch.from_numpy(batch.tables_CN).to(device)
         positions_T = torch.from_numpy(batch.positions_T).to(device)
         chunk_T = torch.from_numpy(np.repeat(np.arange(len(tables_CN)), batch.lengths_C)).to(device)
@@ -109,14 +109,16 @@ class StepAttention:
 
     @classmethod
     def of_decode(cls, cache: KVCache, positions_B: torch.Tensor, tables_BW: torch.Tensor) -> Self:
-        """Of one token of each of B sequences. Computed on the device alone, so that a CUDA graph can hold it."""
+        """Prepare one token of each of B sequences. Computed on the device alone, so that a CUDA graph can hold it."""
         blocks_B = tables_BW.gather(1, positions_B[:, None] // cache.block_size)[:, 0]
         decode = _DecodeRows.of(cache, positions_B, tables_BW, None)
         return cls(cache, _places(cache, blocks_B, positions_B), decode, [])
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store k and v, [T, kv_heads, D], of the step's tokens; attend with q, [T, query_heads, D], of the same shape
-        as the result."""
+        """Store k and v of the step's tokens, [T, kv_heads, D], and attend with q, [T, query_heads, D].
+
+        The result has the shape of q.
+        """
         keys, values = self._cache.data[layer]
         for pool, new in ((keys, k), (values, v)):
             size = new.shape[-1]
@@ -132,7 +134,7 @@ class StepAttention:
 
 
 def _places(cache: KVCache, blocks_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
-    """Where the vectors of these tokens lie, [T * kv_heads]."""
+    """The places of these tokens' vectors among the P of the cache, [T * kv_heads]."""
     heads = torch.arange(cache.data.shape[3], device=blocks_T.device)
     block_heads = blocks_T[:, None] * len(heads) + heads
     return (block_heads * cache.block_size + (positions_T % cache.block_size)[:, None]).flatten()

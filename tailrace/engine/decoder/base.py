@@ -1,4 +1,4 @@
-"""What a rank computes with: its share of the decoder, and its cache."""
+"""The decoder that a rank computes with: its share of the model, and its cache."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class Batch:
 
     @classmethod
     def of(cls, chunks: list[Chunk], block_size: int) -> Self:
-        """Pack them."""
+        """Pack the chunks."""
         starts = np.array([chunk.start for chunk in chunks], np.int64)
         lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
         ends = lengths.cumsum()
@@ -59,20 +59,20 @@ class Batch:
 class Decoder(ABC):
     """A Llama, Qwen2 or Qwen3 decoder, or the share of it that one TP rank holds. Without weights until `load`.
 
-    Weights come and go by group (`Packing`), so that a decoder of another degree can take their place one by one.
+    Weights come and go by group (`Packing`), so that those of another degree can take their place one by one.
     """
 
     def __init__(self, packing: Packing, cache: KVCache, drawing: Drawing) -> None:
         self.packing = packing
-        """How its weights lie in memory."""
+        """The layout of the weights in memory."""
         self.cache = cache
         self.drawing = drawing
-        """How tokens are drawn from its logits."""
+        """Draws tokens from the logits."""
         self._memory: dict[Group, torch.Tensor] = {}
 
     @torch.no_grad()
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Replace every weight. `named`: this rank's own (`sharding.shard_weights`) under HF names, any float dtype."""
+        """Replace every weight. `named` has this rank's (`sharding.shard_weights`) under HF names, any float dtype."""
         for group in self.packing.groups:
             memory = self._memory.get(group)
             if memory is None:
@@ -86,24 +86,24 @@ class Decoder(ABC):
         self._use(group, self.packing.fused(group, memory))
 
     def give_up(self, group: Group) -> torch.Tensor:
-        """The memory of the group, which nobody else holds any more. The decoder cannot compute without."""
+        """Return the memory of the group, and hold it no longer. The decoder cannot compute without it."""
         self._forget(group)
         return self._memory.pop(group)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it has all its weights."""
+        """Whether the decoder has all its weights."""
         return len(self._memory) == len(self.packing.groups)
 
     @abstractmethod
     def reshaped(self, architecture: Architecture, collective: Collective) -> Self:
-        """A decoder of another shard, without weights. What does not depend on TP is shared: the cache's memory, too.
+        """Make a decoder of another shard, without weights. It shares the cache's memory and what does not depend on TP.
 
-        This one may not compute any more, for their caches overlap.
+        This decoder may not compute any more, since the caches overlap.
 
         Args:
-            architecture: The shard's own.
-            collective: Of the ranks that hold the other shards.
+            architecture: The architecture of the shard.
+            collective: The collective of the ranks that hold the other shards.
 
         Raises:
             EngineError: the cache cannot hold a block of that shard.
@@ -111,11 +111,11 @@ class Decoder(ABC):
 
     @abstractmethod
     def _use(self, group: Group, fused: Mapping[str, torch.Tensor]) -> None:
-        """Take note of a group's weights (`Packing.fused`)."""
+        """Keep a group's weights (`Packing.fused`) for `forward`."""
 
     @abstractmethod
     def _forget(self, group: Group) -> None:
-        """Hold no view of the group's weights any more."""
+        """Drop every view of the group's weights."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -131,7 +131,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def take_seconds(self) -> dict[str, float]:
-        """Where the time of the forward passes since the last call went, by `profile.PARTS`, as far as it is measured.
+        """Return the seconds of the forward passes since the last call, by `profile.PARTS`, as far as measured.
 
-        On CUDA it is the time to launch the kernels, not that to run them.
+        On CUDA they are the seconds to launch the kernels, not to run them.
         """

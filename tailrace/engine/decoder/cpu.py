@@ -1,8 +1,8 @@
 """The decoder in C++ (`kernels/decoder.cpp`), for bf16 on CPUs with AVX512-BF16.
 
-Python makes one call for each weight to pack, and one a step, or two a layer where C++ cannot call the ranks' exchange.
-Sums are taken in the same order whatever the batch: a token's logits are the same bit for bit alone, in a batch, in a
-chunk of a prompt of any size, and over prompt blocks that others filled.
+Python makes one call for each weight to pack. A step takes one call, or two a layer where C++ cannot call the ranks'
+exchange. Sums are taken in the same order whatever the batch. So a token's logits are the same bit for bit alone, in a
+batch, in a chunk of a prompt of any size, and over prompt blocks that others filled.
 """
 
 import ctypes
@@ -60,9 +60,9 @@ class _Step(ctypes.Structure):
 
 
 def unsupported(architecture: Architecture, *, block_size: int, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why `CpuDecoder` cannot compute this here, or None where it can. Compiles the kernels.
+    """The reason why `CpuDecoder` cannot compute this here, or None where it can. Compiles the kernels.
 
-    architecture: the rank's own.
+    `architecture` is the rank's own.
     """
     a = architecture
     if device.type != "cpu" or dtype != torch.bfloat16:
@@ -96,13 +96,13 @@ class CpuDecoder(Decoder):
     """See `Decoder`. Uses as many threads as torch does when it is made."""
 
     def __init__(self, architecture: Architecture, *, cache: KVCache, rope: RopeTables, collective: Collective) -> None:
-        """`architecture`: this rank's own, for which `unsupported` is None.
+        """Make a decoder. `architecture` is this rank's own, for which `unsupported` must be None.
 
         Args:
-            rope: Of `rope_tables`.
+            rope: The tables of `rope_tables`.
 
         Raises:
-            KernelUnavailable: the kernels cannot be had.
+            KernelUnavailable: the kernels are not available.
         """
         self._library = _library()
         in_cpp = collective.size == 1 or collective.native is not None
@@ -154,7 +154,7 @@ class CpuDecoder(Decoder):
             self._model.head = self._model.embedding
 
     def _forget(self, group: Group) -> None:
-        """See `Decoder`; it has addresses only."""
+        """See `Decoder`. There is nothing to drop: this decoder has addresses only."""
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """See `Decoder`. The logits are overwritten by the next call."""
@@ -192,7 +192,7 @@ class CpuDecoder(Decoder):
         self._all_reduce_s += time.perf_counter() - started
 
     def _reserve(self, tokens: int, drawn: int) -> torch.Tensor:
-        """Make the buffers large enough, with room to grow. Returns [tokens, H], the sums to exchange."""
+        """Make the buffers large enough, with room to grow. Return the sums to exchange, [tokens, H]."""
         if not len(self._workspace):
             self._workspace = torch.empty(self._library.decoder_workspace_bytes(byref(self._model)), dtype=torch.uint8)
             self._model.workspace = self._workspace.data_ptr()
@@ -205,7 +205,7 @@ class CpuDecoder(Decoder):
         return self._partial[:size].view(tokens, -1)
 
     def _step(self, batch: Batch) -> _Step:
-        """It points into the batch, which has to outlive it."""
+        """Make the step for C++. It points into the batch, which has to outlive it."""
         return _Step(
             tokens=len(batch.tokens_T),
             chunks=len(batch.lengths_C),
@@ -224,7 +224,10 @@ class CpuDecoder(Decoder):
 
 
 class Packed(Format):
-    """What a vector instruction multiplies lies together: [N / 16, K / 2, 16, 2]. 16 rows of the gate, 16 of up, …"""
+    """Numbers that a vector instruction multiplies are neighbours: [N / 16, K / 2, 16, 2].
+
+    Gate and up alternate by 16 rows.
+    """
 
     matrices = torch.bfloat16
     vectors = torch.float32
@@ -249,7 +252,7 @@ class Packed(Format):
 
 
 def rope_tables(architecture: Architecture, positions: int) -> RopeTables:
-    """Cosines and sines, [positions, head_dim / 2]."""
+    """Make cosines and sines, [positions, head_dim / 2]."""
     frequencies = inverse_frequencies(architecture.rope, architecture.head_dim)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
     return angles.cos(), angles.sin()

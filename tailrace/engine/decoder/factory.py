@@ -1,4 +1,4 @@
-"""From a configuration to what a rank computes with."""
+"""Makes a rank's decoder from the configuration."""
 
 import torch
 
@@ -16,7 +16,7 @@ from tailrace.models.architecture import Architecture
 
 
 def longest_sequence(config: NativeEngineConfig, architecture: Architecture) -> int:
-    """Its tokens, prompt and response."""
+    """The most tokens of a sequence, prompt and response together."""
     return min(config.max_model_len or architecture.max_positions, architecture.max_positions)
 
 
@@ -24,7 +24,7 @@ def local_sizes(config: NativeEngineConfig, architecture: Architecture, tp: int)
     """The architecture of one of `tp` shards, and the blocks of its cache.
 
     Raises:
-        ModelError: the model cannot be split in so many shards.
+        ModelError: the model cannot be split into so many shards.
         ConfigError: the cache cannot hold a block.
     """
     check_tp(architecture, tp)
@@ -41,11 +41,11 @@ def make_decoder(
     device: torch.device,
     collective: Collective,
 ) -> Decoder:
-    """The decoder of the rank that holds `shard` of `architecture`.
+    """Make the decoder of the rank that holds `shard` of `architecture`.
 
     Raises:
-        ModelError: the model cannot be split in so many shards.
-        ConfigError: `kernels` is cpu, and they cannot compute this here.
+        ModelError: the model cannot be split into so many shards.
+        ConfigError: `kernels` is cpu, and the C++ kernels cannot compute this here.
         ConfigError: the cache cannot hold a block, or the device has no room for it.
     """
     local, _ = local_sizes(config, architecture, shard.degree)
@@ -68,10 +68,10 @@ def make_decoder(
 def why_torch(
     config: NativeEngineConfig, architecture: Architecture, degree: int, *, device: torch.device
 ) -> str | None:
-    """Why each of `degree` ranks of `architecture` computes with PyTorch, or None where it does with the C++ decoder.
+    """The reason why each of `degree` ranks computes with PyTorch, or None where it uses the C++ decoder.
 
     Raises:
-        ConfigError: `kernels` is cpu, and they cannot compute this here.
+        ConfigError: `kernels` is cpu, and the C++ kernels cannot compute this here.
     """
     if config.kernels == "torch":
         return "engine.kernels is torch"

@@ -18,9 +18,9 @@ from tailrace.engine.decoder.base import Ints
 from tailrace.errors import ConfigError
 
 WARM_UPS = 2
-"""Runs before a capture: libraries set themselves up in the first ones, which a graph cannot hold."""
+"""Runs before a capture. In the first runs libraries set themselves up, which a graph cannot hold."""
 ROWS_STEP = 16
-"""Sizes beyond this are its multiples, smaller ones powers of two."""
+"""Sizes beyond this are multiples of it; smaller ones are powers of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class DecodeGraphs:
     """Runs `decode`, which takes a [B, 2 + W] tensor (`decode_inputs`), through graphs of padded sizes."""
 
     def __init__(self, decode: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> None:
-        """Captures nothing yet.
+        """Prepare to capture; nothing is captured yet.
 
         Raises:
             ConfigError: the device is not CUDA.
@@ -46,7 +46,7 @@ class DecodeGraphs:
         self._captured: dict[tuple[int, int], _Captured] = {}
 
     def __call__(self, inputs_BX: Ints) -> torch.Tensor:
-        """[B, V_local] fp32 logits, which the next call overwrites."""
+        """Return [B, V_local] fp32 logits, which the next call overwrites."""
         padded = pad_decode(inputs_BX)
         captured = self._captured.get(padded.shape)
         if captured is None:
@@ -56,7 +56,7 @@ class DecodeGraphs:
         return captured.logits_BV[: len(inputs_BX)]
 
     def _capture(self, padded_BX: Ints) -> _Captured:
-        """The graph of this size. Runs the step on the way, which is harmless: it will write the same again."""
+        """Capture the graph of this size. The step runs on the way, which is harmless: it will write the same again."""
         inputs_BX = torch.from_numpy(padded_BX).to(self._device)
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
@@ -72,7 +72,7 @@ class DecodeGraphs:
 
 
 def pad_decode(inputs_BX: Ints) -> Ints:
-    """The inputs in the size of the graph that runs them."""
+    """Pad the inputs to the size of the graph that runs them."""
     rows, columns = inputs_BX.shape
     width = columns - 2
     padded = np.zeros((padded_rows(rows), 2 + padded_width(width)), np.int64)
@@ -82,12 +82,12 @@ def pad_decode(inputs_BX: Ints) -> Ints:
 
 
 def padded_rows(rows: int) -> int:
-    """1, 2, 4, 8, 16, 32, 48, …"""
+    """Round up to 1, 2, 4, 8, 16, 32, 48, …"""
     return _power_of_two(rows) if rows <= ROWS_STEP else -(-rows // ROWS_STEP) * ROWS_STEP
 
 
 def padded_width(width: int) -> int:
-    """1, 2, 4, 8, 16, 32, …: gathering cache that no row sees costs at most as much again."""
+    """Round up to 1, 2, 4, 8, 16, 32, …: gathering cache that no row sees costs at most as much again."""
     return _power_of_two(width)
 
 

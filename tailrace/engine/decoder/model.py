@@ -1,6 +1,6 @@
-"""One rank's share of the decoder: embedding, layers, final norm, head. Arithmetic alone; attention is handed in.
+"""One rank's share of the decoder: embedding, layers, final norm, head. Only arithmetic: attention is passed in.
 
-Works on packed tokens: T tokens of any number of sequences, without padding.
+It works on packed tokens: T tokens of any number of sequences, without padding.
 """
 
 import time
@@ -22,7 +22,7 @@ RopeTables = tuple[torch.Tensor, torch.Tensor]
 
 
 class Attention(Protocol):
-    """What a step attends to."""
+    """The attention of one step."""
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Store k and v of the new tokens, attend with q.
@@ -32,7 +32,7 @@ class Attention(Protocol):
 
 
 class Stopwatch:
-    """Adds up the time between laps, by what it was spent on."""
+    """Adds up the time between laps, by part of the step."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -43,13 +43,13 @@ class Stopwatch:
         self._last = time.perf_counter()
 
     def lap(self, part: str) -> None:
-        """The time since the last lap was spent on `part`."""
+        """Add the time since the last lap to `part`."""
         now = time.perf_counter()
         self._seconds[part] += now - self._last
         self._last = now
 
     def take(self) -> dict[str, float]:
-        """What has been added up since the last call."""
+        """Return the seconds by part since the last call."""
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         return seconds
 
@@ -71,10 +71,10 @@ class Layer:
 
 
 class Model:
-    """A shard of a Llama, Qwen2 or Qwen3 decoder, without weights until it is told to `use` some."""
+    """A shard of a Llama, Qwen2 or Qwen3 decoder, without weights until `use`."""
 
     def __init__(self, architecture: Architecture, *, rope: RopeTables, collective: Collective) -> None:
-        """`architecture`: the shard's own (`sharding.local_architecture`)."""
+        """Make a shard without weights. `architecture` is the shard's own (`sharding.local_architecture`)."""
         self.architecture = architecture
         self._collective = collective
         self._ends: dict[str, torch.Tensor] = {}
@@ -83,21 +83,21 @@ class Model:
         self.stopwatch = Stopwatch()
 
     def use(self, group: Group, fused: Mapping[str, torch.Tensor]) -> None:
-        """Compute with these weights of the group."""
+        """Compute with these weights of the group from now on."""
         if isinstance(group, str):
             self._ends[group] = fused[group]
         else:
             self._layers[group] = Layer(**fused)
 
     def forget(self, group: Group) -> None:
-        """Hold the group's weights no longer."""
+        """Drop the group's weights."""
         if isinstance(group, str):
             del self._ends[group]
         else:
             del self._layers[group]
 
     def hidden(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, attend: Attention) -> torch.Tensor:
-        """[T, H] after the final norm."""
+        """Return the hidden states after the final norm, [T, H]."""
         lap = self.stopwatch.lap
         self.stopwatch.start()
         cos, sin = self._cos[positions_T], self._sin[positions_T]
@@ -121,13 +121,13 @@ class Model:
         return self._rms_norm(x, self._ends["norm"])
 
     def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
-        """[N, V_local] in the model's dtype, those of padding included."""
+        """Return logits in the model's dtype, [N, V_local], those of padding included."""
         logits_NV = F.linear(hidden_NH, self._ends["embedding" if self.architecture.tied else "head"])
         self.stopwatch.lap("head")
         return logits_NV
 
     def _embed(self, tokens_T: torch.Tensor) -> torch.Tensor:
-        """[T, H]: each rank looks up the tokens that it has, the others' rows are zero, and the sum is exact."""
+        """Embed the tokens, [T, H]. Each rank looks up the tokens that it has, and the sum over the ranks is exact."""
         embedding_VH = self._ends["embedding"]
         if self._collective.size == 1:
             return F.embedding(tokens_T, embedding_VH)
@@ -138,7 +138,7 @@ class Model:
         return x
 
     def _add(self, x: torch.Tensor, partial: torch.Tensor) -> torch.Tensor:
-        """x plus the sum of the ranks' partial results, which is taken in fp32."""
+        """Return x plus the sum of the ranks' partial results, which is taken in fp32."""
         if self._collective.size > 1:
             partial = partial.float()
             self._collective.all_reduce(partial)
@@ -161,7 +161,7 @@ class Model:
 
 
 def rope_tables(architecture: Architecture, positions: int, dtype: torch.dtype, device: torch.device) -> RopeTables:
-    """[positions, 1, head_dim] each: cosines, and sines whose first half is negated.
+    """Make cosines, and sines whose first half is negated, [positions, 1, head_dim] each.
 
     With them x · cos + roll(x, head_dim / 2) · sin rotates the pairs (i, i + head_dim / 2).
     """

@@ -1,6 +1,6 @@
-"""How the weights of a rank lie in memory, in groups: the embedding, the head, the final norm, and each layer.
+"""The layout of a rank's weights in memory, in groups: the embedding, the head, the final norm, and each layer.
 
-A group is one piece of memory, so that ranks exchange it in one call and let go of it as a whole. All shards of a
+A group is one piece of memory, so that ranks exchange it in one call and release it as a whole. All shards of a
 degree have the same shapes, so a group looks the same on each of them.
 """
 
@@ -27,20 +27,23 @@ _HF_NAMES = {
     "down": "mlp.down_proj.weight",
     **dict.fromkeys(_ENDS, "weight"),
 }
-"""Of what is not fused with others."""
+"""HF names of the parameters that are not fused with others."""
 _ALIGNMENT = 64
 """Bytes: a cache line."""
 
 
 class Format(ABC):
-    """A decoder's way to store a matrix: the same numbers as [rows, columns], in an order of its own."""
+    """A decoder's format for a matrix: the same numbers as [rows, columns], in an order of its own."""
 
     matrices: torch.dtype
     vectors: torch.dtype
 
     @abstractmethod
     def shape(self, rows: int, columns: int) -> tuple[int, ...]:
-        """Dimension 0 counts rows and dimension 1 columns, in grains of one or more; so the matrix can be cut there."""
+        """Return the shape of a stored matrix.
+
+        Dimension 0 counts rows and dimension 1 columns, in grains of one or more, so that the matrix can be cut there.
+        """
 
     @abstractmethod
     def write(self, weight_NK: torch.Tensor, matrix: torch.Tensor) -> None:
@@ -48,12 +51,12 @@ class Format(ABC):
 
     @abstractmethod
     def gate_and_up(self, fused: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of the two halves of their fused matrix."""
+        """Return views of the gate and up parts of their fused matrix."""
 
 
 @dataclass(frozen=True)
 class RowMajor(Format):
-    """As it comes. In grains of 1; the gate's rows are before those of up."""
+    """Stores a matrix as it comes, in grains of 1. The gate's rows are before those of up."""
 
     matrices: torch.dtype
     vectors: torch.dtype
@@ -74,7 +77,7 @@ class RowMajor(Format):
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Where a tensor lies in the memory of its group."""
+    """The place of a tensor in the memory of its group."""
 
     offset: int
     shape: tuple[int, ...]
@@ -89,10 +92,10 @@ class _Field:
 
 
 class Packing:
-    """Of the shards of one degree. Plain numbers: the memory is handed in, [size(group)] uint8."""
+    """The layout of the shards of one degree. It holds plain numbers: callers pass the memory, [size(group)] uint8."""
 
     def __init__(self, architecture: Architecture, form: Format) -> None:
-        """`architecture`: a shard's own (`sharding.local_architecture`)."""
+        """Lay out a shard. `architecture` is the shard's own (`sharding.local_architecture`)."""
         self._architecture = architecture
         self._form = form
         self._ends = {group: self._arrange({group: shape}) for group, shape in _end_shapes(architecture).items()}
@@ -100,23 +103,23 @@ class Packing:
 
     @property
     def groups(self) -> list[Group]:
-        """All of them, the layers last and in order."""
+        """All groups, the layers last and in order."""
         return [*self._ends, *range(self._architecture.layers)]
 
     def size(self, group: Group) -> int:
-        """Bytes of a group's memory."""
+        """The bytes of a group's memory."""
         return _aligned(max(field.end for field in self._fields(group).values()))
 
     def make(self, group: Group, device: torch.device) -> torch.Tensor:
-        """Memory for the group, with anything in it."""
+        """Allocate memory for the group, with undefined contents."""
         return torch.empty(self.size(group), dtype=torch.uint8, device=device)
 
     def fused(self, group: Group, memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the decoder computes with, as views: fused and under names of its own."""
+        """Return the tensors that the decoder computes with, as views: fused, and under the decoder's own names."""
         return {name: field.of(memory) for name, field in self._fields(group).items()}
 
     def parts(self, group: Group, memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The parameters under their HF names, as views in the decoder's format.
+        """Return the parameters under their HF names, as views in the decoder's format.
 
         A parameter can be cut along dimensions 0 and 1, in grains of (its length there) / (the view's).
         """
@@ -135,10 +138,10 @@ class Packing:
         return parts | {f"{mlp}gate_proj.weight": gate, f"{mlp}up_proj.weight": up}
 
     def write(self, group: Group, memory: torch.Tensor, named: Mapping[str, torch.Tensor]) -> None:
-        """Fill it with the shard's own part of these tensors (`sharding.shard_weights`), of any float dtype.
+        """Fill the memory with the shard's own part of these tensors (`sharding.shard_weights`), of any float dtype.
 
-        Vectors, which may be stored in a wider dtype, are rounded to that of the matrices: master weights of a trainer
-        and the model that is exported of them make the same numbers.
+        Vectors may be stored in a wider dtype. They are rounded to that of the matrices, so that a trainer's master
+        weights and the model that is exported from them give the same numbers.
         """
         for name, part in self.parts(group, memory).items():
             if part.ndim > 1:
@@ -150,7 +153,7 @@ class Packing:
         return self._ends[group] if isinstance(group, str) else self._layer
 
     def _arrange(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, _Field]:
-        """One after the other."""
+        """Lay out the tensors one after the other."""
         fields: dict[str, _Field] = {}
         end = 0
         for name, shape in shapes.items():
@@ -163,7 +166,7 @@ class Packing:
 
 
 def prefix(group: Group) -> str:
-    """What HF names of the group's parameters begin with."""
+    """The beginning of the HF names of the group's parameters."""
     return _ENDS[group] if isinstance(group, str) else f"model.layers.{group}."
 
 
@@ -173,7 +176,7 @@ def _end_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
-    """Rows and columns, or the length of a vector."""
+    """The shapes of a layer's tensors: rows and columns, or the length of a vector."""
     shapes: dict[str, tuple[int, ...]] = {
         "qkv": (sum(a.qkv_sizes), a.hidden_size),
         "out": (a.hidden_size, a.query_heads * a.head_dim),

@@ -28,15 +28,15 @@ class TorchDecoder(Decoder):
         collective: Collective,
         cuda_graphs: bool = False,
     ) -> None:
-        """It computes in the cache's dtype, on its device.
+        """Make a decoder that computes in the cache's dtype, on its device.
 
         Args:
             architecture: The rank's own (`sharding.local_architecture`).
-            rope: Of `model.rope_tables`.
+            rope: The tables of `model.rope_tables`.
             cuda_graphs: Capture steps that only decode; needs CUDA, and NCCL between the ranks.
 
         Raises:
-            ConfigError: graphs are wanted, and the device is not CUDA.
+            ConfigError: `cuda_graphs` is set, and the device is not CUDA.
         """
         dtype = cache.data.dtype
         super().__init__(Packing(architecture, RowMajor(dtype, dtype)), cache, TorchDrawing(collective))
@@ -47,8 +47,8 @@ class TorchDecoder(Decoder):
 
     def reshaped(self, architecture: Architecture, collective: Collective) -> "TorchDecoder":
         """See `Decoder`."""
-        # Graphs start anew: a size is captured when it first occurs, and after a switch that is small batches alone
-        # (PAT, section 4.4).
+        # Graphs are captured again, each size when it first occurs. After a switch that is small batches alone (PAT,
+        # section 4.4).
         return TorchDecoder(
             architecture,
             cache=self.cache.reshaped(architecture),
@@ -63,7 +63,7 @@ class TorchDecoder(Decoder):
 
     def _forget(self, group: Group) -> None:
         """See `Decoder`."""
-        self._graphs = None  # they read these weights; and they hold this decoder, which would keep both alive
+        self._graphs = None  # the graphs read these weights, and hold this decoder, which would keep both alive
         self._model.forget(group)
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -85,7 +85,7 @@ class TorchDecoder(Decoder):
         return self._model.stopwatch.take()
 
     def _decode(self, inputs_BX: torch.Tensor) -> torch.Tensor:
-        """[B, V_local] fp32 logits of a `decode_inputs`. Nothing in here waits for the device or copies to it."""
+        """Return [B, V_local] fp32 logits of a `decode_inputs`. Nothing here waits for the device or copies to it."""
         tokens_B, positions_B, tables_BW = inputs_BX[:, 0], inputs_BX[:, 1], inputs_BX[:, 2:]
         attention = StepAttention.of_decode(self.cache, positions_B, tables_BW)
         return self._model.logits(self._model.hidden(tokens_B, positions_B, attention)).float()
@@ -95,5 +95,5 @@ class TorchDecoder(Decoder):
 
 
 def decode_inputs(batch: Batch) -> Ints:
-    """All that a step of single tokens needs, in one array, [B, 2 + W]: token, position, and block table of each."""
+    """Put all that a step of single tokens needs in one array, [B, 2 + W]: token, position, and block table of each."""
     return np.column_stack((batch.tokens_T, batch.positions_T, batch.tables_CN))

@@ -1,1 +1,1 @@
-"""How a model is cut into shards, and how weights come into it: names and shapes, and rotary frequencies."""
+"""A model's shards, the names and shapes of its weights, and rotary frequencies."""

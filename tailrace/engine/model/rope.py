@@ -8,7 +8,7 @@ from tailrace.models.architecture import Rope
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
-    """[head_dim / 2], radians per position, fp32."""
+    """Radians per position, [head_dim / 2], fp32."""
     plain = rope.theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     match rope.type:
         case "default":

@@ -1,11 +1,11 @@
-"""Which rank holds which part of which copy of the model."""
+"""Shards of a model, and the layout of replicas and shards on ranks."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of `degree` equal parts of a model, tensor parallel."""
+    """One of `degree` equal parts of a model under tensor parallelism."""
 
     index: int
     degree: int
@@ -26,7 +26,7 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """Ranks in all."""
+        """The number of ranks."""
         return self.dp * self.tp
 
     def shard(self, rank: int) -> Shard:

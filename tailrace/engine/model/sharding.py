@@ -1,4 +1,4 @@
-"""Which part of the model each tensor-parallel shard holds.
+"""The part of the model that each tensor-parallel shard holds.
 
 Every shard has the same shapes, so each part is a range of a dimension followed by zeros up to the common size. Zeros
 change no result: a zero query head meets zero columns of the out projection, a zero MLP column gives silu(0) · 0, and
@@ -21,9 +21,9 @@ from tailrace.errors import ModelError
 from tailrace.models.architecture import Architecture
 
 VOCAB_MULTIPLE = 256
-"""Of the vocabulary entries of a shard: the sampler's blocks, which must not depend on the degree."""
+"""The vocabulary entries of a shard are a multiple of this: the sampler's blocks must not depend on the degree."""
 MLP_MULTIPLE = 32
-"""Of the MLP columns of a shard: whole vectors for the kernels."""
+"""The MLP columns of a shard are a multiple of this: whole vectors for the kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Part:
     size: int
 
     def of(self, tensor: torch.Tensor, dimension: int) -> torch.Tensor:
-        """The part of `tensor` along `dimension`; a view unless zeros have to be added."""
+        """Return the part of `tensor` along `dimension`; a view unless zeros have to be added."""
         held = tensor.narrow(dimension, self.start, self.stop - self.start)
         missing = self.size - (self.stop - self.start)
         return F.pad(held, [0, 0] * (tensor.ndim - 1 - dimension) + [0, missing]) if missing else held
@@ -46,26 +46,26 @@ class Piece:
     """Entries of a dimension that a shard takes from a shard of another degree."""
 
     source: int
-    """Index of the shard that has them."""
+    """The index of the shard that has them."""
     start: int
-    """Where they begin there."""
+    """The position where they begin in that shard."""
     target: int
-    """Where they begin in the shard that takes them."""
+    """The position where they begin in the shard that takes them."""
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSlot:
-    """What one of a shard's KV heads holds."""
+    """The contents of one of a shard's KV heads."""
 
     kv_head: int
-    """Of the whole model."""
+    """The KV head's number in the whole model."""
     query_heads: range
-    """Of the whole model: those of `kv_head` that this shard computes. Empty where the others have them all."""
+    """The numbers of `kv_head`'s query heads that this shard computes. Empty where other shards have them all."""
 
 
 def check_tp(architecture: Architecture, tp: int) -> None:
-    """Whether the model can be split in `tp` shards.
+    """Check that the model can be split into `tp` shards.
 
     Raises:
         ModelError: there are more shards than query heads.
@@ -78,7 +78,7 @@ def check_tp(architecture: Architecture, tp: int) -> None:
 
 
 def local_architecture(architecture: Architecture, degree: int) -> Architecture:
-    """The shapes of one of `degree` shards, padding included; with any degree, 1 too, the same on all of them."""
+    """The shapes of one of `degree` shards, the same on all of them. They include padding, even for one shard."""
     shard = Shard(0, degree)
     kv_heads = _slots(architecture, degree)
     return dataclasses.replace(
@@ -91,7 +91,7 @@ def local_architecture(architecture: Architecture, degree: int) -> Architecture:
 
 
 def head_slots(architecture: Architecture, shard: Shard) -> list[HeadSlot]:
-    """What the shard's KV heads hold, in order; it may have further, zero ones (see `local_architecture`)."""
+    """The contents of the shard's KV heads, in order. There may be further, zero heads (see `local_architecture`)."""
     replicas, slots = _replicas(architecture, shard.degree), _slots(architecture, shard.degree)
     first = min(shard.index * slots, architecture.kv_heads * replicas)
     last = min(first + slots, architecture.kv_heads * replicas)
@@ -101,7 +101,7 @@ def head_slots(architecture: Architecture, shard: Shard) -> list[HeadSlot]:
 def shard_weights(
     architecture: Architecture, shard: Shard, named: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The shard's part of each of these full tensors, under the same HF names; views where nothing is padded.
+    """Return the shard's part of each of these full tensors, under the same HF names; views where nothing is padded.
 
     The bias of the out projection is shard 0's, and zero on the others: it must be added once.
     """
@@ -119,9 +119,9 @@ def cut_of(architecture: Architecture, shard: Shard, name: str) -> tuple[int, Pa
 
 
 def pieces(sources: Sequence[Part], target: Part, own: int) -> list[Piece]:
-    """What makes up `target` but for its zeros, in order, from what the shards of another degree hold.
+    """Find the pieces that make up `target` except for its zeros, in order. `sources` are the parts that there are.
 
-    own: A source that is preferred where several have the same, as KV heads are on several shards.
+    own: A source that is preferred where several have the same, as several shards may have a KV head.
     """
     found: list[Piece] = []
     position = target.start
@@ -144,7 +144,7 @@ def _cut(name: str, cuts: Mapping[str, tuple[int, Part]], shard: Shard, hidden_s
 
 
 def _cuts(architecture: Architecture, shard: Shard) -> dict[str, tuple[int, Part]]:
-    """The modules whose weights are split, the dimension and the part of it."""
+    """The modules whose weights are split, with the dimension and the part of it."""
     query, kv = _heads(architecture, shard)
     mlp, vocabulary = _mlp(architecture, shard), _vocabulary(architecture, shard)
     return {
@@ -182,7 +182,7 @@ def _vocabulary(architecture: Architecture, shard: Shard) -> Part:
 
 
 def _even(total: int, shard: Shard, multiple: int) -> Part:
-    """The shard's part of `total` entries, of a size that is the same for all and a multiple of `multiple`."""
+    """The shard's part of `total` entries. All parts have the same size, a multiple of `multiple`."""
     size = -(-total // (shard.degree * multiple)) * multiple
     start = min(shard.index * size, total)
     return Part(start, min(start + size, total), size)
@@ -196,12 +196,12 @@ def _slot(architecture: Architecture, kv_head: int, replica: int, degree: int) -
 
 
 def _replicas(architecture: Architecture, degree: int) -> int:
-    """Shards that hold the same KV head."""
+    """The number of shards that hold the same KV head."""
     return max(1, degree // architecture.kv_heads)
 
 
 def _slots(architecture: Architecture, degree: int) -> int:
-    """KV heads of a shard."""
+    """The number of KV heads of a shard."""
     return -(-architecture.kv_heads // degree)
 
 

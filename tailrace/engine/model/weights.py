@@ -1,4 +1,4 @@
-"""Weights under their Hugging Face names: what a model must have, and reading them from a directory."""
+"""Weights under their Hugging Face names: checking that all are there, and reading them from a directory."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,9 +19,9 @@ class TensorShard:
     """A rectangular part of a parameter."""
 
     tensor: torch.Tensor
-    """With as many dimensions as the parameter."""
+    """The values, with as many dimensions as the parameter."""
     start: tuple[int, ...]
-    """Where it begins in the parameter, in each dimension."""
+    """The position where the part begins in the parameter, in each dimension."""
 
 
 Weights = Iterable[tuple[str, torch.Tensor | TensorShard]]
@@ -29,17 +29,17 @@ Weights = Iterable[tuple[str, torch.Tensor | TensorShard]]
 
 
 def check_weights(architecture: Architecture, tensors: Weights) -> Mapping[str, torch.Tensor]:
-    """The model's weights from `tensors`; see `collect_weights`. A tied head may be there or not."""
+    """Collect the model's weights from `tensors`; see `collect_weights`. A tied head may be there or not."""
     return collect_weights(parameter_shapes(architecture), tensors, tied=architecture.tied)
 
 
 def collect_weights(expected: Mapping[str, Shape], tensors: Weights, *, tied: bool) -> Mapping[str, torch.Tensor]:
-    """Collect `tensors`, and put shards together: each element of each parameter once, and nothing else.
+    """Collect `tensors`, and put shards together. Each element of each parameter must come once, and nothing else.
 
-    Where the head is `tied`, one that comes along has to equal the embedding, and is left out.
+    Where the head is `tied`, a head that comes along has to equal the embedding, and is left out.
 
     Raises:
-        EngineError: a weight is missing, unknown, there twice, of another shape or kind; it names the first.
+        EngineError: a weight is missing, unknown, there twice, of another shape or kind; the message names the first.
     """
     if tied and EMBEDDING in expected:
         return _without_head(_collect({**expected, HEAD: expected[EMBEDDING]}, tensors, optional={HEAD}))
@@ -54,7 +54,10 @@ def _without_head(weights: dict[str, torch.Tensor]) -> Mapping[str, torch.Tensor
 
 
 def _same_numbers(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Bit for bit but for the kind of NaN: a model whose training diverged fails with its first token, not here."""
+    """Whether they are equal bit for bit, except for the kind of NaN.
+
+    A model whose training diverged fails with its first token, not here.
+    """
     return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
@@ -103,7 +106,7 @@ class _Assembly:
         """Copy a shard to its place.
 
         Raises:
-            EngineError: it lies outside, overlaps another one, or is of another dtype.
+            EngineError: the shard lies outside, overlaps another one, or is of another dtype.
         """
         _check_tensor(self._name, shard.tensor)
         box = self._box(shard)
@@ -113,7 +116,7 @@ class _Assembly:
             raise EngineError(
                 f"{self._name} has shards of {self._tensor.dtype} and {shard.tensor.dtype}; use one dtype"
             )
-        if not shard.tensor.numel():  # of a rank that holds padding only
+        if not shard.tensor.numel():  # a rank that holds padding only
             return
         for other in self._boxes:
             if all(a.start < b.stop and b.start < a.stop for a, b in zip(box, other, strict=True)):
@@ -122,7 +125,7 @@ class _Assembly:
         self._tensor[tuple(slice(side.start, side.stop) for side in box)] = shard.tensor
 
     def whole(self) -> torch.Tensor:
-        """The parameter.
+        """Return the parameter.
 
         Raises:
             EngineError: the shards do not cover it.
@@ -148,7 +151,7 @@ def _place(box: tuple[range, ...]) -> str:
 
 
 def checkpoint_weights(architecture: Architecture, directory: Path) -> Mapping[str, torch.Tensor]:
-    """The checked weights of a model's directory.
+    """Read and check the weights of a model's directory.
 
     Raises:
         ModelError: a file is missing or broken, or the weights are not those of `architecture`.
@@ -161,10 +164,10 @@ def checkpoint_weights(architecture: Architecture, directory: Path) -> Mapping[s
 
 
 def read_weights(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of model.safetensors, or of the files that its index lists; memory-mapped, on the CPU.
+    """Yield the tensors of model.safetensors, or of the files that its index lists; memory-mapped, on the CPU.
 
     Raises:
-        ModelError: no such file, or one is broken.
+        ModelError: there is no such file, or one is broken.
     """
     files = weight_files(directory)
     if not files:

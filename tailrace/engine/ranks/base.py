@@ -10,7 +10,7 @@ from tailrace.errors import EngineError
 
 
 class RankDied(EngineError):
-    """A rank process ended, or did not answer in time and was killed. Caches of its replica are lost."""
+    """A rank process ended, or did not answer in time and was killed. The caches of its replica are lost."""
 
 
 class Replica(ABC):
@@ -19,7 +19,7 @@ class Replica(ABC):
     @property
     @abstractmethod
     def pids(self) -> list[int]:
-        """Its rank processes, in the order of their ranks; empty where it computes in this process."""
+        """The pids of the rank processes, in the order of their ranks; empty where this process computes."""
 
     @abstractmethod
     def start(self, step: StepInput) -> None:
@@ -40,16 +40,16 @@ class Replica(ABC):
 
     @abstractmethod
     def waitables(self) -> list[int]:
-        """File descriptors of the step under way: `finish` has something to say when one becomes readable.
+        """File descriptors of the step under way. `finish` has something to say when one becomes readable.
 
-        None where the step is computed inside `finish`.
+        There are none where the step is computed inside `finish`.
         """
 
     @abstractmethod
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights on every rank by these full, checked tensors. No step is under way.
+        """Replace the weights on every rank by these full, checked tensors. No step may be under way.
 
-        Returns when the ranks have been told to; `settle` waits for them, so that replicas load beside each other.
+        Return when the ranks have been told to; `settle` waits for them, so that replicas load side by side.
 
         Raises:
             RankDied: here or from `settle`: a rank died on the way; `restart` makes new ones, with these weights.
@@ -58,20 +58,20 @@ class Replica(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Wait until the ranks have been made and have loaded what they were told to.
+        """Wait until the ranks have been made and have loaded the weights that they were given.
 
         Raises:
             RankDied: a rank died on the way.
-            ModelError, ConfigError, EngineError: what a rank that lives says is wrong.
+            ModelError, ConfigError, EngineError: a rank that lives reports this error.
         """
 
     @abstractmethod
     def restart(self) -> None:
-        """Make all ranks anew, with the weights that were loaded last and empty caches.
+        """Make all ranks again, with the weights that were loaded last and empty caches.
 
         Raises:
-            RankDied: one of the new ones has died already; it can be tried again.
-            EngineError: they cannot be made.
+            RankDied: one of the new ranks has died already; this can be tried again.
+            EngineError: the ranks cannot be made.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""From a configuration to the replicas of an engine."""
+"""Makes the replicas of an engine from its configuration."""
 
 from collections.abc import Mapping
 
@@ -20,10 +20,10 @@ from tailrace.models.architecture import Architecture
 def make_replicas(
     config: NativeEngineConfig, architecture: Architecture, *, device: torch.device, all_processes: RankProcesses
 ) -> list[Replica]:
-    """`config.dp` replicas, without weights: in rank processes of `all_processes`, unless there is one rank only.
+    """Make `config.dp` replicas without weights, in rank processes of `all_processes` unless there is only one rank.
 
     Raises:
-        ModelError: the model cannot be split so.
+        ModelError: the model cannot be split into so many shards.
         ConfigError: the collectives, the kernels or the number of ranks do not suit the device.
         ConfigError: the cache cannot hold a block, or the device cannot hold the cache.
     """
@@ -42,9 +42,9 @@ def make_replicas(
 
 
 def stage(named: Mapping[str, torch.Tensor], config: NativeEngineConfig) -> Mapping[str, torch.Tensor]:
-    """`named`, where every rank can reach it: written once for all rank processes.
+    """Put `named` where every rank can reach it. It is written once for all rank processes.
 
     Raises:
-        EngineError: there is no room for it.
+        EngineError: there is no room for the weights.
     """
     return named if config.ranks == 1 else StagedWeights.write(named)

@@ -1,7 +1,7 @@
 """The communication groups that a rank belongs to, one for each TP degree that has been asked for.
 
-A group is made when an arrangement of the ranks needs it first, and kept, idle, for the next time (PAT, section 4.3).
-The group of degree d are d neighbouring ranks: r // d · d, … for rank r.
+A group is made when an arrangement of the ranks first needs it. It is kept, idle, for the next time (PAT, section 4.3).
+The group of degree d has d neighbouring ranks: r // d · d, … for rank r.
 """
 
 import torch
@@ -15,13 +15,13 @@ from tailrace.errors import EngineError
 
 
 class Groups:
-    """Of one rank. Not thread-safe."""
+    """The communication groups of one rank. Not thread-safe."""
 
     def __init__(self, config: NativeEngineConfig, rank: int, *, device: torch.device, timeout_s: float) -> None:
-        """Make none yet.
+        """Prepare to make groups; none is made yet.
 
         Args:
-            rank: Among all ranks of the engine.
+            rank: The rank's number among all ranks of the engine.
             timeout_s: The longest that a rank waits for another in an exchange.
         """
         self._config = config
@@ -31,19 +31,19 @@ class Groups:
         self._collectives: dict[int, Collective] = {1: Alone()}
 
     def get(self, degree: int) -> Collective:
-        """The group of this degree.
+        """Return the group of this degree.
 
         Raises:
-            EngineError: it has not been made.
+            EngineError: the group has not been made.
         """
         if degree not in self._collectives:
             raise EngineError(f"rank {self._rank} has no communication group of degree {degree}; add it first")
         return self._collectives[degree]
 
     def add(self, degree: int, rendezvous: Rendezvous) -> Collective:
-        """Make the group with its other ranks, which do the same. Returns when all have come.
+        """Make the group with its other ranks, which do the same. Return when all have come.
 
-        One of the same degree that there is already is closed: some of its ranks are others now.
+        An earlier group of the same degree is closed: some of its ranks are other processes now.
 
         Raises:
             ConfigError: the configured collectives cannot run on this device.
@@ -58,6 +58,6 @@ class Groups:
         return made
 
     def close(self) -> None:
-        """Close all. Closing twice is harmless."""
+        """Close all groups. Closing twice is harmless."""
         for collective in self._collectives.values():
             collective.close()

@@ -10,7 +10,7 @@ from tailrace.engine.scheduling.step import StepInput, StepOutput
 
 
 class LocalReplica(Replica):
-    """One rank in this process; a step is computed while it is waited for."""
+    """One rank in this process. `finish` computes the step."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -43,7 +43,7 @@ class LocalReplica(Replica):
         """See `Replica`."""
 
     def restart(self) -> None:
-        """See `Replica`; this process cannot die on itself."""
+        """See `Replica`. This is never called, since a rank in this process does not die alone."""
         raise AssertionError("a rank in this process does not die alone")
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
-"""A replica whose ranks are processes of their own.
+"""A replica whose ranks are separate processes.
 
     start, load ──order──▶ process of shard 0 ──answer──▶ finish
                 ──order──▶ process of shard 1 ──answer──▶        (the same order to all; shard 0 tells the tokens)
 
-Who waits on whom: one order is under way at a time. Giving one does not wait for it, so that several replicas start,
-load and compute beside each other; `finish`, `settle` and the next order do, until every rank has answered. A rank that
-does not answer in time is killed. The first rank that is seen dead takes the others with it, since they may wait for it
-in a collective.
+Waiting: one order is under way at a time. Giving an order does not wait for it, so that several replicas start, load
+and compute side by side. `finish`, `settle` and the next order wait until every rank has answered. A rank that does not
+answer in time is killed. The first rank that is seen dead takes the others with it, since they may wait for it in a
+collective.
 """
 
 import os
@@ -35,9 +35,9 @@ from tailrace.host.cpu import usable_cores
 from tailrace.models.architecture import Architecture
 
 START_LIMIT_S = 300.0
-"""For a rank to compile its kernels on a busy machine, and for the first one's template to import torch."""
+"""Time for a rank to compile its kernels on a busy machine, and for the first one's template to import torch."""
 _REST_LIMIT_S = 10.0
-"""For the other ranks, once one has answered with an error: they may wait for it in a collective."""
+"""Time for the other ranks, once one has answered with an error: they may wait for it in a collective."""
 
 
 @dataclass
@@ -69,12 +69,12 @@ class ProcessReplica(Replica):
         processes: Sequence[RankProcess] = (),
         weights: StagedWeights | None = None,
     ) -> None:
-        """Start the processes of copy number `replica`. Their ranks are made meanwhile; the first order waits for them.
+        """Start the processes of copy number `replica`. They make their ranks meanwhile; the first order waits.
 
         Args:
-            all_processes: The engine's; by default one of its own.
-            processes: Take these instead, which have the replica's ranks already.
-            weights: Those that they have.
+            all_processes: The set of the engine's processes; by default a new one.
+            processes: Processes to take instead, which have the replica's ranks already.
+            weights: The weights that those processes have.
 
         Raises:
             ConfigError: the collectives or the number of ranks do not suit the device.
@@ -124,7 +124,7 @@ class ProcessReplica(Replica):
             return
         try:
             self._collect()
-        except TailraceError:  # what is half made or half loaded is of no use
+        except TailraceError:  # ranks that are half made or half loaded are of no use
             self.close()
             raise
 
@@ -150,7 +150,7 @@ class ProcessReplica(Replica):
 
     @property
     def weights(self) -> StagedWeights | None:
-        """Those that were loaded last."""
+        """The weights that were loaded last."""
         return self._weights
 
     def tell(self, orders: Sequence[Order], *, doing: str) -> None:
@@ -164,23 +164,23 @@ class ProcessReplica(Replica):
 
     @property
     def silent(self) -> dict[int, RankProcess]:
-        """Ranks that have not answered the order under way, by the descriptor that is readable when one has."""
+        """The ranks that have not answered the order under way, by the descriptor that is readable when one has."""
         answered = {} if self._under_way is None else self._under_way.answers
         return {process.channel.fileno(): process for process in self._processes if process not in answered}
 
     @property
     def patience_s(self) -> float:
-        """For the order under way, from now on; below zero when it is overdue."""
+        """Seconds left for the order under way; below zero when it is overdue."""
         order = self._under_way
         assert order is not None, "no order is under way"
         return order.given_at + order.limit_s - time.monotonic()
 
     def hear(self, ready: Collection[int]) -> None:
-        """Take the answers of those silent ranks whose descriptors are `ready`, so that nobody waits for the others.
+        """Take the answers of those silent ranks whose descriptors are `ready`, without waiting for the others.
 
         Raises:
             RankDied: one of them has died, or the order is overdue.
-            ModelError, ConfigError, EngineError: what a rank that lives says is wrong; the others may wait for it.
+            ModelError, ConfigError, EngineError: a rank that lives reports this error; the others may wait for it.
         """
         order, silent = self._under_way, self.silent
         assert order is not None, "no order is under way"
@@ -191,17 +191,17 @@ class ProcessReplica(Replica):
             self._give_up(order, list(self.silent.values()))
 
     def answers(self) -> list[Answer]:
-        """What the ranks say to the order under way, in their order.
+        """Return the answers of the ranks to the order under way, in the order of the ranks.
 
         Raises:
             RankDied: a rank died on the way.
-            ModelError, ConfigError, EngineError: what a rank that lives says is wrong.
+            ModelError, ConfigError, EngineError: a rank that lives reports this error.
         """
         answers = self._collect()
         return [answers[process] for process in self._processes]
 
     def release(self) -> list[RankProcess]:
-        """Give the processes away; they live on. The replica is of no further use."""
+        """Give the processes away; they stay alive. The replica is of no further use."""
         self.settle()
         processes = self._processes.copy()
         self._processes.clear()
@@ -227,7 +227,7 @@ class ProcessReplica(Replica):
             device=str(self._devices[process.rank % self._layout.tp]),
             threads=threads_per_rank(self._config),
             rendezvous=rendezvous,
-            # Longer than this process waits, which knows better than a rank what became of the others.
+            # Longer than the driver waits, which knows better than a rank why others are missing.
             timeout_s=self._longest_s,
             environment=dict(os.environb),
             cores=usable_cores(),
@@ -235,7 +235,7 @@ class ProcessReplica(Replica):
 
     @property
     def _longest_s(self) -> float:
-        """That any order may take."""
+        """The longest time that any order may take."""
         return max(self._config.step_timeout_s, START_LIMIT_S)
 
     def _load(self) -> None:
@@ -260,7 +260,7 @@ class ProcessReplica(Replica):
                 self._bury(self._under_way, [process], RankProcess.obituary)
 
     def _collect(self) -> dict[RankProcess, Answer]:
-        """Every rank's answer to the order under way."""
+        """Wait for every rank's answer to the order under way."""
         order = self._under_way
         assert order is not None, "no order is under way"
         deadline = order.given_at + order.limit_s
@@ -278,7 +278,7 @@ class ProcessReplica(Replica):
         return order.answers
 
     def _take(self, order: _UnderWay, processes: Sequence[RankProcess]) -> None:
-        """The answers of processes that have news, if it is an answer."""
+        """Receive the answers of processes whose channels have news. A process that has hung up is dead."""
         dead = []
         for process in processes:
             try:
@@ -298,14 +298,14 @@ class ProcessReplica(Replica):
         self._bury(order, silent, lambda _: f"killed after {order.limit_s:g} s without an answer")
 
     def _bury(self, order: _UnderWay, dead: Sequence[RankProcess], cause: Callable[[RankProcess], str]) -> NoReturn:
-        """End the other ranks and say what became of the `dead`."""
+        """End the other ranks, and raise an error that says how the `dead` ones died."""
         notice = "; ".join(f"{process} died while {order.doing}: {cause(process)}" for process in dead)
         self.close()
         raise RankDied(notice)
 
 
 def rank_device(device: torch.device, rank: int, ranks: int) -> torch.device:
-    """Where `rank` of `ranks` computes: on the CUDA device of its number, unless `device` names the one for one rank.
+    """The device of `rank` of `ranks`: the CUDA device of its number, unless `device` names the one of a lone rank.
 
     Raises:
         ConfigError: there are fewer CUDA devices than ranks, or `device` is a single one of them.
@@ -323,7 +323,7 @@ def rank_device(device: torch.device, rank: int, ranks: int) -> torch.device:
 
 
 def threads_per_rank(config: NativeEngineConfig) -> int:
-    """Of each rank process."""
+    """The number of threads of each rank process."""
     return config.threads_per_rank or max(1, len(usable_cores()) // config.ranks)
 
 

@@ -1,4 +1,4 @@
-"""One rank: its share of the model, its cache and its sampler. Executes what the driver has scheduled."""
+"""One rank: its share of the model, its cache and its sampler. It executes what the driver has scheduled."""
 
 import math
 import time
@@ -20,7 +20,7 @@ from tailrace.models.architecture import Architecture
 
 
 class Rank:
-    """Not thread-safe; one call at a time. Without weights until `load`."""
+    """One rank. Not thread-safe; one call at a time. Without weights until `load`."""
 
     def __init__(
         self,
@@ -31,11 +31,11 @@ class Rank:
         device: torch.device,
         collective: Collective,
     ) -> None:
-        """Allocate the cache. `architecture`: of the whole model.
+        """Allocate the cache. `architecture` is that of the whole model.
 
         Raises:
-            ModelError: the model cannot be split so.
-            ConfigError: the kernels that were asked for cannot be had.
+            ModelError: the model cannot be split into so many shards.
+            ConfigError: the configured kernels are not available.
             ConfigError: the cache cannot hold a block, or the device cannot hold the cache.
         """
         self._config = config
@@ -54,15 +54,15 @@ class Rank:
     def switch(self, target: Shard, migration: Migration, group: Callable[[int], Collective]) -> SwitchTimes:
         """Become another shard, with the weights that the ranks have and the blocks that the migration names.
 
-        All ranks of the engine do so at the same time. Other blocks hold anything finite afterwards.
+        All ranks of the engine do so at the same time. Other blocks hold any finite numbers afterwards.
 
         Args:
-            group: The rank's collective of a degree (`Groups.get`): its own, the target's and their lcm.
+            group: Returns the rank's collective of a degree (`Groups.get`): its own, the target's and their lcm.
 
         Raises:
-            ModelError: the model cannot be split so; nothing has changed.
-            EngineError: a group or a block is not there, and nothing has changed; or a rank did not take part, and this
-                one is of no further use.
+            ModelError: the model cannot be split into so many shards; nothing has changed.
+            EngineError: a group or a block does not exist, and nothing has changed; or a rank did not take part, and
+                this one is of no further use.
         """
         replica, everyone = (group(d) for d in (self._shard.degree, math.lcm(self._shard.degree, target.degree)))
         meeting = Meeting(self._shard, target, replica=replica, everyone=everyone)
@@ -76,7 +76,7 @@ class Rank:
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> StepOutput:
-        """Compute the chunks and draw the tokens after them; the same on every rank of the replica.
+        """Compute the chunks and draw the tokens after them. The result is the same on every rank of the replica.
 
         Raises:
             EngineError: logits are not finite, or another rank did not take part.

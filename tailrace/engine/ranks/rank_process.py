@@ -14,14 +14,14 @@ from tailrace.errors import EngineError
 from tailrace.host.children import EXIT_LIMIT_S, KILL_LIMIT_S
 
 _START_LIMIT_S = 300.0
-"""For the template to import torch on a busy machine."""
+"""Time for the template to import torch on a busy machine."""
 
 
 class RankProcess:
-    """A process that waits to be told which rank it is. What it prints is kept for its obituary."""
+    """A process that becomes a rank by its first order. Its output is kept for its obituary."""
 
     def __init__(self, rank: int) -> None:
-        """Start it.
+        """Start the process.
 
         Raises:
             EngineError: the machine has no room for another process or thread.
@@ -40,23 +40,23 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
-        """Waits for it while the template starts; 0 if there is no process."""
+        """The pid; 0 if there is no process. Waits for it while the template starts."""
         return self._process.wait_for_pid(_START_LIMIT_S)
 
     def obituary(self) -> str:
-        """How a process that hung up has died, and its last words."""
+        """Say how a process that hung up has died, with its last words."""
         self._process.wait(EXIT_LIMIT_S)
         end([self])
         return f"{self._process.how()}{self._tail}"
 
     def kill(self) -> None:
-        """Kill it with all that it has started. From any thread; killing twice is harmless.
+        """Kill the process with all that it has started. Callable from any thread; killing twice is harmless.
 
-        A process that the driver has forked leaves it alone: what that one inherits is the driver's.
+        In a process that the driver has forked, do nothing: the rank processes that it inherits are the driver's.
         """
         if os.getpid() == self._driver:
             self._process.kill()
-            self.channel.hang_up()  # for what is yet to be forked, or was stopped
+            self.channel.hang_up()  # for a process that is yet to be forked, or was stopped
 
     def _reap(self) -> None:
         if os.getpid() == self._driver:
@@ -66,7 +66,7 @@ class RankProcess:
 
 
 def _start() -> tuple[ForkedProcess, Channel, Tail]:
-    """A process, our end of its channel, and what it prints.
+    """Start a process. Return it, our end of its channel, and its output.
 
     Raises: as `template_process.fork`.
     """
@@ -104,19 +104,19 @@ class RankProcesses:
         return process
 
     def end(self, processes: Sequence[RankProcess]) -> None:
-        """End some of them. Ending twice is harmless."""
+        """End these processes. Ending twice is harmless."""
         with self._changing:
             self._processes.difference_update(processes)
         end(processes)
 
     def close(self) -> None:
-        """End all. Closing twice is harmless."""
+        """End all processes. Closing twice is harmless."""
         with self._changing:
             processes = list(self._processes)
         self.end(processes)
 
     def interrupt(self) -> None:
-        """Kill all, and start no other. From any thread."""
+        """Kill all processes, and start no other. Callable from any thread."""
         with self._changing:
             self._interrupted = True
             for process in self._processes:
@@ -126,7 +126,7 @@ class RankProcesses:
 def end(processes: Sequence[RankProcess]) -> None:
     """Kill the processes with all that they have started, and reap them. Ending twice is harmless.
 
-    There is nothing to ask them for first: a rank holds nothing that outlives its process.
+    There is nothing to ask them first: a rank holds nothing that outlives its process.
     """
     for process in processes:
         process.kill()

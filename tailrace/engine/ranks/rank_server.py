@@ -1,9 +1,9 @@
-"""The process of one rank, which `template` has forked for `ProcessReplica`.
+"""The process of one rank, which the template has forked for `ProcessReplica`.
 
 It takes orders from its socket, one at a time, and answers each. It never outlives the driver, whatever it is doing. A
-thread waits for the other end of the socket to close, or for the template to be gone. The template ends with the
-driver, even while a process that the driver forked holds the socket. Then the thread kills the process group, since
-kernels and collectives give up the interpreter's lock. A process that is stopped ends when it is continued.
+thread waits for the other end of the socket to close, or for the template to end. The template ends with the driver,
+even while a process that the driver forked holds the socket. Then the thread kills the process group. It can, since
+kernels and collectives release the interpreter's lock. A process that is stopped ends when it is continued.
 """
 
 import os
@@ -50,7 +50,7 @@ _WATCH_MS = 1000
 def serve(template: int, descriptor: int) -> None:
     """Serve at the socket `descriptor` until the driver hangs up, as a child of the process `template`.
 
-    An error that is none of Tailrace's own ends the process, with a traceback.
+    An error that is not one of Tailrace's own ends the process, with a traceback.
     """
     keep_freed_memory()
     with suppress(ConnectionError):
@@ -99,7 +99,7 @@ class RankServer:
     """A rank, and the communication groups that it belongs to."""
 
     def __init__(self, start: Start) -> None:
-        """Make them.
+        """Make the rank and its group.
 
         Raises:
             ModelError, ConfigError, EngineError: see `Rank` and `make_collective`.
@@ -118,13 +118,13 @@ class RankServer:
         self._rank = Rank(config, start.architecture, shard, device=device, collective=collective)
 
     def obey(self, order: Order, file: int | None) -> Answer:
-        """The answer to an order.
+        """Carry out an order. Return the answer.
 
         Args:
-            file: The descriptor that came with it.
+            file: The descriptor that came with the order.
 
         Raises:
-            EngineError, UserError: it cannot be carried out.
+            EngineError, UserError: the order cannot be carried out.
         """
         match order:
             case Step(step):
@@ -150,7 +150,7 @@ class RankServer:
 
 
 def all_reduce_s(group: Collective, count: int, times: int, device: torch.device) -> float:
-    """The median of `times` sums of `count` fp32 entries."""
+    """Measure the median seconds of `times` sums of `count` fp32 entries."""
     tensor = torch.zeros(count, dtype=torch.float32, device=device)
     seconds = []
     for _ in range(times):
@@ -161,6 +161,6 @@ def all_reduce_s(group: Collective, count: int, times: int, device: torch.device
 
 
 def _failure(error: EngineError | UserError) -> Failure:
-    """Under the name of its nearest class that every process knows."""
+    """Describe an error under the name of its nearest class that every process knows."""
     known = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     return Failure(next(known), str(error))

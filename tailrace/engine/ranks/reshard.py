@@ -1,4 +1,4 @@
-"""What a rank does in a switch: its weights and its cache become those of a shard of another degree.
+"""The work of a rank in a switch: its weights and its cache become those of a shard of another degree.
 
     for each group of weights    own shard has all? ── yes ──▶ slice
                                      └─ no ──▶ all_gather over the old replica ──▶ slice
@@ -6,7 +6,7 @@
 
 Weights come from the ranks themselves, in the format in which they compute (PAT, section 4.3): nothing is read,
 converted or rounded. Old and new weights exist together for one group at a time. The new cache lies where the old one
-does; what a rank needs of a layer's old bytes has been copied out before the first of them is overwritten.
+does. What a rank needs of a layer's old bytes is copied out before the first of them is overwritten.
 
 The ranks that *meet* are lcm(old degree, new degree) neighbours: whole replicas of both arrangements. All ranks of the
 engine make the same calls in the same order.
@@ -34,12 +34,12 @@ from tailrace.models.architecture import Architecture
 
 
 class SwitchTimes(msgspec.Struct, frozen=True, array_like=True):
-    """What a switch took on one rank."""
+    """The seconds and bytes of a switch on one rank."""
 
     weights_s: float
     kv_s: float
     kv_bytes: int
-    """Of keys and values that the rank put into exchanges."""
+    """Bytes of keys and values that the rank put into exchanges."""
 
 
 class Meeting:
@@ -49,9 +49,9 @@ class Meeting:
         """Check that the parts fit together.
 
         Args:
-            source, target: What the rank holds, and what it will hold.
-            replica: Of the ranks of its old replica.
-            everyone: Of the lcm(source.degree, target.degree) ranks that meet.
+            source, target: The shard that the rank holds, and the one that it will hold.
+            replica: The collective of the rank's old replica.
+            everyone: The collective of the lcm(source.degree, target.degree) ranks that meet.
 
         Raises:
             EngineError: the rank is not at the place that belongs to its shards.
@@ -68,16 +68,16 @@ class Meeting:
             )
 
     def becomes(self, index: int) -> Shard:
-        """What shard `index` of the old replica becomes."""
+        """The shard that shard `index` of the old replica becomes."""
         first = self.everyone.rank - self.source.index
         return Shard((first + index) % self.target.degree, self.target.degree)
 
 
 def check_migration(migration: Migration, meeting: Meeting, old: KVCache, new: KVCache) -> None:
-    """Whether the blocks that it names exist.
+    """Check that the blocks that the migration names exist.
 
     Raises:
-        EngineError: one does not, or is written twice.
+        EngineError: a block does not exist, or is written twice.
     """
     sources, targets = migration.sources, [block for _, _, block in migration.targets]
     if len(sources) != meeting.size // meeting.source.degree:
@@ -100,7 +100,7 @@ class WeightMove:
     """Fills the groups of a decoder of another degree."""
 
     def __init__(self, architecture: Architecture, meeting: Meeting) -> None:
-        """`architecture`: of the whole model."""
+        """Start without plans. `architecture` is that of the whole model."""
         self._architecture = architecture
         self._meeting = meeting
         self._plans: dict[str, _Plan] = {}
@@ -122,7 +122,7 @@ class WeightMove:
         new.adopt(group, memory)
 
     def _exchanges(self, names: Sequence[str]) -> bool:
-        """Whether a rank of the old replica lacks something: then all take part, and all know it."""
+        """Whether a rank of the old replica lacks something. Then all ranks take part, and all ranks know it."""
         return any(self._plan(name).exchanges for name in names)
 
     def _plan(self, name: str) -> "_Plan":
@@ -134,15 +134,15 @@ class WeightMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """How one parameter is put together."""
+    """The plan by which one parameter is put together."""
 
     split: bool
-    """Whether shards differ; if not, the rank has it all."""
+    """Whether shards differ; if not, the rank has the whole parameter."""
     exchanges: bool
     """Whether a rank of the old replica needs what another one has."""
     dimension: int = 0
     size: int = 0
-    """Entries of the new shard along the dimension."""
+    """The entries of the new shard along the dimension."""
     pieces: Sequence[Piece] = ()
 
     @classmethod
@@ -163,7 +163,7 @@ class _Plan:
 
 
 def _fill(part: torch.Tensor, plan: _Plan, sources: Mapping[int, torch.Tensor], own: int) -> None:
-    """Copy the pieces, and zeros behind them."""
+    """Copy the pieces into `part`, and fill the rest with zeros."""
     if not plan.split:
         part.copy_(sources[own])
         return
@@ -184,13 +184,13 @@ class CacheMove:
     def __init__(
         self, architecture: Architecture, meeting: Meeting, migration: Migration, old: KVCache, new: KVCache
     ) -> None:
-        """`architecture`: of the whole model."""
+        """Find the blocks that move. `architecture` is that of the whole model."""
         self._everyone = meeting.everyone
         self._old, self._new = old.data, new.data
         self._longest = max(map(len, migration.sources), default=0)
         blocks = migration.sources[meeting.everyone.rank // meeting.source.degree]
         device = old.data.device
-        # Every rank sends as many: any block will do where it has fewer.
+        # Every rank sends the same number of blocks. Where it has fewer, any block will do.
         sent = torch.tensor(blocks + [0] * (self._longest - len(blocks)), dtype=torch.int64)
         self._own = torch.cat((sent, old.blocks + sent)).to(device)
         rows = _rows(architecture, meeting, migration, self._old.shape, self._new.shape)
@@ -198,12 +198,12 @@ class CacheMove:
 
     @property
     def sent_bytes(self) -> int:
-        """Of all layers."""
+        """Bytes that the rank sends, of all layers."""
         _, _, heads, size = self._old[0].shape
         return len(self._old) * 2 * self._longest * int(heads * size) * self._old.dtype.itemsize
 
     def run(self, layer: int) -> None:
-        """Move a layer."""
+        """Move the blocks of a layer."""
         if not self._longest:
             return
         own = _words(self._old[layer].flatten(0, 1)).index_select(0, self._own)
@@ -215,16 +215,16 @@ class CacheMove:
 
 
 def _words(rows: torch.Tensor) -> torch.Tensor:
-    """The same memory, [rows, X], as numbers of 4 bytes, which torch puts in place quicker than those of 2."""
+    """View the same memory, [rows, X], as numbers of 4 bytes, which torch puts in place quicker than those of 2."""
     return rows.flatten(1).view(torch.int32)
 
 
 def _rows(
     architecture: Architecture, meeting: Meeting, migration: Migration, old: Sequence[int], new: Sequence[int]
 ) -> tuple[Ints, Ints, Ints]:
-    """Vectors of one block and head: where they are in what is gathered, where they go in a layer, which become zero.
+    """Find the rows to take from what is gathered, the rows of a layer to put them in, and the rows that become zero.
 
-    old, new: Shapes of the caches.
+    A row is the vectors of one block and head. `old` and `new` are the shapes of the caches.
     """
     replica_M, place_M, block_M = np.array(migration.targets, np.int64).reshape(-1, 3).T
     longest = max(map(len, migration.sources), default=0)
@@ -245,7 +245,7 @@ def _rows(
 
 
 def _holders(architecture: Architecture, degree: int) -> dict[int, tuple[int, int]]:
-    """A shard that has each KV head, and its slot there."""
+    """A shard that has each KV head, and the head's slot there."""
     return {
         slot.kv_head: (index, place)
         for index in reversed(range(degree))
@@ -279,20 +279,20 @@ def reshard(
 
 
 def now(device: torch.device) -> float:
-    """Seconds, when the device has done what it was told to."""
+    """The time in seconds, when the device has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def switch_bytes(architecture: Architecture, config: NativeEngineConfig, target_tp: int, blocks: int) -> int:
-    """The most memory, in bytes, that a rank takes on the way from `config.tp` to `target_tp` beside what it has.
+    """The most memory, in bytes, that a rank takes for a switch from `config.tp` to `target_tp`, beside what it has.
 
-    An upper bound of what the switch allocates; what decoders allocate when they compute first is not in it.
+    This is an upper bound of what the switch allocates. What decoders allocate when they first compute is not in it.
 
     Args:
-        architecture: Of the whole model.
-        blocks: That move, of the old replica which has most of them.
+        architecture: The architecture of the whole model.
+        blocks: The blocks that move from the old replica that has most of them.
     """
     dtype, tp = DTYPES[config.dtype], config.tp
     old, new = local_architecture(architecture, tp), local_architecture(architecture, target_tp)
@@ -301,12 +301,12 @@ def switch_bytes(architecture: Architecture, config: NativeEngineConfig, target_
     meet = math.lcm(tp, target_tp)
     old_block, new_block = (region_block_bytes(local, config.block_size, dtype) for local in (old, new))
     arriving = meet // tp * blocks
-    # What the rank sends goes when all is gathered, and slices are taken then.
+    # What the rank sends is released when all is gathered; slices are taken after that.
     cache_bytes = meet * blocks * old_block + max(blocks * old_block, arriving * new_block)
     held = most = 0
     for group in packings[0].groups:
         before, after = (packing.size(group) for packing in packings)
-        # The old group makes room for the new one, unless that takes its slices from it.
+        # The old group makes room for the new one, unless the new one takes its slices from it.
         most = max(most, held + (after if tp == 1 else tp * before + max(0, after - before)))
         held += after - before
         if not isinstance(group, str):

@@ -1,8 +1,8 @@
 """Weights on their way to rank processes: full tensors in a file that has no name.
 
-The file lies in memory (/dev/shm) where there is room for it. It has no name, so it needs no place to be agreed on, can
-be opened by nobody else, and is gone with the last process that holds it, however that ends. Ranks get its descriptor
-with the order to load, and the driver keeps it open, because ranks that are made anew need the weights again.
+The file lies in memory (/dev/shm) where there is room for it. It has no name: no place has to be agreed on, no other
+process can open it, and it is gone with the last process that holds it, however that ends. Ranks get its descriptor
+with the order to load. The driver keeps it open, because ranks that are made again need the weights again.
 """
 
 import errno
@@ -21,20 +21,20 @@ from tailrace.engine.memory import MEMORY_BACKED, memory_backed
 from tailrace.errors import EngineError
 
 _ALIGNMENT = 64
-"""Bytes; tensors begin where vector instructions like it."""
+"""Bytes: tensors begin at multiples of this, which suits vector instructions."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a tensor lies in the file."""
+    """The place of a tensor in the file."""
 
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    """In bytes."""
+    """The offset in bytes."""
 
 
 class StagedWeights(Mapping[str, torch.Tensor]):
-    """Tensors in a nameless file, which is closed when nobody holds this object any more.
+    """Tensors in a nameless file, which is closed when this object is collected.
 
     They are memory-mapped on the CPU: a rank that takes a slice reads no more than that.
     """
@@ -72,7 +72,7 @@ class StagedWeights(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         place = self.places[name]
         if self._memory is None:
-            # A private mapping, since torch wants memory that it may write to; nobody does.
+            # The mapping is private, since torch wants memory that it may write to. Nothing is written.
             self._memory = mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_COPY)
         count = torch.Size(place.shape).numel()
         dtype: torch.dtype = getattr(torch, place.dtype)
@@ -86,7 +86,7 @@ class StagedWeights(Mapping[str, torch.Tensor]):
 
 
 def _arrange(named: Mapping[str, torch.Tensor]) -> tuple[dict[str, Place], int]:
-    """Where each tensor goes, and how long the file gets."""
+    """Lay out the tensors. Return their places, and the length of the file."""
     places, end = {}, 0
     for name, tensor in named.items():
         offset = -(-end // _ALIGNMENT) * _ALIGNMENT

@@ -1,11 +1,11 @@
-"""Rearranges rank processes: the same ranks, other shards, other replicas.
+"""Rearranges rank processes: the same processes get other shards and form other replicas.
 
     check memory ──▶ make the groups that are missing ──▶ move weights and cache ──▶ the same processes, as new replicas
          │                        │                                │
          └── SwitchRefused: nothing has changed                     └── EngineError: the ranks are of no further use
 
-Groups are made once, when an arrangement needs them first, and kept by the processes, idle, for the next time (PAT,
-section 4.3). A group is made again where one of its processes is another process than before.
+Groups are made when an arrangement first needs them. The processes keep them, idle, for the next time (PAT, section
+4.3). A group is made again where one of its processes has been replaced.
 """
 
 import time
@@ -26,47 +26,47 @@ from tailrace.errors import EngineError
 
 
 class SwitchRefused(EngineError):
-    """There is no room for it; everything is as it was."""
+    """There is no room for the switch; everything is as it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchReport:
-    """What a switch took: seconds, of the slowest rank where they are a rank's."""
+    """The cost of a switch, in seconds: those of the slowest rank where they are a rank's."""
 
     groups_s: float
     weights_s: float
     kv_s: float
     total_s: float
     kv_bytes: int
-    """Sent by the rank that sent most."""
+    """Bytes sent by the rank that sent most."""
     made_groups: tuple[int, ...]
-    """Degrees."""
+    """The degrees of the groups that were made."""
 
     @property
     def rest_s(self) -> float:
-        """All else: plans, orders, answers, bookkeeping."""
+        """Seconds of all else: plans, orders, answers, bookkeeping."""
         return self.total_s - self.groups_s - self.weights_s - self.kv_s
 
 
 class SwitchExecutor:
-    """Remembers which groups the processes have. Not thread-safe."""
+    """Carries out switches, and remembers which groups the processes have. Not thread-safe."""
 
     def __init__(self, config: NativeEngineConfig) -> None:
-        """`config`: with its collectives resolved."""
+        """Start without known groups. The collectives of `config` must be resolved."""
         self._config = config
         self._groups: dict[tuple[int, int], tuple[int, ...]] = {}
-        """By degree and number of the group, the processes that made it."""
+        """The processes that made each group, by the group's degree and number."""
 
     def groups(self, replicas: Sequence[ProcessReplica], tp: int) -> frozenset[int]:
-        """Degrees whose groups all exist, among the processes that there are now."""
+        """The degrees whose groups all exist, among the current processes."""
         degrees = {degree for degree, _ in self._groups} | {tp}
         return frozenset(degree for degree in degrees if not self._missing(replicas, tp, {degree}))
 
     def check(self, replicas: Sequence[ProcessReplica], extra_bytes: int) -> None:
-        """Whether every rank has `extra_bytes` of memory to spare.
+        """Check that every rank has `extra_bytes` of memory to spare.
 
         Raises:
-            SwitchRefused: one has not.
+            SwitchRefused: a rank has less.
             EngineError: a rank died.
         """
         answers = _tell(replicas, [Measure()] * len(_pids(replicas)), "measuring its memory")
@@ -80,16 +80,16 @@ class SwitchExecutor:
     def move(
         self, replicas: Sequence[ProcessReplica], migrations: Sequence[Migration], *, tp: int, target_tp: int
     ) -> SwitchReport:
-        """Move weights and cache. The processes are the target's ranks then, and the caller makes replicas of them.
+        """Move weights and cache. Afterwards the processes are the target's ranks; the caller makes replicas of them.
 
         Args:
-            migrations: Of each new replica.
+            migrations: The migration of each new replica.
 
         Returns:
-            What it took up to now; the caller knows the whole.
+            The report up to now; the caller sets the total.
 
         Raises:
-            EngineError: a rank died or ran out of memory; none is of any further use.
+            EngineError: a rank died or ran out of memory; no rank is of any further use.
         """
         began = time.perf_counter()
         made = self._make_groups(replicas, tp, target_tp)
@@ -123,7 +123,7 @@ class SwitchExecutor:
         return tuple(sorted({degree for degree, _ in missing}))
 
     def _missing(self, replicas: Sequence[ProcessReplica], tp: int, degrees: set[int]) -> list[tuple[int, int]]:
-        """Groups of these degrees that have to be made."""
+        """The groups of these degrees that have to be made."""
         for number, replica in enumerate(replicas):  # their own groups are made with the ranks
             self._groups[tp, number] = tuple(replica.pids)
         pids = _pids(replicas)
@@ -140,8 +140,10 @@ def _pids(replicas: Sequence[ProcessReplica]) -> tuple[int, ...]:
 
 
 def _tell(replicas: Sequence[ProcessReplica], orders: Sequence[Order], doing: str) -> list[Answer]:
-    """Give each rank its order, and wait for all answers, or until the first rank dies or fails: ranks exchange across
-    replicas, so that those of one may wait for a dead one of another."""
+    """Give each rank its order. Wait for all answers, or until the first rank dies or fails.
+
+    Ranks exchange across replicas, so that those of one may wait for a dead one of another.
+    """
     remaining = iter(orders)
     for replica in replicas:
         replica.tell([next(remaining) for _ in replica.pids], doing=doing)

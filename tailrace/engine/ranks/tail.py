@@ -1,4 +1,4 @@
-"""The last words of a process."""
+"""The last output of a process."""
 
 import os
 import threading
@@ -11,10 +11,12 @@ _BYTES, _LINES = 4000, 3
 
 
 class Tail:
-    """Reads what a process prints, and keeps the end of it."""
+    """Reads the output of a process, and keeps the end of it."""
 
     def __init__(self, output: IO[bytes]) -> None:
-        """`output`: the other end of its pipe, closed when the process and its children have closed theirs.
+        """Start to read `output`, the other end of the process's pipe.
+
+        It is closed when the process and its children have closed their ends.
 
         Raises:
             RuntimeError: no thread can be started.
@@ -28,13 +30,13 @@ class Tail:
             raise
 
     def __str__(self) -> str:
-        """The last lines in one, see `last_output`."""
+        """The last lines as one; see `last_output`."""
         lines = [line.strip() for line in self._bytes.decode(errors="replace").splitlines() if line.strip()]
         return last_output(" ".join(lines[-_LINES:]))
 
     def finish(self, limit_s: float) -> None:
-        """Read what is left of a process that has ended."""
-        with suppress(RuntimeError):  # in a process that was forked since
+        """Read the rest of the output of a process that has ended."""
+        with suppress(RuntimeError):  # in a process that was forked since, there is no such thread
             self._reader.join(limit_s)
 
     def _read(self, output: IO[bytes]) -> None:

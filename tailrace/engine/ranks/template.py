@@ -1,15 +1,15 @@
-"""The process that those of ranks are forked from: `python -m tailrace.engine.ranks.template DRIVER DESCRIPTOR`.
+"""The process that rank processes are forked from: `python -m tailrace.engine.ranks.template DRIVER DESCRIPTOR`.
 
     driver                            template                          rank
     TemplateProcess.fork ──socket───▶ imports torch once; fork ───────▶ rank_server.serve
     ForkedProcess        ◀──pipe───── its pid, and later how it ended
 
-To import PyTorch takes seconds of a core, and longer from a file system across a network; a fork takes milliseconds,
-and its imported modules are in memory once for all ranks. Nothing is computed here, and no thread is started: a process
+Importing PyTorch takes seconds of a core, and longer from a file system across a network. A fork takes milliseconds,
+and the imported modules are in memory once for all ranks. Nothing is computed here, and no thread is started: a process
 that has used a device or has threads cannot be forked safely.
 
-A request is one byte with four descriptors: the rank's end of its channel, where it prints, where it works, and the
-pipe for what becomes of it. The rank keeps that pipe open, too: it is closed when both are gone.
+A request is one byte with four descriptors: the rank's end of its channel, its output, its working directory, and the
+pipe that tells how it ends. The rank keeps that pipe open, too: it is closed when both are gone.
 """
 
 import errno
@@ -32,7 +32,7 @@ _WATCH_MS = 1000
 
 
 def main() -> None:
-    """Fork until the driver is gone; in what was forked, serve as a rank."""
+    """Fork until the driver is gone. In a process that was forked, serve as a rank."""
     replace_unencodable()
     driver, descriptor = map(int, sys.argv[1:])
     template = os.getpid()
@@ -51,22 +51,22 @@ def main() -> None:
 
 
 class Template:
-    """Forks ranks, and tells how each has ended."""
+    """Forks ranks, and reports how each has ended."""
 
     def __init__(self, driver: int, requests: socket.socket) -> None:
         self._driver = driver
         self._requests = requests
         self._children: dict[int, Connection] = {}
-        """The pipe of each, by its pid."""
+        """The pipe of each child, by its pid."""
 
     def serve(self) -> list[int]:
-        """Until the driver is gone: no descriptors. In a process that was forked: those of its request."""
+        """Fork until the driver is gone; return no descriptors. In a forked process, return those of its request."""
         woken, waking = socket.socketpair()
         with woken, waking:
             for end in (woken, waking):
                 end.setblocking(False)
             signal.set_wakeup_fd(waking.fileno())
-            signal.signal(signal.SIGCHLD, lambda *_: None)  # only what has a handler wakes
+            signal.signal(signal.SIGCHLD, lambda *_: None)  # only a signal with a handler wakes the poll
             poll = select.poll()
             for end in (self._requests, woken):
                 poll.register(end, select.POLLIN)
@@ -81,11 +81,11 @@ class Template:
                     )
                     if not request or self._fork(descriptors):
                         return descriptors
-                elif os.getppid() != self._driver:  # and a process that it forked holds its end
+                elif os.getppid() != self._driver:  # a process that the driver forked may still hold its end
                     return []
 
     def _fork(self, descriptors: list[int]) -> bool:
-        """Whether this is the new process."""
+        """Fork a process. Return whether this is the new one."""
         try:
             pid = os.fork()
         except OSError as error:
@@ -110,18 +110,18 @@ class Template:
         return False
 
     def _bury(self) -> None:
-        """Tell of those that have ended, and end what they have started."""
+        """Report the children that have ended, and end what they have started."""
         for pid in list(self._children):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
-            kill_group(pid)  # its number is nobody else's yet
+            kill_group(pid)  # no other process can have its number yet
             _, status = os.waitpid(pid, 0)
             with self._children.pop(pid) as telling:
                 _tell(telling, os.waitstatus_to_exitcode(status))
 
 
 def _tell(telling: Connection, number: int) -> None:
-    with suppress(OSError):  # nobody wants to know any more
+    with suppress(OSError):  # the driver has closed its end
         telling.send_bytes(str(number).encode())
 
 

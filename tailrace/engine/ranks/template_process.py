@@ -1,7 +1,8 @@
-"""The driver's end of the template, from which the processes of ranks are forked: see template.py.
+"""The driver's end of the template, from which rank processes are forked; see template.py.
 
-A driver process has one, from its first rank to its own end. One that has died is replaced when the next rank starts.
-Nobody waits for the template's word with a lock: a replica may be collected, and end its ranks, at any moment.
+A driver process has one template, from its first rank to its own end. A template that has died is replaced when the
+next rank starts. No thread waits for the template while it holds a lock: a replica may be collected, and end its ranks,
+at any moment.
 """
 
 import atexit
@@ -20,45 +21,45 @@ from tailrace.errors import how_ended
 from tailrace.host.children import EXIT_LIMIT_S, KILL_LIMIT_S, kill_group, python_module
 
 _TAKE_LIMIT_S = 10.0
-"""For a request of one byte to find room in the socket."""
+"""Time for a request of one byte to find room in the socket."""
 
 
 class ForkedProcess:
-    """A process that the template forks, the leader of a group of its own. From any thread."""
+    """A process that the template forks, the leader of its own group. Callable from any thread."""
 
     def __init__(self, template: "TemplateProcess", pipe: Connection) -> None:
         self._template = template
         self._pipe = pipe
         self._said: list[int] = []
-        """By the template: its pid (an error's number below 0 if there is none), and how it ended."""
+        """Numbers from the template: the pid (a negative error number if there is none), and how the process ended."""
         self._silent = False
-        """It and the template have ended."""
+        """Whether the process and the template have ended."""
         self._hearing = threading.Lock()
 
     @property
     def pid(self) -> int:
-        """0 as long as it is not known."""
+        """The pid; 0 as long as it is not known."""
         self._take()
         return max(self._said[0], 0) if self._said else 0
 
     @property
     def ended(self) -> bool:
-        """Whether it has."""
+        """Whether the process has ended."""
         self._take()
         return self._silent or len(self._said) == 2
 
     def wait_for_pid(self, limit_s: float) -> int:
-        """Its pid, which comes as soon as the template has started; 0 if not in time."""
+        """Wait for the pid, which comes as soon as the template has started. Return 0 if it does not come in time."""
         self._hear(limit_s, 1)
         return self.pid
 
     def wait(self, limit_s: float) -> bool:
-        """Whether it ends in time."""
+        """Wait for the process to end. Return whether it did in time."""
         self._hear(limit_s, 2)
         return self.ended
 
     def how(self) -> str:
-        """It ended: for people."""
+        """Say how the process ended."""
         match self._said:
             case [error, *_] if error < 0:
                 return f"it could not be forked: {os.strerror(-error)}"
@@ -69,12 +70,12 @@ class ForkedProcess:
         return "it has not ended yet"
 
     def kill(self) -> None:
-        """Kill it with all that it has started, if its pid is known."""
-        if not self.ended and self.pid:  # what has ended was killed with its group, and the number may be another's
+        """Kill the process with all that it has started, if its pid is known."""
+        if not self.ended and self.pid:  # an ended one was killed with its group, and its number may be another's
             kill_group(self.pid)
 
     def give_up(self) -> None:
-        """It has not even begun: end the template, which stands still."""
+        """End the template, which stands still: it has not even begun this process."""
         self._template.close()
 
     def _hear(self, limit_s: float, count: int) -> None:
@@ -83,7 +84,7 @@ class ForkedProcess:
             self._take()
 
     def _take(self) -> None:
-        with self._hearing:  # nobody waits in here
+        with self._hearing:  # no thread waits in here
             while not self._silent and self._pipe.poll(0.0):
                 try:
                     self._said.append(int(self._pipe.recv_bytes()))
@@ -92,14 +93,14 @@ class ForkedProcess:
 
 
 class TemplateProcess:
-    """The template. From any thread of the process that has started it."""
+    """The template. Callable from any thread of the process that has started it."""
 
     def __init__(self) -> None:
-        """Start it.
+        """Start the template.
 
         Raises:
             OSError: there is no room for another process, or another file.
-            RuntimeError: there is none for another thread.
+            RuntimeError: there is no room for another thread.
         """
         self._requests, theirs = socket.socketpair()
         self._requests.settimeout(_TAKE_LIMIT_S)
@@ -123,16 +124,16 @@ class TemplateProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The template's pid."""
         return self._process.pid
 
     @property
     def dead(self) -> bool:
-        """Whether it has ended."""
+        """Whether the template has ended."""
         return self._process.poll() is not None
 
     def fork(self, channel: int, output: int) -> ForkedProcess:
-        """A process, at once or when the template has started. It has the other ends of these descriptors.
+        """Fork a process, at once or when the template has started. It gets copies of these descriptors.
 
         It works in the directory in which the driver works now.
 
@@ -148,20 +149,20 @@ class TemplateProcess:
                 self.close()
                 raise
             except ConnectionError:
-                pass  # it has just died: the process that there is not has ended, and knows of what
+                pass  # the template has just died: the process that is returned has ended, and says so
             finally:
                 os.close(directory)
         return ForkedProcess(self, heard)
 
     def obituary(self) -> str:
-        """How it has died, and its last words."""
+        """Say how the template has died, with its last words."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_LIMIT_S)
         self._tail.finish(EXIT_LIMIT_S)
         return f"{how_ended(self._process.returncode)}{self._tail}"
 
     def close(self) -> None:
-        """End it; ranks that are left end, too. Closing twice is harmless."""
+        """End the template; ranks that are left end, too. Closing twice is harmless."""
         self._requests.close()
         self._end()
         self._tail.finish(KILL_LIMIT_S)
@@ -177,7 +178,7 @@ _starting = threading.Lock()
 
 
 def fork(channel: int, output: int) -> ForkedProcess:
-    """See `TemplateProcess.fork`; of this process's template, which is started where there is none.
+    """Fork a process from this process's template, which is started where there is none. See `TemplateProcess.fork`.
 
     Raises:
         OSError, RuntimeError: there is no room for another process, file or thread.
@@ -197,7 +198,7 @@ def _get() -> TemplateProcess:
 
 
 def _forget() -> None:
-    """In a process that was forked from this one."""
+    """Drop the template, in a process that was forked from this one."""
     global _template, _starting
     _template, _starting = None, threading.Lock()
 

@@ -1,4 +1,4 @@
-"""What the driver and the process of a rank say to each other, in frames (tailrace/host/frames.py).
+"""The messages between the driver and the process of a rank, in frames (tailrace/host/frames.py).
 
 driver → process   Start, then the others in any order, each when the one before it has been answered
 process → driver   one Answer to each
@@ -28,9 +28,9 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True
     config: str
     """A NativeEngineConfig, as JSON."""
     architecture: Architecture
-    """Of the whole model."""
+    """The architecture of the whole model."""
     rank: int
-    """Of all ranks of the engine."""
+    """The rank's number among all ranks of the engine."""
     device: str
     threads: int
     rendezvous: str
@@ -38,9 +38,9 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True
     timeout_s: float
     """The longest that a rank may wait for another."""
     environment: dict[bytes, bytes]
-    """The driver's."""
+    """The driver's environment."""
     cores: list[int]
-    """That the rank may run on; empty where the operating system does not tell."""
+    """The cores that the rank may run on; empty where the operating system does not tell."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -56,18 +56,18 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Say how much memory there is to spare."""
+    """Report how much memory there is to spare."""
 
 
 class Meet(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Make communication groups."""
 
     places: dict[int, str]
-    """By degree, the directory of the `Rendezvous`."""
+    """The directory of the `Rendezvous`, by degree."""
 
 
 class AllReduce(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Sum fp32 tensors with the ranks of the replica, and say how long that takes."""
+    """Sum fp32 tensors with the ranks of the replica, and report how long that takes."""
 
     count: int
     """Entries of a tensor."""
@@ -79,7 +79,7 @@ class Switch(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     degree: int
     migration: Migration
-    """What moves among the ranks that this one meets."""
+    """The blocks that move among the ranks that this one meets."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -91,17 +91,17 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What became of an order."""
+    """The answer to an order."""
 
     output: StepOutput | None = None
-    """Of a step, from shard 0; the others have the same."""
+    """The output of a step, from shard 0; the other shards have the same."""
     failure: Failure | None = None
     spare_bytes: int | None = None
-    """Memory that the rank may yet take: its device's, or its share of the machine's."""
+    """Bytes of memory that the rank may still take: its device's, or its share of the machine's."""
     seconds: float | None = None
-    """The median all-reduce."""
+    """The median seconds of an all-reduce."""
     times: SwitchTimes | None = None
-    """Of a switch."""
+    """The times of a switch."""
 
 
 Order = Start | Load | Step | Measure | Meet | AllReduce | Switch
@@ -112,13 +112,13 @@ _ANSWERS = msgspec.msgpack.Decoder(Answer)
 
 
 class Channel:
-    """One end of a conversation."""
+    """One end of the connection between the driver and a rank process."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
 
     def fileno(self) -> int:
-        """Readable when a message has come, or the other end is gone."""
+        """The descriptor, which is readable when a message has come, or the other end is gone."""
         return self._stream.fileno()
 
     def send(self, message: Order | Answer, *, descriptor: int | None = None, limit_s: float | None = None) -> None:
@@ -126,7 +126,7 @@ class Channel:
 
         Raises:
             ConnectionError: the other end is gone.
-            TimeoutError: it has not taken the message within `limit_s`.
+            TimeoutError: the other end has not taken the message within `limit_s`.
         """
         data = frame(message)
         passed = [] if descriptor is None else [descriptor]
@@ -135,7 +135,7 @@ class Channel:
         self._stream.sendall(memoryview(data)[sent:])
 
     def receive_order(self) -> tuple[Order, int | None]:
-        """The next order, and the file descriptor that came with it.
+        """Receive the next order, and the file descriptor that came with it.
 
         Raises:
             ConnectionError: the other end is gone.
@@ -145,7 +145,7 @@ class Channel:
         return order, descriptors[0] if descriptors else None
 
     def receive_answer(self, *, limit_s: float) -> Answer:
-        """The next answer.
+        """Receive the next answer.
 
         Raises:
             ConnectionError: the other end is gone.
@@ -154,7 +154,7 @@ class Channel:
         return self._receive(_ANSWERS, time.monotonic() + limit_s, array("i"))
 
     def hang_up(self) -> None:
-        """Let both ends see the end of the conversation. From any thread; `close` is still to come."""
+        """Let both ends see the end of the connection. Callable from any thread; `close` must still follow."""
         with suppress(OSError):  # it is closed, or the other end is
             self._stream.shutdown(socket.SHUT_RDWR)
 
