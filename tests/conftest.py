@@ -22,11 +22,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a script starts with SIGINT ignored
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and one of `nohup` with SIGHUP
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")  # no hypothesis test has a deadline, and a failure repeats
 
 TinyModel = Callable[..., Path]
 Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many workers again as cores: the tests wait for other processes almost half of their time."""
+    return max(2, 3 * (os.cpu_count() or 1) // 2)
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def reshaped(self, architecture: Architecture, collective: Collective) -> Self:
-        """Make a decoder of another shard, without weights. It shares the cache's memory and what does not depend on TP.
+        """Make a decoder of another shard, without weights. It shares the cache's memory and all that no TP changes.
 
         This decoder may not compute any more, since the caches overlap.
 
