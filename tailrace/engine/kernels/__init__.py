@@ -1,1 +1,1 @@
-"""C++ for CPUs, compiled at first use: what the interpreter is too slow for."""
+"""C++ for CPUs, compiled at first use, for work that the interpreter is too slow for."""

@@ -18,7 +18,7 @@ struct Heads {
 struct Queries {
     long first;     // row in the slab
     long tokens;
-    long position;  // of the first
+    long position;  // of the first token
     const int64_t* table;
 };
 
@@ -27,7 +27,7 @@ static inline const bf16* region_of(const Heads& h, const bf16* pool, const Quer
     return pool + (queries.table[n] * h.kv_heads + kv_head) * h.region();
 }
 
-constexpr long QUERY_ROWS = 36;  // what shares a level 1 cache with a block's keys and values
+constexpr long QUERY_ROWS = 36;  // rows that share a level 1 cache with a block's keys and values
 constexpr long MOST_HEAD_DIM = 256;
 
 static inline long tokens_per_tile(const Heads& h) { return std::max(1L, QUERY_ROWS / h.group()); }
@@ -51,7 +51,7 @@ struct Scratch {
     }
 };
 
-// Turns a row's scores of one block into weights; rescales what was summed before if there is a new largest score.
+// Turns a row's scores of one block into weights. Rescales the earlier sums if there is a new largest score.
 static void soften(const Heads& h, const Scratch& s, long row, long visible, long keys) {
     float* scores = s.scores + row * h.block_size;
     bf16* weights = s.weights + row * h.block_size;
@@ -84,8 +84,8 @@ static void soften(const Heads& h, const Scratch& s, long row, long visible, lon
     }
 }
 
-// q: the slab's queries of this KV head, [token, query head of the group, head_dim]. next: what this thread probably
-// reads after this. out: [token, query_heads, head_dim], of which this fills the group's heads.
+// q: the slab's queries of this KV head, [token, query head of the group, head_dim]. next: the memory that this thread
+// probably reads afterwards. out: [token, query_heads, head_dim]; this fills the group's heads.
 static void attend(const Heads& h, const Queries& queries, long kv_head, const bf16* q, const bf16* keys,
     const bf16* values, const bf16* next, const Scratch& s, bf16* out) {
     const long group = h.group(), rows = queries.tokens * group, last = queries.position + queries.tokens - 1;

@@ -1,8 +1,8 @@
 """Compiles a C++ source of this package for this machine at first use, and loads it.
 
-Sources have a plain C interface and include no torch headers, so a compiler is all that is needed, and a library serves
-every torch. Libraries are kept in the cache directory under a hash of all that decides what they contain, and end with
-a digest of themselves: one that a full disk or a power cut left in part could kill the process that loads it.
+Sources have a plain C interface and include no torch headers. So only a compiler is needed, and a library serves every
+torch. Libraries are kept in the cache directory under a hash of all that decides what they contain. They end with a
+digest of themselves: a library that a full disk or a power cut left in part could kill the process that loads it.
 """
 
 import ctypes
@@ -33,17 +33,17 @@ AVX512_BF16 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
 
 
 class KernelUnavailable(EngineError):
-    """A kernel cannot be had on this machine; its message says why and what would help."""
+    """A kernel is not available on this machine; the message says why and what would help."""
 
 
 @functools.cache
 def load(name: str, *, needs: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """The library of `name`.cpp in this package, compiled if it has not been yet. Safe in concurrent processes.
+    """Load the library of `name`.cpp in this package, compiled if it has not been yet. Safe in concurrent processes.
 
-    needs: flags of /proc/cpuinfo, without which the library would not run.
+    needs: Flags of /proc/cpuinfo, without which the library would not run.
 
     Raises:
-        KernelUnavailable: the CPU lacks one, there is no compiler, or it fails.
+        KernelUnavailable: the CPU lacks a flag, there is no compiler, or the compiler fails.
     """
     if missing := set(needs) - cpu_flags():
         raise KernelUnavailable(f"the {name} kernel needs a CPU with {', '.join(sorted(missing))}")
@@ -60,7 +60,7 @@ def load(name: str, *, needs: tuple[str, ...] = ()) -> ctypes.CDLL:
 
 
 def _compiler(name: str) -> tuple[str, ...]:
-    """The command of $CXX, else of the first compiler there is."""
+    """Return the command of $CXX, or else of the first compiler that is installed."""
     if own := os.environ.get("CXX"):
         command = tuple(shlex.split(own))
         if not command or shutil.which(command[0]) is None:
@@ -81,7 +81,7 @@ def _fingerprint(source: Path, compiler: tuple[str, ...]) -> str:
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether it is there, as it was compiled."""
+    """Whether the library is there, as it was compiled."""
     try:
         content = library.read_bytes()
     except OSError:
@@ -90,7 +90,7 @@ def _is_whole(library: Path) -> bool:
 
 
 def _compile(source: Path, compiler: tuple[str, ...], library: Path) -> None:
-    """Compile beside the final name and rename: whoever sees the library sees all of it."""
+    """Compile beside the final name and rename, so that other processes see the whole library or none."""
     try:
         make_private(library.parent)
         with tempfile.TemporaryDirectory(dir=library.parent) as directory:
@@ -104,7 +104,7 @@ def _compile(source: Path, compiler: tuple[str, ...], library: Path) -> None:
 
 
 def _run(command: tuple[str, ...], name: str) -> bytes:
-    """What the compiler prints."""
+    """Run the compiler. Return what it prints."""
     try:
         return subprocess.run(command, capture_output=True, check=True, timeout=COMPILE_TIMEOUT_S).stdout
     except subprocess.CalledProcessError as error:

@@ -80,7 +80,7 @@ std::vector<std::vector<Queries>> tiles_of(const Model& m, const Step& s) {
     return slabs;
 }
 
-// What the threads of a call share.
+// The state that the threads of a call share.
 struct Run {
     const Model& m;
     const Step& s;
@@ -94,7 +94,7 @@ struct Run {
         : m(m), s(s), w(m, m.workspace), places(places_of(m, s)), tiles(tiles_of(m, s)) {}
 };
 
-// One thread.
+// One thread's work.
 class Worker {
   public:
     Worker(Run& run)
@@ -223,8 +223,8 @@ class Worker {
     }
 };
 
-// Puts 16 rows of a weight in the order of `Columns::packed`. Past the cache: nobody computes with them yet, and a line
-// that is written whole need not be read first.
+// Puts 16 rows of a weight in the order of `Columns::packed`. The stores bypass the cache: nothing computes with them
+// yet, and a line that is written whole need not be read first.
 static void pack_group(const uint32_t* rows, uint32_t* group, long pairs) {
     for (long p = 0; p < pairs; p += LANES) {
         const long count = std::min((long)LANES, pairs - p);

@@ -1,4 +1,4 @@
-// What Python hands over; `tailrace/engine/decoder/cpu.py` mirrors these structs.
+// The structs that Python passes; `tailrace/engine/decoder/cpu.py` mirrors them.
 #pragma once
 
 #include "attention.h"
@@ -34,7 +34,7 @@ struct Step {
     int64_t tokens, chunks, width, drawn;
     const int64_t *token_ids, *positions, *starts, *lengths, *tables, *drawn_rows;
     bf16* residual;  // [T, hidden]
-    float* partial;  // [T, hidden], this rank's share of what is to be added to it
+    float* partial;  // [T, hidden], this rank's share of the sum to be added to `residual`
     float* logits;   // [drawn, vocabulary]
 };
 

@@ -25,7 +25,7 @@ struct Columns {
     static Columns packed(const bf16* data, long pairs) { return {data, 2 * LANES, 2 * LANES * pairs}; }
 };
 
-// Where sums go. Their types decide how a tile begins and ends.
+// Destinations of sums. Their types decide how a tile begins and ends.
 struct Store {
     float* data;
     long row;

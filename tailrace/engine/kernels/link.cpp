@@ -1,4 +1,4 @@
-// An exchange after each of whose calls the rank waits, as if the ranks were linked by something slower.
+// Slows an exchange down: after each call the rank waits, as if the link between the ranks were slower.
 
 #include <chrono>
 #include <cstdint>

@@ -1,12 +1,12 @@
-// From the fused projection to attention: norm and rotation of heads, and the way of keys and values into the cache.
+// From the fused projection to attention: norms and rotates heads, and writes keys and values into the cache.
 #pragma once
 
 #include "decoder.h"
 
-// Where the key and value of a row of the step belong.
+// The place of a row's key and value in the cache.
 struct Place {
     long block, offset;
-    bool newest;  // of its sequence
+    bool newest;  // whether the row is the newest of its sequence
 };
 
 static inline float inverse_rms(const Model& m, __m512 squares, long size) {

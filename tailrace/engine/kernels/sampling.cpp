@@ -41,7 +41,7 @@ int64_t first_maximum(const float* logits, long width) {
     return _mm512_mask_reduce_min_epi32(equal, where);
 }
 
-// The first index whose cumulative weight exceeds the target, so one of positive weight, and what lies before it.
+// The first index whose cumulative weight exceeds the target, so one of positive weight, and the sum of those before.
 // The target is kept just below the total, which rounding might let it reach. Any index where weights are NaN.
 template <typename Weight>
 long first_above(const Weight* weights, long count, double target, double total, double* before) {
@@ -53,12 +53,12 @@ long first_above(const Weight* weights, long count, double target, double total,
     return count - 1;
 }
 
-// A row's likeliest logit, or a token that was drawn: what ranks tell each other of a row.
+// A row's likeliest logit, or its token that was drawn, as the ranks exchange it.
 struct Found {
     double value, token;
 };
 
-// This rank's share of the drawing of N rows, and where the ranks exchange.
+// This rank's share of the drawing of N rows, and the exchange between the ranks.
 struct Drawing {
     float* logits;
     long rows, width, threads, tokens, blocks;  // tokens: of this rank's width; blocks: of the whole vocabulary
@@ -68,7 +68,7 @@ struct Drawing {
     void* exchange;
     int missing = -1;
 
-    // [ranks][own], or `own` itself where there is one rank. Of no use once a rank is missing.
+    // [ranks][own], or `own` itself where there is one rank. The contents are of no use once a rank is missing.
     template <typename Item>
     std::vector<Item> all(const std::vector<Item>& own) {
         if (ranks == 1) return own;
@@ -154,7 +154,7 @@ struct Drawing {
 
 extern "C" {
 
-// `Drawing.draw` in `tailrace/engine/sampling/drawing.py` says what this means. Returns -1, or the rank that did not take part.
+// See `Drawing.draw` in `tailrace/engine/sampling/drawing.py`. Returns -1, or the rank that did not take part.
 int sampling_draw(float* logits, int64_t rows, int64_t width, int64_t threads, int64_t tokens, int64_t blocks,
     const float* scales, const uint8_t* greedy, const double* uniforms, int64_t rank, int64_t ranks,
     int (*gather)(void*, const char*, char*, int64_t), void* exchange, int64_t* drawn, double* weights,

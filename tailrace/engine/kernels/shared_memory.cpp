@@ -21,7 +21,7 @@ constexpr int64_t kPage = 4096;
 constexpr int kSpins = 1000;     // some 20 µs, by which ranks that both run may differ; then let others have the core
 constexpr int64_t kTile = 1024;  // elements summed at a time, in the nearest cache
 
-// On its own pair of cache lines, since processors fetch lines in pairs.
+// A counter has its own pair of cache lines, since processors fetch lines in pairs.
 struct alignas(128) Counter {
     std::atomic<uint64_t> turn;
 };
@@ -133,7 +133,7 @@ extern "C" {
 
 int64_t exchange_bytes(int size, int64_t slot_bytes) { return counter_bytes(size) + 2 * size * slot_bytes; }
 
-// memory: exchange_bytes(size, slot_bytes) of them, zeros when the first rank opens it; slot_bytes: a multiple of 64.
+// memory: exchange_bytes(size, slot_bytes) bytes, zeros when the first rank opens it; slot_bytes: a multiple of 64.
 Exchange* exchange_open(char* memory, int rank, int size, int64_t slot_bytes, double timeout_s) {
     return new Exchange{reinterpret_cast<Counter*>(memory), memory + counter_bytes(size), slot_bytes, rank, size,
                         std::chrono::duration<double>(timeout_s)};

@@ -1,4 +1,4 @@
-// What the kernels share: bf16, conversions, exp. AVX512-BF16.
+// Shared by the kernels: bf16, conversions, exp. Needs AVX512-BF16.
 #pragma once
 
 #include <immintrin.h>

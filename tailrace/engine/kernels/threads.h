@@ -1,4 +1,4 @@
-// How threads divide work and wait for each other.
+// The division of work between threads, and their barrier.
 #pragma once
 
 #include <immintrin.h>
@@ -6,13 +6,14 @@
 
 #include <atomic>
 
-// The part [begin, end) of `total` items that is one thread's.
+// One thread's part [begin, end) of `total` items.
 struct Share {
     long begin, end;
     Share(long total, int thread, int threads) : begin(total * thread / threads), end(total * (thread + 1) / threads) {}
 };
 
-// OpenMP's own barrier spins for milliseconds: where threads outnumber free cores, those waited for do not get to run.
+// Replaces OpenMP's own barrier, which spins for milliseconds. Where threads outnumber free cores, that would keep the
+// threads that are waited for from running.
 class Barrier {
   public:
     void wait(int threads) {

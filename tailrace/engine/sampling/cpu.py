@@ -15,10 +15,10 @@ class CpuDrawing:
     """See `drawing.Drawing`. Reads each logit twice and stores nothing of the vocabulary's size."""
 
     def __init__(self, collective: Collective) -> None:
-        """`collective`: of one rank, or with a native exchange. Uses as many threads as torch does now.
+        """Prepare to draw with as many threads as torch has now. `collective` is of one rank, or has a native exchange.
 
         Raises:
-            KernelUnavailable: the kernels cannot be had.
+            KernelUnavailable: the kernels are not available.
         """
         self._library = load_kernel()
         self._threads = torch.get_num_threads()
@@ -53,10 +53,10 @@ class CpuDrawing:
 
 
 def load_kernel() -> ctypes.CDLL:
-    """Drawing in C++.
+    """Load the drawing in C++.
 
     Raises:
-        KernelUnavailable: the kernels cannot be had.
+        KernelUnavailable: the kernels are not available.
     """
     library = load("sampling", needs=AVX512_BF16)
     pointer, number = c_void_p, c_int64

@@ -1,8 +1,8 @@
 """Drawing tokens from logits that are spread over ranks, the same tokens whatever the number of ranks.
 
 Each rank sums the weights of its share of the vocabulary in blocks. All ranks gather the same sums, choose the same
-block, and learn the token from the block's owner. Blocks begin at the same tokens whatever the number of ranks, so that
-number changes no bit of the result.
+block, and learn the token from the block's owner. Blocks begin at the same tokens whatever the number of ranks, so the
+number of ranks changes no bit of the result.
 
     maxima ─▶ all_gather ─▶ block sums ─▶ all_gather ─▶ choose a block ─▶ its owner finds the token ─▶ all_gather
 
@@ -20,22 +20,22 @@ from tailrace.engine.collectives.base import Collective
 from tailrace.engine.model.sharding import VOCAB_MULTIPLE
 
 BLOCK = VOCAB_MULTIPLE
-"""Vocabulary entries that are summed before the first search."""
+"""Vocabulary entries of a block, which are summed before the first search."""
 CPU_ENTRIES = 2**16
-"""Logits whose exponentials a CPU holds at a time: they stay in its cache."""
+"""Logits whose exponentials a CPU holds at a time, so that they stay in its cache."""
 
 
 class DrawInputs(NamedTuple):
-    """What N tokens are drawn from."""
+    """The inputs for drawing N tokens."""
 
     logits_NV: torch.Tensor
-    """[N, V_local] fp32, this rank's, V_local a multiple of BLOCK; `draw` sets those beyond the vocabulary to -inf."""
+    """This rank's, [N, V_local] fp32, V_local a multiple of BLOCK. `draw` sets those beyond the vocabulary to -inf."""
     greedy_N: torch.Tensor
-    """bool"""
+    """[N] bool: whether the row takes the likeliest token."""
     scale_N: torch.Tensor
-    """fp32"""
+    """[N] fp32: 1 / temperature."""
     uniforms_N: npt.NDArray[np.float64]
-    """In [0, 1)."""
+    """One number in [0, 1) for each row."""
     vocab_size: int
     """Tokens of all ranks together."""
 
@@ -51,10 +51,10 @@ class Drawn(NamedTuple):
 
 
 class Drawing(Protocol):
-    """How one rank takes part."""
+    """One rank's part in the drawing."""
 
     def draw(self, inputs: DrawInputs) -> Drawn:
-        """Invert each row's cumulative weights at its number; of greedy rows take the first of the likeliest.
+        """Invert each row's cumulative weights at its number; greedy rows take the first of the likeliest tokens.
 
         Raises:
             EngineError: a rank did not take part.
@@ -62,12 +62,12 @@ class Drawing(Protocol):
 
 
 def own_tokens(rank: int, width: int, vocab_size: int) -> int:
-    """How many of a rank's `width` logits belong to tokens; the others pad."""
+    """The number of a rank's `width` logits that belong to tokens; the others are padding."""
     return min(max(vocab_size - rank * width, 0), width)
 
 
 def whole_rows(collective: Collective, part: torch.Tensor, columns: int) -> torch.Tensor:
-    """Gather [N, X_local] to [N, columns]; what lies beyond only pads."""
+    """Gather [N, X_local] to [N, columns]; columns beyond are padding."""
     if collective.size == 1:
         return part[:, :columns]
     gathered = collective.all_gather(part.contiguous())
@@ -76,7 +76,7 @@ def whole_rows(collective: Collective, part: torch.Tensor, columns: int) -> torc
 
 @dataclass(frozen=True, slots=True)
 class TorchDrawing:
-    """On any device, with any collective."""
+    """Draws on any device, with any collective."""
 
     collective: Collective
 
@@ -98,7 +98,7 @@ class TorchDrawing:
         return Drawn(tokens.astype(np.int64), weights, totals)
 
     def _likeliest(self, logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The largest logit [N] fp32 and the first token that has it [N] fp64, over all ranks."""
+        """Find the largest logit [N] fp32 and the first token that has it [N] fp64, over all ranks."""
         # Block by block, because torch vectorizes a maximum but not one with its index.
         largest_N, block_N = logits_NV.view(len(logits_NV), -1, BLOCK).amax(-1).max(-1)
         token_N = block_N * BLOCK + _block(logits_NV, block_N).argmax(-1) + self.collective.rank * logits_NV.shape[1]
@@ -114,7 +114,7 @@ class TorchDrawing:
         maxima_N: torch.Tensor,
         scale_N: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The token at `inside_N` of the block's weights, and its weight, [N] fp64 each. Its owner finds it."""
+        """Find the token at `inside_N` of the block's weights, and its weight, [N] fp64 each. The owner does so."""
         blocks, rank = logits_NV.shape[1] // BLOCK, self.collective.rank
         own_N = (block_N - rank * blocks).clamp(0, blocks - 1)
         weights_NB = (_block(logits_NV, own_N) - maxima_N[:, None]).mul_(scale_N[:, None]).exp_().double()
@@ -127,7 +127,7 @@ class TorchDrawing:
 
 
 def _block_sums(logits_NV: torch.Tensor, maxima_N: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
-    """Summed weights of each block, [N, V_local / BLOCK] fp64. They depend on the logits of their block alone."""
+    """Sum the weights of each block, [N, V_local / BLOCK] fp64. A sum depends on the logits of its block alone."""
     count, width = logits_NV.shape
     step = max(1, CPU_ENTRIES // width) if logits_NV.device.type == "cpu" else max(1, count)
     sums = logits_NV.new_empty(count, width // BLOCK)
@@ -139,15 +139,15 @@ def _block_sums(logits_NV: torch.Tensor, maxima_N: torch.Tensor, scale_N: torch.
 
 
 def _block(logits_NV: torch.Tensor, blocks_N: torch.Tensor) -> torch.Tensor:
-    """[N, BLOCK], one block of each row."""
+    """Take one block of each row, [N, BLOCK]."""
     rows = torch.arange(len(logits_NV), device=logits_NV.device)
     return logits_NV.view(len(logits_NV), -1, BLOCK)[rows, blocks_N]
 
 
 def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """[N], the first index whose cumulative weight exceeds the target, so one of positive weight.
+    """Find the first index whose cumulative weight exceeds the target, [N]. Its own weight is positive.
 
-    Targets are kept just below the total, which rounding might let them reach. Any index where weights are NaN.
+    Targets are kept just below the total, which rounding might let them reach. The index is arbitrary for NaN weights.
     """
     total = cumulative[:, -1]
     below = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total))).clamp_min(0)

@@ -1,8 +1,8 @@
-"""From logits to tokens, with the log-probability of each, whatever the number of ranks that hold the vocabulary.
+"""The sampler: from logits to tokens and their log-probabilities, whatever the number of ranks with the vocabulary.
 
-Temperature, top-k, top-p and min-p mean what they mean in transformers, in that order. A token is found by inverting
-the cumulative distribution at one uniform number, which depends on the sample's seed and the token's position and on
-nothing else, so a sample is the same whatever shares its batch.
+Temperature, top-k, top-p and min-p mean what they mean in transformers, and apply in that order. A token is found by
+inverting the cumulative distribution at one uniform number. The number depends on the sample's seed and the token's
+position, and on nothing else, so a sample is the same whatever shares its batch.
 
 The vocabulary may be spread over ranks (`drawing.py`). Only rows with a filter are gathered whole.
 """
@@ -20,15 +20,15 @@ from tailrace.engine.sampling.drawing import Drawing, DrawInputs, own_tokens, wh
 from tailrace.errors import EngineError
 
 FIRST_CANDIDATES = 256
-"""Most likely tokens looked at for top-p before more are."""
+"""The number of most likely tokens that top-p looks at first."""
 
 UInts = npt.NDArray[np.uint64]
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
-    """[N] numbers in [0, 1), one for each (seed, position): a counter-based generator.
+    """Make [N] numbers in [0, 1), one for each (seed, position), with a counter-based generator.
 
-    Two rounds of the SplitMix64 finalizer (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+    It takes two rounds of the SplitMix64 finalizer (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
     generators"), the first over the seed, the second over the position added to its result.
     """
     keys = np.array([int(seed) % 2**64 for seed in seeds], np.uint64)
@@ -45,23 +45,23 @@ def _mix(x: UInts) -> UInts:
 
 
 class Settings(Protocol):
-    """How one token is drawn: a `Draw`, a `SamplingConfig`."""
+    """The settings by which one token is drawn: a `Draw` or a `SamplingConfig`."""
 
     @property
     def temperature(self) -> float:
-        """Logits are divided by it; 0 is greedy."""
+        """The divisor of the logits; 0 is greedy."""
 
     @property
     def top_k(self) -> int:
-        """Only so many of the likeliest tokens are drawn from; 0 for all."""
+        """The number of likeliest tokens that are drawn from; 0 for all."""
 
     @property
     def top_p(self) -> float:
-        """Only the likeliest tokens that together have this probability are drawn from; 1 for all."""
+        """The likeliest tokens that together have this probability are drawn from; 1 for all."""
 
     @property
     def min_p(self) -> float:
-        """Only tokens are drawn from that have this part of the likeliest one's probability; 0 for all."""
+        """The least probability of a token that is drawn from, as a part of the likeliest one's; 0 for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class SamplingRows:
     scale_N: torch.Tensor
     """fp32, 1 / temperature; 1 for greedy rows"""
     filters: "_Filters | None"
-    """Of the rows that have one, if there are any."""
+    """The filters of the rows that have one; None if there are none."""
 
     @classmethod
     def of(cls, rows: Sequence[Settings], device: torch.device) -> Self:
-        """The settings of a batch."""
+        """Collect the settings of a batch."""
         greedy = torch.tensor([row.temperature == 0 for row in rows], device=device)
         scale = [1 / row.temperature if row.temperature else 1.0 for row in rows]
         return cls(greedy, torch.tensor(scale, device=device), _Filters.of(rows, device))
@@ -85,10 +85,10 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True)
 class _Filters:
-    """What cuts tokens off, of n rows."""
+    """The filters that cut tokens off, for n rows."""
 
     rows_n: torch.Tensor
-    """int64, which rows these are"""
+    """int64, the numbers of these rows"""
     top_k_n: torch.Tensor
     """int64, 0 keeps all"""
     top_p_n: torch.Tensor
@@ -110,10 +110,10 @@ class _Filters:
 
 
 class Sampler:
-    """One rank's. Every rank calls `sample` with the same rows and gets the same result."""
+    """Samples on one rank. Every rank calls `sample` with the same rows and gets the same result."""
 
     def __init__(self, vocab_size: int, collective: Collective, drawing: Drawing) -> None:
-        """`vocab_size`: real tokens, of all ranks together."""
+        """`vocab_size` counts the real tokens, of all ranks together."""
         self._vocab_size = vocab_size
         self._collective = collective
         self._drawing = drawing
@@ -121,12 +121,14 @@ class Sampler:
     def sample(
         self, logits_NV: torch.Tensor, rows: SamplingRows, uniforms_N: npt.NDArray[np.float64]
     ) -> tuple[list[int], list[float]]:
-        """One token for each row and its log-probability under the distribution that it was drawn from.
+        """Draw one token for each row. Return the tokens, and their log-probabilities.
+
+        A log-probability is that under the distribution that the token was drawn from.
 
         Greedy rows take the first of the most likely tokens and report its log-probability at temperature 1.
 
         Args:
-            logits_NV: [N, V_local] fp32, this rank's; changed in place.
+            logits_NV: This rank's logits, [N, V_local] fp32; changed in place.
 
         Raises:
             EngineError: a row has NaN or infinite logits, or a rank did not take part.
@@ -139,7 +141,7 @@ class Sampler:
         return drawn.tokens_N.tolist(), (np.log(drawn.weights_N) - np.log(drawn.totals_N)).tolist()
 
     def _filter(self, logits_NV: torch.Tensor, scale_N: torch.Tensor, filters: _Filters) -> None:
-        """Set what top-k, top-p and min-p cut off to -inf."""
+        """Set the logits that top-k, top-p and min-p cut off to -inf."""
         own_nV = logits_NV[filters.rows_n]
         logits_nV = whole_rows(self._collective, own_nV, self._vocab_size)
         scores_nV = (logits_nV - logits_nV.amax(-1, keepdim=True)).mul_(scale_N[filters.rows_n, None])
@@ -151,7 +153,7 @@ class Sampler:
 
 
 def _filter_scores(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Scores [n, V] with -inf for what top-k, then top-p, then min-p cut off; ties at the k-th place are kept."""
+    """Set scores [n, V] that top-k, then top-p, then min-p cut off to -inf; ties at the k-th place are kept."""
     if bool((top_k > 0).any()):
         k = torch.where(top_k > 0, top_k, scores.shape[1]).clamp_max(scores.shape[1])
         some = (k < scores.shape[1]).nonzero()[:, 0]
@@ -169,9 +171,9 @@ def _filter_scores(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tenso
 
 
 def _top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keep each token whose more likely ones have less than `top_p` together.
+    """Keep each token whose more likely tokens have less than `top_p` together.
 
-    Looks only at the few tokens that are most likely, and at more where they do not reach `top_p`.
+    This looks only at the few tokens that are most likely, and at more where they do not reach `top_p`.
     """
     kept = torch.full_like(scores, -torch.inf)
     normalizer = scores.logsumexp(-1, keepdim=True)

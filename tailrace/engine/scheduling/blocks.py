@@ -1,11 +1,11 @@
-"""Who holds which cache block, and which tokens' keys and values the blocks still have.
+"""The blocks of the cache: their holders, and the tokens whose keys and values they still have.
 
-Keys and values of a token depend on all tokens before it, so blocks are found along a tree: a node is a block, its path
-from the root the tokens up to its end. A lookup walks down the full blocks, which it may share, and ends at the child
-that has most of the next tokens in common, which it may copy. Tokens are compared themselves, never hashes of them.
+Keys and values of a token depend on all tokens before it. So blocks are found along a tree: a node is a block, and its
+path from the root has the tokens up to its end. A lookup walks down the full blocks, which it may share. It ends at the
+child that has most of the next tokens in common, which it may copy. Tokens themselves are compared, never their hashes.
 
-A block without a holder stays in the tree until its room is needed, least recently held first. Whoever holds a block
-holds all blocks before it, and lets go of the last one first. So a node has no children left when its turn comes.
+A block without a holder stays in the tree until its room is needed, least recently held first. Every holder of a block
+holds all blocks before it, and releases the last one first. So a node has no children left when its turn comes.
 """
 
 from bisect import bisect_left
@@ -20,18 +20,18 @@ _tokens = attrgetter("tokens")
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A block that can be found."""
+    """A block in the tree, which can be found."""
 
     block: int
     tokens: TokenKey
-    """A full block's, or the first ones of a block that fills up still or ended early."""
+    """The tokens of a full block, or the first ones of a block that still fills up or ended early."""
     parent: "Node | None"
     """The full block before it; the root's is None."""
     children: list["Node"] = field(default_factory=list)
-    """In the order of their tokens, no two alike, so that the most alike are neighbours."""
+    """The children in the order of their tokens, no two alike, so that the most alike are neighbours."""
 
     def nearest(self, tokens: TokenKey) -> tuple["Node | None", int]:
-        """The child that begins with most of `tokens`, and how many these are."""
+        """Return the child that begins with most of `tokens`, and how many tokens these are."""
         index = bisect_left(self.children, tokens, key=_tokens)
         best, most = None, 0
         for child in self.children[max(0, index - 1) : index + 1]:
@@ -57,9 +57,9 @@ class Match:
     """Cached blocks that begin as a sequence does. Unless shared, they stay valid until the next `allocate`."""
 
     blocks: list[int]
-    """Full ones, to share."""
+    """The full blocks, to share."""
     tip: Node
-    """Of the last of them, or the root."""
+    """The node of the last of them, or the root."""
     source: int | None
     """A block to copy for the tokens after them."""
     tail: int
@@ -67,7 +67,7 @@ class Match:
 
 
 class BlockManager:
-    """References to each block, and the tree of those that can be found."""
+    """References to each block, and the tree of the blocks that can be found."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
         self.total = blocks
@@ -76,42 +76,42 @@ class BlockManager:
         self._references: Counter[int] = Counter()
         self._nodes: dict[int, Node] = {}
         self._taken = 0
-        """Blocks that were ever taken, the first ones: what is kept of blocks grows with their use."""
+        """The number of blocks that were ever taken, which are the first ones. Only these need bookkeeping."""
         self._empty: list[int] = []
-        """Of these, without a holder and in no tree."""
+        """Taken blocks that have no holder and are not in the tree."""
         self._idle: OrderedDict[int, None] = OrderedDict()
-        """Without a holder, but in the tree; the least recently held first."""
+        """Blocks that have no holder but are in the tree; the least recently held first."""
 
     @property
     def free(self) -> int:
-        """Blocks without a holder."""
+        """The number of blocks without a holder."""
         return self.total - self._taken + len(self._empty) + len(self._idle)
 
     @property
     def used(self) -> int:
-        """Blocks with a holder."""
+        """The number of blocks with a holder."""
         return self.total - self.free
 
     @property
     def cached(self) -> int:
-        """Free ones whose tokens can still be found."""
+        """The number of free blocks whose tokens can still be found."""
         return len(self._idle)
 
     def references(self, block: int) -> int:
-        """Holders of `block`."""
+        """The number of holders of `block`."""
         return self._references[block]
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """The number of blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks, of which there must be as many, with one reference each."""
+        """Take `count` free blocks, with one reference each. So many must be free."""
         assert 0 <= count <= self.free, f"{count} blocks wanted, {self.free} free"
         return [self._take() for _ in range(count)]
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Add a reference to each of these, which are held or found by `match`."""
+        """Add a reference to each of these blocks, which are held or found by `match`."""
         for block in blocks:
             if self._references[block] == 0:
                 del self._idle[block]
@@ -129,7 +129,7 @@ class BlockManager:
                     self._empty.append(block)
 
     def match(self, tokens: Sequence[int], limit: int) -> Match:
-        """What the cache has of the first `limit` of these tokens."""
+        """Find the cached beginning of these tokens, within the first `limit` of them."""
         blocks: list[int] = []
         tip, size = self.root, self.block_size
         while True:
@@ -141,13 +141,14 @@ class BlockManager:
             tip = child
 
     def index(self, parent: Node, block: int, tokens: Sequence[int]) -> Node:
-        """Let `block` be found as what follows `parent`: its first tokens, which are in the cache, are `tokens`.
+        """Let `block` be found after `parent`. Its first tokens, which are in the cache, are `tokens`.
 
-        May be called again with more tokens. Where another full block has the same tokens, the caller's reference to
-        `block` becomes one to that.
+        This may be called again with more tokens. Where another full block has the same tokens, the caller's reference
+        to `block` becomes one to that block.
 
         Returns:
-            The node of these tokens. After a full block it is the parent of the next one, and its block the caller's.
+            The node of these tokens. After a full block it is the parent of the next one, and its block is the
+            caller's.
         """
         key = tuple(tokens)
         own, (twin, common) = self._nodes.get(block), parent.nearest(key)
@@ -163,7 +164,7 @@ class BlockManager:
         return node
 
     def forget(self) -> None:
-        """Let nothing be found any more. Nodes handed out before are void; holders keep their blocks."""
+        """Let nothing that is cached now be found. Nodes handed out before are void; holders keep their blocks."""
         self.root = Node(-1, (), None)
         self._nodes.clear()
         self._empty += self._idle
@@ -188,7 +189,7 @@ class BlockManager:
 
 
 def _common(one: TokenKey, other: TokenKey) -> int:
-    """Length of the common prefix."""
+    """The length of the common prefix."""
     length = min(len(one), len(other))
     if one[:length] == other[:length]:
         return length

@@ -1,4 +1,4 @@
-"""Which replica serves a request: that of its group, whose prompt it shares, or else the one with the least to do."""
+"""Chooses the replica of a request: that of its group, whose prompt it shares, or else the one with the least to do."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ class Dispatcher:
     def __init__(self, schedulers: Sequence[Scheduler]) -> None:
         self._schedulers = schedulers
         self._last_group: dict[int, int] = {}
-        """The group that each scheduler was last given, which is how the samples of a group follow one another."""
+        """The group that each scheduler was last given. The samples of a group follow one another."""
 
     def choose(self, request: Request) -> Scheduler:
-        """The scheduler to add `request` to."""
+        """Choose the scheduler to add `request` to."""
         for index, group in self._last_group.items():
             if group == request.group_id:
                 return self._schedulers[index]
@@ -24,7 +24,7 @@ class Dispatcher:
         return self._schedulers[index]
 
     def balance(self) -> None:
-        """Let schedulers without a waiting sequence start some that others have not come to."""
+        """Give schedulers without a waiting sequence some that wait at the busiest scheduler."""
         for idle in self._schedulers:
             if idle.waiting:
                 continue

@@ -1,12 +1,12 @@
-"""Which blocks of the cache move in a switch, as the scheduler plans it and ranks carry it out."""
+"""The blocks of the cache that move in a switch, as the scheduler plans it and ranks carry it out."""
 
 import msgspec
 
 
 class Migration(msgspec.Struct, frozen=True, array_like=True):
-    """Which blocks of the cache move, for the ranks of one new replica."""
+    """The blocks of the cache that move, for the ranks of one new replica."""
 
     sources: list[list[int]]
-    """For each old replica among the ranks that meet, its blocks that are in use; the same for all ranks that meet."""
+    """The blocks that move from each old replica among the ranks that meet; the same for all these ranks."""
     targets: list[tuple[int, int, int]]
-    """(old replica among those, position in its list, block of the new replica): no block twice."""
+    """(old replica among those, position in its list, block of the new replica). No new block occurs twice."""

@@ -1,14 +1,14 @@
-"""Which tokens the next step of a replica computes, and who gives way when blocks run out.
+"""Chooses the tokens that the next step of a replica computes, and the sequence to preempt when blocks run out.
 
 Dataflow of a sequence:  waiting ──start──▶ running ──▶ finished
                             ▲                  │
                             └─────requeue──────┘   (its tokens are kept; its blocks are not, but may be found again)
 
-A step holds the newest token of each sequence that decodes and, within the prefill budget, the next uncomputed tokens
-of the others, first of those that run, then of waiting ones that start. Order is everywhere by priority, then arrival.
-A sequence starts when there is a place, budget, and room for all its tokens and one more block for each that runs. What
-the cache has of its first tokens it shares or copies; while another one computes them, it waits. When a running
-sequence needs a block and none is free, the last one in the order goes back to waiting.
+A step holds the newest token of each sequence that decodes. Within the prefill budget it also holds the next uncomputed
+tokens of the others: first of those that run, then of waiting ones that start. The order is always by priority, then
+arrival. A sequence starts when there is a place, budget, and room for all its tokens and one more block for each
+running sequence. It shares or copies the part of its first tokens that is cached. While another sequence computes
+them, it waits. When a running sequence needs a block and none is free, the last one in the order goes back to waiting.
 """
 
 from bisect import insort
@@ -28,36 +28,36 @@ _order = attrgetter("order")
 
 @dataclass(slots=True)
 class Counts:
-    """What has been done so far; the schedulers that come and go in an engine share one."""
+    """Counts of an engine's work so far. The schedulers that come and go in an engine share one."""
 
     generated_tokens: int = 0
     prefilled_tokens: int = 0
-    """Prompt tokens computed, for the first time."""
+    """Prompt tokens computed for the first time."""
     shared_tokens: int = 0
     """Prompt tokens found in the cache instead."""
     preemptions: int = 0
     steps: int = 0
     restarts: int = 0
-    """Of ranks that died."""
+    """Restarts of ranks that died."""
     switches: int = 0
-    """Of the TP degree."""
+    """Changes of the TP degree."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step computes, and for whom."""
+    """The chunks that one step computes, and their sequences."""
 
     input: StepInput
     sequences: list[Sequence]
-    """Of each chunk."""
+    """The sequence of each chunk."""
     gone: set[Sequence] = field(default_factory=set)
-    """Those that lost their blocks since; what is computed for them counts for nothing."""
+    """The sequences that lost their blocks since. Results for them are dropped."""
 
 
 class Scheduler:
     """Owns the sequences of a replica and its blocks. Each `schedule` is followed by `complete` or `restart`.
 
-    Between the two requests may be added and aborted, and weights be replaced.
+    Between the two, requests may be added and aborted, and weights may be replaced.
     """
 
     def __init__(
@@ -68,30 +68,30 @@ class Scheduler:
         self._max_batch_size = max_batch_size
         self._prefill_tokens = prefill_tokens
         self._waiting: list[tuple[tuple[float, int], Sequence]] = []
-        """A heap."""
+        """A heap, by order."""
         self._running: list[Sequence] = []
-        """Sorted."""
+        """Sorted by order."""
         self._arrivals = 0
         self._plan: StepPlan | None = None
-        """Under way."""
+        """The plan of the step under way."""
 
     @property
     def max_batch_size(self) -> int:
-        """Sequences that run together at most."""
+        """The most sequences that run together."""
         return self._max_batch_size
 
     @property
     def running(self) -> int:
-        """Sequences in the batch."""
+        """The number of sequences in the batch."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Sequences that have not begun, or were preempted."""
+        """The number of sequences that have not begun, or were preempted."""
         return len(self._waiting)
 
     def blocks_needed(self, prompt_tokens: int, response_tokens: int) -> int:
-        """The least cache that serves such a request: all its tokens but the last, which no other follows."""
+        """The fewest blocks that serve such a request. Its last token needs none, since no other follows it."""
         return self.blocks.blocks_for(prompt_tokens + response_tokens - 1)
 
     def add(self, request: Request, stop: StopRule) -> None:
@@ -101,7 +101,7 @@ class Scheduler:
         self.give([Sequence(request, stop, prefixes)])
 
     def schedule(self) -> StepPlan:
-        """Choose the next step's tokens and reserve their blocks. It has a chunk, unless there is no sequence."""
+        """Choose the next step's tokens and reserve their blocks. The plan has a chunk, unless there is no sequence."""
         assert self._plan is None, "the step before has been neither completed nor given up"
         self._make_room()
         plan = self._plan = StepPlan(StepInput(copies=[], chunks=[]), [])
@@ -112,7 +112,7 @@ class Scheduler:
         return plan
 
     def complete(self, plan: StepPlan, output: StepOutput, version: WeightVersion) -> list[Sample]:
-        """Take in what the step computed with weights of `version`; the samples that finished."""
+        """Take in the results of the step, made with weights of `version`. Return the samples that finished."""
         assert plan is self._plan, "the plan was given up, or completed before"
         self._plan = None
         drawn = zip(output.tokens, output.log_probs, strict=True)
@@ -130,7 +130,7 @@ class Scheduler:
         return self._finish(finished)
 
     def abort(self, request_ids: Collection[int]) -> list[Sample]:
-        """Finish these requests with what they have; unknown ids are ignored."""
+        """Finish these requests with what they have; unknown ids are ignored. Return their samples."""
         ids = set(request_ids)
         leaving = [sequence for _, sequence in self._waiting if sequence.request.request_id in ids]
         if leaving:
@@ -141,7 +141,7 @@ class Scheduler:
     def new_weights(self, *, recompute: bool) -> None:
         """Let sequences that start from now on use nothing that older weights computed.
 
-        Those that run keep their cache or, with `recompute`, go back to waiting to have it computed anew.
+        Running sequences keep their cache. With `recompute` they go back to waiting, to have it computed again.
         """
         if recompute:
             for sequence in reversed(self._running):
@@ -151,15 +151,15 @@ class Scheduler:
         self.blocks.forget()
 
     def restart(self) -> None:
-        """The caches are lost, and a step under way with them: all running sequences go back to waiting."""
+        """Send all running sequences back to waiting: the caches are lost, and a step under way with them."""
         self.new_weights(recompute=True)
         self._plan = None
 
     def take_waiting(self, count: int) -> list[Sequence]:
-        """Hand over up to `count` waiting sequences, the last of them, in order.
+        """Hand over up to `count` waiting sequences from the end of the order. They are returned in order.
 
-        Whole groups are preferred, and among them those that nobody runs here. Sequences with a response, of which the
-        cache may have something left, come last.
+        Whole groups are preferred, and among them those without a running sequence here. Sequences with a response come
+        last, since the cache may have some of it left.
         """
         groups: dict[tuple[bool, int], list[Sequence]] = {}
         for _, sequence in sorted(self._waiting, reverse=True):
@@ -187,14 +187,14 @@ class Scheduler:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """All of them; a running one has blocks."""
+        """All sequences; a running one has blocks."""
         return self._running + [sequence for _, sequence in self._waiting]
 
     def resume(self, sequence: Sequence, blocks: list[int]) -> None:
-        """Let a sequence of another scheduler run on, behind those of the same priority.
+        """Let a sequence of another scheduler run on here, behind those of the same priority.
 
-        blocks: this scheduler's, held for the sequence: as many as its tokens need, the first of them with the keys and
-            values of its `cached` tokens.
+        blocks: Blocks of this scheduler, held for the sequence, as many as its tokens need. The first of them have the
+            keys and values of its `cached` tokens.
         """
         self._arrivals += 1
         sequence.arrival, sequence.blocks = self._arrivals, blocks
@@ -208,7 +208,7 @@ class Scheduler:
     # starting and stopping
 
     def _start_waiting(self, plan: StepPlan, budget: int) -> None:
-        """Start waiting sequences in order, but for those whose prompt is being computed, until one has no room."""
+        """Start waiting sequences in order, until one has no room. Pass over those whose prompt is being computed."""
         places = min(self._max_batch_size - len(self._running), len(self._waiting))
         if places <= 0 or budget == 0 or self.blocks.free <= len(self._running):
             return
@@ -230,13 +230,13 @@ class Scheduler:
         self.blocks.release([source for source, _ in plan.input.copies])
 
     def _being_computed(self, sequence: Sequence) -> tuple[int, ...]:
-        """Prefixes that others had better wait for. A follower computes a prompt's last token only, and delays none."""
+        """Prefixes that others should wait for. A follower computes a prompt's last token only, and delays none."""
         if sequence.tip is None or sequence.cached >= sequence.prompt_length - 1:
             return ()
         return sequence.prefixes if sequence.cached < self.blocks.block_size else sequence.prefixes[1:]
 
     def _start(self, plan: StepPlan, sequence: Sequence) -> bool:
-        """Give it blocks for all its tokens, cached ones where there are; False if there is no room."""
+        """Give the sequence blocks for all its tokens, cached ones where there are. Return False without room."""
         blocks = self.blocks
         sequence.open()
         found = blocks.match(sequence.tokens, limit=len(sequence.tokens) - 1)  # the last one gives the logits
@@ -260,7 +260,7 @@ class Scheduler:
         return True
 
     def _make_room(self) -> None:
-        """Give each running sequence the block of its newest token; where none is free, the last one gives way."""
+        """Give each running sequence the block of its newest token. Where none is free, preempt the last one."""
         index = 0
         while index < len(self._running):
             sequence = self._running[index]
@@ -273,7 +273,7 @@ class Scheduler:
                 self._requeue(self._running[-1])
 
     def _requeue(self, sequence: Sequence) -> None:
-        """From running back to waiting."""
+        """Move a sequence from running back to waiting."""
         self._running.remove(sequence)
         self._release(sequence)
         self._wait(sequence)
@@ -282,12 +282,12 @@ class Scheduler:
         heappush(self._waiting, (sequence.order, sequence))
 
     def _keep_waiting(self, leaving: set[Sequence]) -> None:
-        """Take these out of the queue."""
+        """Take the `leaving` sequences out of the queue."""
         self._waiting = [entry for entry in self._waiting if entry[1] not in leaving]
         heapify(self._waiting)
 
     def _finish(self, sequences: list[tuple[Sequence, FinishReason]]) -> list[Sample]:
-        """Let go of these running sequences."""
+        """Release these running sequences. Return their samples."""
         if sequences:
             for sequence, _ in sequences:
                 self._release(sequence)
@@ -296,17 +296,17 @@ class Scheduler:
         return [sequence.finish(reason) for sequence, reason in sequences]
 
     def _release(self, sequence: Sequence) -> None:
-        """Take its blocks away; what they hold can be found until they are needed."""
+        """Take the sequence's blocks away. Their contents can be found until the blocks are needed."""
         self._index_tail(sequence)
         self.blocks.release(sequence.blocks)
         sequence.drop_cache()
         if self._plan is not None:
             self._plan.gone.add(sequence)
 
-    # what can be found
+    # finding cached blocks
 
     def _note_computed(self, sequence: Sequence, end: int) -> None:
-        """The first `end` tokens are in the cache: let the blocks be found that are full now, and the prompt's end."""
+        """Note that `end` tokens are cached. Let the blocks that are full now, and the end of the prompt, be found."""
         start, sequence.cached = sequence.cached, end
         if start < sequence.prompt_length:
             self.counts.prefilled_tokens += sequence.count_prompt(end)
@@ -317,7 +317,7 @@ class Scheduler:
             self._index_tail(sequence)
 
     def _index_full(self, sequence: Sequence) -> None:
-        """Let its full blocks be found."""
+        """Let the sequence's full blocks be found."""
         assert sequence.tip is not None
         size = self.blocks.block_size
         while (sequence.indexed + 1) * size <= sequence.cached:
@@ -328,14 +328,14 @@ class Scheduler:
             sequence.indexed += 1
 
     def _index_tail(self, sequence: Sequence) -> None:
-        """Let the block be found that is not full yet."""
+        """Let the sequence's block be found that is not full yet."""
         tokens = sequence.tokens[sequence.indexed * self.blocks.block_size : sequence.cached]
         if sequence.tip is not None and tokens:
             self.blocks.index(sequence.tip, sequence.blocks[sequence.indexed], tokens)
 
 
 def _compute(plan: StepPlan, sequence: Sequence, budget: int) -> int:
-    """Add the sequence's next chunk to the plan; what it takes of the prefill budget, which decoding does not."""
+    """Add the sequence's next chunk to the plan. Return its share of the prefill budget; decoding takes none."""
     start, missing = sequence.cached, len(sequence.tokens) - sequence.cached
     count = 1 if missing == 1 else min(missing, budget)
     if count == 0:

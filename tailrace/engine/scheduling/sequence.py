@@ -1,4 +1,4 @@
-"""One response in the making."""
+"""A sequence: one response that is being generated."""
 
 from dataclasses import dataclass, field
 
@@ -10,55 +10,55 @@ from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Its tokens survive whatever happens to its blocks."""
+    """One response that is being generated. Its tokens survive whatever happens to its blocks."""
 
     request: Request
     stop: StopRule
     prefixes: tuple[int, int]
-    """Hashes of the prompt's first block and of the whole prompt: who has one in common had better compute it once."""
+    """Hashes of the prompt's first block and of the whole prompt. Sequences that share one should compute it once."""
     arrival: int = 0
-    """The scheduler's counter when it was queued."""
+    """The scheduler's counter when the sequence was queued."""
     prompt_length: int = field(init=False)
     tokens: list[int] = field(default_factory=list)
-    """Of the prompt, then of the response; empty until `open`."""
+    """Tokens of the prompt, then of the response; empty until `open`."""
     log_probs: list[float] = field(default_factory=list)
     versions: list[WeightVersion] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
-    """Of all tokens, in order, while it runs."""
+    """Blocks of all tokens, in order, while the sequence runs."""
     cached: int = 0
-    """Tokens, from the first, whose keys and values are in the blocks."""
+    """The number of tokens, from the first, whose keys and values are in the blocks."""
     tip: Node | None = None
-    """The last of its blocks that can be found, or the root; None where its cache is of older weights."""
+    """The node of the last block that can be found, or the root; None where the cache is of older weights."""
     indexed: int = 0
-    """Full blocks up to the tip."""
+    """The number of full blocks up to the tip."""
     counted: int = 0
-    """Prompt tokens that statistics have seen, so that computing them anew does not count again."""
+    """Prompt tokens that statistics have seen, so that computing them again does not count again."""
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.request.prompt_ids)
 
     @property
     def order(self) -> tuple[float, int]:
-        """The lower starts first, and gives way last."""
+        """The sort key. The lower starts first, and is preempted last."""
         return -self.request.priority, self.arrival
 
     def open(self) -> None:
-        """Have the prompt as a list: not before it is needed, since thousands may wait."""
+        """Make the list of the prompt's tokens. This is done only when it is needed, since thousands may wait."""
         if not self.tokens:
             self.tokens = self.request.prompt_ids.tolist()
 
     def drop_cache(self) -> None:
-        """It has no blocks any more; all its tokens are to be computed again."""
+        """Forget the blocks. All tokens are to be computed again."""
         self.blocks, self.cached, self.tip, self.indexed = [], 0, None, 0
 
     def count_prompt(self, cached: int) -> int:
-        """How many of the prompt's tokens are in the cache for the first time, now that `cached` of all tokens are."""
+        """Count the prompt's tokens that are cached for the first time, now that `cached` of all tokens are."""
         fresh = max(0, min(cached, self.prompt_length) - self.counted)
         self.counted += fresh
         return fresh
 
     def draw(self) -> Draw:
-        """How its next token is drawn."""
+        """The settings by which the next token is drawn."""
         sampling = self.request.sampling
         return Draw(
             self.request.seed % 2**64,  # as many bits as the wire and the generator take
@@ -70,12 +70,12 @@ class Sequence:
         )
 
     def append(self, token: int, log_prob: float, version: WeightVersion) -> FinishReason | None:
-        """Add a token; the reason if it ends the response."""
+        """Add a token. Return the reason if it ends the response."""
         self.tokens.append(token)
         self.log_probs.append(log_prob)
         self.versions.append(version)
         return self.stop.check(token, len(self.log_probs))
 
     def finish(self, reason: FinishReason) -> Sample:
-        """The sample that it has become."""
+        """Return the sample that the sequence has become."""
         return Sample.of(self.request, self.tokens[self.prompt_length :], self.log_probs, self.versions, reason)

@@ -1,4 +1,4 @@
-"""What the driver tells the ranks of a replica in each step, and what they answer: plain numbers, ready for a wire.
+"""The driver's message to the ranks of a replica in each step, and their answer: plain numbers, ready to be sent.
 
 A step is a list of chunks. A chunk is consecutive tokens of one sequence whose keys and values are not in the cache
 yet: part of a prompt (prefill), or the newest token alone (decode). Nothing else tells the two apart.
@@ -8,12 +8,12 @@ import msgspec
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True):
-    """How the token after a chunk is drawn."""
+    """The settings by which the token after a chunk is drawn."""
 
     seed: int
-    """0 … 2**64 - 1, the request's."""
+    """The request's seed, 0 … 2**64 - 1."""
     position: int
-    """Tokens of the response so far."""
+    """The number of response tokens so far."""
     temperature: float
     top_k: int
     top_p: float
@@ -24,22 +24,22 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive tokens of one sequence to compute."""
 
     start: int
-    """Position of the first; everything before it is in the cache."""
+    """The position of the first token; everything before it is in the cache."""
     tokens: list[int]
-    """At least one."""
+    """At least one token."""
     blocks: list[int]
-    """Of positions 0 … start + len(tokens) - 1 at least, in order."""
+    """Blocks of at least the positions 0 … start + len(tokens) - 1, in order."""
     draw: Draw | None
     """None where further tokens of the sequence are to be computed before the next one can be drawn."""
 
 
 class StepInput(msgspec.Struct, frozen=True, array_like=True):
-    """One step of one replica; every TP rank gets the same."""
+    """The input of one step of one replica; every TP rank gets the same."""
 
     copies: list[tuple[int, int]]
     """(source, target) blocks to copy first. No target is a source of the same step."""
     chunks: list[Chunk]
-    """At most one of each sequence."""
+    """At most one chunk of each sequence."""
     profile: bool = False
     """Whether to measure where the time goes."""
 
@@ -50,4 +50,4 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     log_probs: list[float]
     seconds: dict[str, float] = {}
-    """Where the time went, by part of the step; empty unless asked for."""
+    """Seconds by part of the step; empty unless asked for."""

@@ -1,4 +1,4 @@
-"""When a response ends."""
+"""The end of a response: stop tokens, stop strings and length."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from tailrace.types import FinishReason, Request
 
 REPLACEMENT = "\ufffd"
 MAX_PARTIAL_TOKENS = 8
-"""No character takes more tokens than this; what is undecodable for longer will stay so."""
+"""No character takes more tokens than this. Text that is undecodable for longer will stay so."""
 
 
 Detokenize = Callable[[list[int]], str]
@@ -46,12 +46,12 @@ class StopStrings:
 
 
 class StopRule:
-    """What ends one response: a stop token, a stop string, or its length."""
+    """Decides when one response ends: at a stop token, a stop string, or its greatest length."""
 
     def __init__(
         self, sampling: SamplingConfig, *, eos_ids: Sequence[int], room: int, detokenize: Detokenize | None
     ) -> None:
-        """`room`: response tokens that the context has room for. `detokenize` is needed for stop strings only."""
+        """`room` is the number of response tokens that fit the context. Only stop strings need `detokenize`."""
         self.max_tokens = min(sampling.max_new_tokens, room)
         self.stop_ids = frozenset() if sampling.ignore_eos else frozenset((*eos_ids, *sampling.stop_token_ids))
         self._strings: StopStrings | None = None
@@ -60,7 +60,7 @@ class StopRule:
             self._strings = StopStrings(sampling.stop, detokenize)
 
     def check(self, token: int, count: int) -> FinishReason | None:
-        """To be called with every token once; `count` includes it."""
+        """Return the reason if `token` ends the response. Call this with every token once; `count` includes it."""
         if token in self.stop_ids or (self._strings is not None and self._strings.push(token)):
             return FinishReason.STOP
         return FinishReason.LENGTH if count >= self.max_tokens else None
@@ -75,10 +75,10 @@ class StopRules:
         self._max_model_len = max_model_len
 
     def check(self, request: Request) -> None:
-        """Whether this request's response can be ended as it asks.
+        """Check that this request's response can be ended as it asks.
 
         Raises:
-            RequestError: it has stop strings, and the model has no tokenizer to find them with.
+            RequestError: the request has stop strings, and the model has no tokenizer to find them with.
         """
         if not request.sampling.stop:
             return
@@ -91,7 +91,7 @@ class StopRules:
             ) from error
 
     def rule(self, request: Request) -> StopRule:
-        """What ends the response of a request that `check` accepted."""
+        """Make the rule of a request that `check` accepted."""
         return StopRule(
             request.sampling,
             eos_ids=self._eos_ids,
@@ -105,7 +105,7 @@ class StopRules:
 
 
 def _read_detokenizer(model_dir: Path) -> Detokenize:
-    """The tokenizer in a model's directory. Special tokens are text too, so a stop string may be one."""
+    """Read the tokenizer in a model's directory. Special tokens are text too, so a stop string may be one."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)

@@ -1,8 +1,8 @@
-"""Unfinished sequences on their way from the replicas of one arrangement of ranks to those of another.
+"""Moves unfinished sequences from the replicas of one arrangement of ranks to those of another.
 
-`planning.tp_switch.merge` says which of the new replicas goes on with a running sequence. What the sequence has in the
-cache moves along: each block once for each new replica that needs it, under a new number. A sequence for which its new
-replica has no room waits and is computed again, as all do when nothing moves.
+`planning.tp_switch.merge` chooses the new replica that goes on with a running sequence. The sequence's cache moves
+along: each block once for each new replica that needs it, under a new number. A sequence that finds no room in its new
+replica waits and is computed again, as all do when nothing moves.
 
     old schedulers ──plan──▶ Transplant ──(the ranks move what it says)──▶ commit ──▶ new schedulers
 
@@ -27,17 +27,17 @@ _order = attrgetter("order")
 
 @dataclass(slots=True)
 class Transplant:
-    """Who goes where."""
+    """The plan of a move: the blocks that move, and the new places of sequences."""
 
     migrations: list[Migration]
-    """What moves to each new replica."""
+    """The blocks that move to each new replica."""
     places: dict[Sequence, tuple[Scheduler, list[int]]] = field(default_factory=dict)
-    """The new scheduler and blocks of those that run on."""
+    """The new scheduler and blocks of each sequence that runs on."""
 
     def commit(self, old: Series[Scheduler], choose: Callable[[Request], Scheduler]) -> None:
-        """Hand the sequences over; the cache has been moved. The old schedulers are of no further use.
+        """Hand the sequences over. The cache must have been moved. The old schedulers are of no further use.
 
-        choose: The new scheduler of a request that waits.
+        choose: Returns the new scheduler of a request that waits.
         """
         for sequence in sorted((sequence for scheduler in old for sequence in scheduler.sequences), key=_order):
             if sequence in self.places:
@@ -54,8 +54,8 @@ def plan_transplant(
     """Find a place for each running sequence, and its blocks.
 
     Args:
-        old, new: One for each replica, those of `new` without a sequence.
-        move: Whether the cache moves; without, all sequences wait.
+        old, new: One scheduler for each replica; those of `new` have no sequence.
+        move: Whether the cache moves. If not, all sequences wait.
     """
     meeting = lcm(source_tp, target_tp)
     sources, targets = meeting // source_tp, meeting // target_tp  # replicas of the ranks that meet
@@ -78,7 +78,7 @@ class _Runner(NamedTuple):
     """A running sequence."""
 
     source: int
-    """Its old replica, among those that meet."""
+    """The number of its old replica, among those that meet."""
     sequence: Sequence
 
 
@@ -92,12 +92,12 @@ class _Home:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.numbers: dict[tuple[int, int], int] = {}
-        """What (old replica, block) is called here."""
+        """The number here of each (old replica, block)."""
         self._blocks = scheduler.blocks
         self._sequences = 0
 
     def fits(self, runner: _Runner) -> bool:
-        """Whether it has a place, and room with one more block for each sequence."""
+        """Whether the replica has a place, and room with one more block for each sequence."""
         if self._sequences == self.scheduler.max_batch_size:
             return False
         found = sum((runner.source, block) in self.numbers for block in self._cached(runner.sequence))
@@ -105,7 +105,7 @@ class _Home:
         return needed + self._sequences + 1 <= self._blocks.free
 
     def take(self, runner: _Runner) -> list[int]:
-        """Its blocks here."""
+        """Give the sequence its blocks here."""
         blocks = []
         for block in self._cached(runner.sequence):
             number = self.numbers.get((runner.source, block))
@@ -119,12 +119,12 @@ class _Home:
         return blocks + self._blocks.allocate(self._blocks.blocks_for(len(runner.sequence.tokens)) - len(blocks))
 
     def _cached(self, sequence: Sequence) -> list[int]:
-        """Its blocks with something in them."""
+        """The sequence's blocks that hold cached tokens."""
         return sequence.blocks[: self._blocks.blocks_for(sequence.cached)]
 
 
 def _migrations(homes: Series[_Home], sources: int) -> list[Migration]:
-    """To each of these, which are of ranks that meet, as do `sources` old replicas."""
+    """Make the migrations to these replicas, whose ranks meet, as do those of `sources` old replicas."""
     positions: list[dict[int, int]] = [{} for _ in range(sources)]
     for home in homes:
         for source, block in home.numbers:
