@@ -1,4 +1,4 @@
-"""What engines and trainers promise, as tests that the authors of others can run: docs/adapters.md.
+"""Contracts of engines and trainers, as tests that the authors of others can run; see docs/adapters.md.
 
     class TestMyEngine(EngineContract):
         config = AdapterEngineConfig(path="my_engine.make_engine")

@@ -1,4 +1,4 @@
-"""What every engine promises."""
+"""The contract of every engine, as tests."""
 
 import asyncio
 import copy
@@ -38,43 +38,43 @@ LIMIT_S = 60
 
 @pytest.mark.asyncio(loop_scope="class")
 class EngineContract:
-    """Subclass it and set `config`; every test is a promise of `tailrace.engine.base.Engine`.
+    """Subclass it and set `config`. Every test is a promise of `tailrace.engine.base.Engine`.
 
-    The engine is made once and serves all tests, since some take seconds to start: tests count from what they find, and
-    the last one closes it.
+    The engine is made once and serves all tests, since some take seconds to start. So tests count from what they find,
+    and the last one closes it.
     """
 
     config: ClassVar[EngineConfig]
-    """Of the engine under test, as in a recipe."""
+    """The section `engine` of the engine under test, as in a recipe."""
     device: ClassVar[str] = "cpu"
     tolerance: ClassVar[float] = 1e-4
-    """Of a log-probability, beside transformers in fp32; about 0.1 in bfloat16."""
+    """The difference of a log-probability from transformers in fp32 that is allowed; about 0.1 in bfloat16."""
     outliers: ClassVar[float] = 0.0
-    """The share of tokens that may lie outside it: in bfloat16 a few are beyond a truncation's edge."""
+    """The share of tokens that may differ by more: in bfloat16 a few are beyond a truncation's edge."""
     highest_temperature: ClassVar[float] = 1e6
-    """That the engine takes."""
+    """The highest temperature that the engine takes."""
     whole_responses: ClassVar[bool] = False
-    """A step makes a whole response, so nothing can be asked for in its midst."""
+    """Whether a step makes a whole response, so that nothing can be asked for in its midst."""
     without_model: ClassVar[bool] = False
-    """The engine plays scripts: it has neither weights nor a tokenizer."""
+    """Whether the engine plays scripts: it has neither weights nor a tokenizer then."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def model_dir(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """Of the model that is served: a tiny random Llama, unless a subclass has another fixture of this name."""
+        """The directory of the served model: a tiny random Llama, unless a subclass overrides this fixture."""
         return write_tiny_model("llama", tmp_path_factory.mktemp("tiny"), head_dim=32)
 
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls, model_dir: Path) -> PreTrainedModel:
-        """The oracle."""
+        """The oracle: the model in transformers."""
         oracle: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
         return oracle
 
     @pytest.fixture(scope="class")
     @classmethod
     def executor(cls) -> Iterator[ThreadPoolExecutor]:
-        """The device."""
+        """The executor, which stands for the device."""
         with ThreadPoolExecutor(max_workers=1) as executor:
             yield executor
 
@@ -87,7 +87,7 @@ class EngineContract:
         await engine.close()
 
     def needs_model(self) -> None:
-        """Skip the test where there is none."""
+        """Skip the test where the engine has no model."""
         if self.without_model:
             pytest.skip("this engine has no model")
 
@@ -120,7 +120,7 @@ class EngineContract:
         assert (engine.stats().running, engine.stats().waiting) == (0, 0)
 
     async def test_ignoring_stops_gives_exactly_the_tokens_asked_for(self, engine: Engine) -> None:
-        """With `ignore_eos` a response has `max_new_tokens` tokens."""
+        """A response with `ignore_eos` has `max_new_tokens` tokens."""
         requests = [make_request(i, group_id=0, max_new_tokens=i + 1, ignore_eos=True) for i in range(6)]
         async with asyncio.timeout(LIMIT_S):
             samples = await collect(engine.submit(requests))
@@ -500,7 +500,7 @@ async def made_tokens(engine: Engine, count: int) -> None:
 async def updated_in_mid_generation(
     engine: Engine, requests: Sequence[Request], weights: Mapping[str, torch.Tensor]
 ) -> dict[int, Sample]:
-    """Their samples; `weights` are the next version, from some token on."""
+    """Return the samples of `requests`. From some token on, `weights` are used as the next version."""
     stream = engine.submit(requests)
     await made_tokens(engine, 6)
     await engine.pause_generation()
@@ -510,12 +510,12 @@ async def updated_in_mid_generation(
 
 
 def parameters(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Weights as a trainer gives them: under their HF names, tied ones once."""
+    """The weights as a trainer gives them: under their HF names, tied ones once."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def changed(model: PreTrainedModel, names: Collection[str]) -> PreTrainedModel:
-    """A copy in which these parameters are others."""
+    """Copy the model, and change these parameters."""
     torch.manual_seed(0)
     copied = copy.deepcopy(model)
     for name, tensor in parameters(copied).items():
@@ -525,7 +525,7 @@ def changed(model: PreTrainedModel, names: Collection[str]) -> PreTrainedModel:
 
 
 def beyond_caches(model: PreTrainedModel) -> list[str]:
-    """The parameters on which no key or value depends, the final norm among them: with others, a cache stays right."""
+    """The parameters that no key or value depends on, such as the final norm: when they change, a cache stays right."""
     cache = model(torch.tensor([[5, 6, 7]]), use_cache=True).past_key_values
     kept = torch.stack([tensor.sum() for layer in cache.layers for tensor in (layer.keys, layer.values)])
     names, tensors = zip(*model.named_parameters(), strict=True)
@@ -534,7 +534,7 @@ def beyond_caches(model: PreTrainedModel) -> list[str]:
 
 
 def log_probs_by_transformers(model: PreTrainedModel, request: Request, sample: Sample) -> FloatArray:
-    """[R], of the response's tokens under the distributions that they were to be sampled from."""
+    """Log-probabilities of the response's tokens under the distributions that they were to be sampled from, [R]."""
     sampling = request.sampling
     warpers = LogitsProcessorList()
     if sampling.temperature > 0:

@@ -10,7 +10,7 @@ from tailrace.types import Request, Sample
 
 
 def make_request(request_id: int, *, group_id: int | None = None, prompt: int = 9, **sampling: Any) -> Request:
-    """A request whose prompt of `prompt` tokens is decided by its group."""
+    """Make a request whose prompt of `prompt` tokens is decided by its group."""
     group_id = request_id if group_id is None else group_id
     return Request(
         request_id=request_id,
@@ -22,7 +22,7 @@ def make_request(request_id: int, *, group_id: int | None = None, prompt: int = 
 
 
 async def collect(stream: AsyncIterator[Sample]) -> dict[int, Sample]:
-    """The samples of a stream by their request."""
+    """Collect the samples of a stream, by request id."""
     return {sample.request_id: sample async for sample in stream}
 
 

@@ -18,7 +18,10 @@ VOCABULARY = 261
 def make_samples(
     *, groups: Sequence[tuple[int, Sequence[int]]] = ((5, (3, 7, 1)), (1, (4, 4)), (9, (2, 6, 5, 8))), seed: int = 0
 ) -> list[TrainSample]:
-    """Samples of groups given as (prompt tokens, response tokens), with holes in their masks; the last has none."""
+    """Make samples of groups given as (prompt tokens, response tokens), with holes in their masks.
+
+    The mask of the last sample is all 0.
+    """
     rng = np.random.default_rng(seed)
     samples = []
     for group_id, (prompt_tokens, responses) in enumerate(groups):
@@ -39,7 +42,7 @@ def make_samples(
 
 
 def with_log_probs(samples: Sequence[TrainSample], *, old: bool = True, ref: bool = True) -> list[TrainSample]:
-    """Random old and reference log-probabilities, far enough from each other that ratios are clipped."""
+    """Add random old and reference log-probabilities, far enough from each other that ratios are clipped."""
     rng = np.random.default_rng(1)
 
     def draw(sample: TrainSample) -> FloatArray:
@@ -56,14 +59,14 @@ def with_log_probs(samples: Sequence[TrainSample], *, old: bool = True, ref: boo
 
 
 def load_plain(model_dir: Path) -> PreTrainedModel:
-    """The model in fp32, as transformers has it, but that the padding token is a token like any other."""
+    """Load the model in fp32, as transformers has it, except that the padding token is a token like any other."""
     model = cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32))
     cast(torch.nn.Embedding, model.get_input_embeddings()).padding_idx = None
     return model
 
 
 def plain_log_probs(model: PreTrainedModel, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:
-    """[R], by transformers' own forward pass over the lone sequence."""
+    """Log-probabilities of the response by transformers' own forward pass over the lone sequence, [R]."""
     ids = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.response_ids]))
     logits = cast(torch.Tensor, model(ids[None]).logits)[0, len(sample.prompt_ids) - 1 : -1] / temperature
     return logits.log_softmax(-1).gather(1, torch.from_numpy(sample.response_ids)[:, None]).squeeze(1)

@@ -24,7 +24,7 @@ SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>", "<system>"]
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes as tokens, after five special ones: 261 tokens."""
+    """Make a tokenizer with bytes as tokens, after five special ones: 261 tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*SPECIAL, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -39,9 +39,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def write_tiny_model(family: str, directory: Path, *, seed: int = 0, head_dim: int = 16) -> Path:
-    """A 2-layer fp32 model: 4 query heads on 2 KV heads, embeddings tied but for qwen2, no trivial bias or norm.
+    """Write a 2-layer fp32 model: 4 query heads on 2 KV heads, no trivial bias or norm.
 
-    The heads of qwen3 are half as wide again.
+    Embeddings are tied except in qwen2. The heads of qwen3 are half as wide again.
     """
     tokenizer = make_tokenizer()
     shape = {

@@ -1,4 +1,4 @@
-"""What every trainer promises."""
+"""The contract of every trainer, as tests."""
 
 import json
 import math
@@ -28,25 +28,25 @@ Weights = dict[str, torch.Tensor]
 
 
 class TrainerContract:
-    """Subclass it and set `backend`; every test is a promise of `tailrace.trainer.base.Trainer`.
+    """Subclass it and set `backend`. Every test is a promise of `tailrace.trainer.base.Trainer`.
 
-    It trains in fp32 (`trainer.precision`).
+    The trainer trains in fp32 (`trainer.precision`).
     """
 
     backend: ClassVar[TrainerBackend]
-    """Of the trainer under test, as in a recipe."""
+    """The section `trainer.backend` of the trainer under test, as in a recipe."""
     device: ClassVar[str] = "cpu"
     tolerance: ClassVar[float] = 1e-4
-    """Of a log-probability, and relative of a loss and a gradient norm, beside transformers in fp32."""
+    """The allowed difference from transformers in fp32: of a log-probability; relative, of a loss and a norm."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def model_dir(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """Of the model that is trained: a tiny random Llama, unless a subclass has another fixture of this name."""
+        """The directory of the trained model: a tiny random Llama, unless a subclass overrides this fixture."""
         return write_tiny_model("llama", tmp_path_factory.mktemp("tiny"))
 
     def make(self, model_dir: Path, *, temperature: float = 1.0, **config: Any) -> Trainer:
-        """A new trainer under test. `eps` is large, so that rounding turns no update around."""
+        """Make a new trainer under test. `eps` is large, so that rounding turns no update around."""
         settings = {"backend": self.backend, "precision": "fp32", "lr": 1e-2, "eps": 1e-2, **config}
         args = TrainerArgs(
             model_dir=model_dir,
@@ -239,27 +239,27 @@ class TrainerContract:
 
 
 class NotFinite(Grpo):
-    """Its loss is NaN."""
+    """GRPO with a loss that is NaN."""
 
     def loss(self, inputs: LossInputs) -> LossOutput:
-        """The loss of GRPO, spoiled."""
+        """Compute the loss of GRPO, and make it NaN."""
         output = super().loss(inputs)
         return replace(output, loss_sum=output.loss_sum * math.nan)
 
 
 def grpo(mode: LossAggMode = "token-mean", kl: float = 0.0) -> Grpo:
-    """GRPO with clip-higher."""
+    """Make GRPO with clip-higher."""
     return Grpo(GrpoConfig(clip_high=0.28, loss_agg_mode=mode, kl=KlConfig(coefficient=kl)))
 
 
 def train(trainer: Trainer, samples: Sequence[TrainSample], algorithm: Grpo) -> UpdateResult:
-    """One optimizer step."""
+    """Take one optimizer step."""
     trainer.accumulate(samples, algorithm.loss)
     return trainer.apply()
 
 
 def plain_update(model: PreTrainedModel, samples: Sequence[TrainSample], algorithm: Grpo) -> tuple[float, float]:
-    """The loss of a batch and the norm of its gradient, one sample at a time."""
+    """Compute the loss of a batch and the norm of its gradient, one sample at a time."""
     outputs = []
     for sample in samples:
         log_probs = plain_log_probs(model, sample)
@@ -280,12 +280,12 @@ def plain_update(model: PreTrainedModel, samples: Sequence[TrainSample], algorit
 
 
 def weights(trainer: Trainer) -> Weights:
-    """Copies, on the CPU."""
+    """Copy the trainer's weights to the CPU."""
     return {name: tensor.detach().cpu().clone() for name, tensor in trainer.weights()}
 
 
 def empty(sample: TrainSample) -> TrainSample:
-    """The same without a response."""
+    """The same sample without a response."""
     return replace(
         sample,
         response_ids=np.zeros(0, np.int64),
@@ -295,14 +295,14 @@ def empty(sample: TrainSample) -> TrainSample:
 
 
 def assert_equal(one: Weights, other: Weights) -> None:
-    """Bit for bit."""
+    """Check that the weights are equal bit for bit."""
     assert one.keys() == other.keys()
     for name in one:
         assert torch.equal(one[name], other[name]), name
 
 
 def assert_near(one: Weights, other: Weights, tolerance: float) -> None:
-    """Up to rounding."""
+    """Check that the weights are equal up to rounding."""
     assert one.keys() == other.keys()
     for name in one:
         torch.testing.assert_close(one[name], other[name], atol=tolerance, rtol=tolerance)

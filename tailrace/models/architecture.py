@@ -1,7 +1,7 @@
-"""What a model's config.json says. Every field that changes what a model computes is read here, or refused.
+"""The contents of a model's config.json. Every field that changes what a model computes is read here, or refused.
 
-The engine computes what this says, and transformers, for the trainer, what the file says: what the two would read
-differently has to be refused. Imports no torch.
+The engine computes what these values say. The trainer's transformers computes what the file says. So a file that the
+two would read differently has to be refused. Imports no torch.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ _NOT_COMPUTED: Mapping[str, tuple[Any, ...]] = {
     "dtype": _DTYPES,
     "torch_dtype": _DTYPES,
 }
-"""Fields with the values that change nothing. Others would be ignored by the engine, the trainer or both."""
+"""Fields with the values that change nothing. Other values would be ignored by the engine, the trainer or both."""
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Scale = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
@@ -87,7 +87,7 @@ class Architecture:
     max_positions: int
     rope: Rope
     tied: bool
-    """The output head is the embedding."""
+    """Whether the output head is the embedding."""
     qkv_bias: bool
     out_bias: bool
     qk_norm: bool
@@ -100,7 +100,7 @@ class Architecture:
 
 
 class _Rope(msgspec.Struct, forbid_unknown_fields=True):
-    """`rope_parameters`, or `rope_scaling`, as files before 2026 call it."""
+    """The fields of `rope_parameters`, which files before 2026 call `rope_scaling`."""
 
     rope_type: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
@@ -113,7 +113,7 @@ class _Rope(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Config(msgspec.Struct):
-    """With the defaults of transformers."""
+    """The fields of config.json, with the defaults of transformers."""
 
     num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
     hidden_size: Size
@@ -140,7 +140,8 @@ def read_architecture(directory: Path) -> Architecture:
     """Read config.json and generation_config.json.
 
     Raises:
-        ModelError: a file is missing or broken, or asks for something that is not computed; it names the field.
+        ModelError: a file is missing or broken, or asks for something that is not computed. The message names
+            the field.
     """
     path = directory / CONFIG
     values = _read_json(path)
@@ -171,10 +172,10 @@ def read_architecture(directory: Path) -> Architecture:
 
 
 def read_eos_ids(directory: Path, *, vocab_size: int) -> tuple[int, ...]:
-    """End-of-sequence tokens: those of generation_config.json, else those of config.json.
+    """Read the end-of-sequence tokens: those of generation_config.json, or else those of config.json.
 
     Raises:
-        ModelError: they are no tokens of the model.
+        ModelError: they are not tokens of the model.
     """
     path = directory / GENERATION_CONFIG
     eos = _read_json(path).get("eos_token_id") if path.exists() else None
@@ -189,7 +190,7 @@ def read_eos_ids(directory: Path, *, vocab_size: int) -> tuple[int, ...]:
 
 
 def parameter_shapes(architecture: Architecture) -> dict[str, Shape]:
-    """Every parameter of the model under its HF name, and its shape. The head of a tied model is not among them."""
+    """The shape of every parameter of the model, by its HF name. The head of a tied model is not among them."""
     a = architecture
     shapes: dict[str, Shape] = {
         "model.embed_tokens.weight": (a.vocab_size, a.hidden_size),
@@ -252,7 +253,7 @@ def _refuse_fields(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _heads(path: Path, family: str, config: _Config) -> tuple[int, int]:
-    """KV heads, and the width of a head."""
+    """The number of KV heads, and the width of a head."""
     heads, hidden = config.num_attention_heads, config.hidden_size
     given = config.num_key_value_heads
     default = heads if family == "llama" else 32

@@ -1,4 +1,4 @@
-"""GGUF files become Hugging Face directories, once, in a cache."""
+"""Converts GGUF files to Hugging Face directories, once, in a cache."""
 
 import contextlib
 import hashlib
@@ -16,14 +16,15 @@ from tailrace.host.cache import locked, make_private
 from tailrace.models.architecture import FAMILIES
 
 _READER_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError, struct.error)
-"""What the readers raise for a damaged file, an unknown architecture, or a version of `gguf` that is too old."""
+"""The errors of the readers for a damaged file, an unknown architecture, or a version of `gguf` that is too old."""
 
 
 def convert_gguf(gguf: Path, cache: Path) -> Path:
-    """The bf16 Hugging Face directory of `gguf`, tokenizer and chat template included.
+    """Convert `gguf` to a bf16 Hugging Face directory, tokenizer and chat template included.
 
-    It lies in `cache` under the file's name and content. It appears there in one step: a directory that is being
-    written, or whose writer died, has another name. Of several processes, one converts and the others wait for it.
+    The directory lies in `cache` under the file's name and content. It appears there in one step: a directory that is
+    being written, or whose writer died, has another name. Of several processes, one converts and the others wait for
+    it.
 
     Raises:
         ModelError: the file or the libraries to read it are missing, its model is not supported, or the cache cannot be
@@ -57,7 +58,7 @@ def _digest(file: Path) -> str:
 
 def _write(gguf: Path, target: Path) -> None:
     partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that died
+    shutil.rmtree(partial, ignore_errors=True)  # left by a process that died
     partial.mkdir()
     try:
         _convert(gguf, partial)

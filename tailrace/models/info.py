@@ -1,4 +1,4 @@
-"""Whether a model directory is one that engine and trainer read alike, from its JSON and its safetensors headers.
+"""Checks that engine and trainer read a model directory alike, from its JSON and its safetensors headers.
 
 Imports no torch.
 """
@@ -21,7 +21,7 @@ SINGLE_FILE = "model.safetensors"
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 DERIVED = "rotary_emb.inv_freq"
-"""How the names of tensors end that old checkpoints store, though the configuration implies them."""
+"""The ending of the names of tensors that old checkpoints store, though the configuration implies them."""
 _ADAPTER = "adapter_config.json"
 _FLOATS = ("BF16", "F16", "F32", "F64")
 
@@ -42,17 +42,17 @@ class ModelInfo:
     intermediate: int
     vocab: int
     context_length: int
-    """Positions, in tokens."""
+    """The longest sequence, in tokens."""
     tied: bool
-    """The embedding is the output head too."""
+    """Whether the embedding is the output head too."""
     parameters: int
-    """A tied embedding counts once."""
+    """The number of parameters; a tied embedding counts once."""
     bytes: int
-    """Of those parameters as stored."""
+    """The bytes of those parameters as stored."""
 
 
 class _Entry(msgspec.Struct):
-    """What the header of a safetensors file says of a tensor."""
+    """The entry of a tensor in the header of a safetensors file."""
 
     dtype: str
     shape: Shape
@@ -61,17 +61,17 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tensor:
-    """Where a tensor is stored."""
+    """The place where a tensor is stored."""
 
     file: Path
     dtype: str
     shape: Shape
     start: int
-    """Of its data in the file, as is `stop`."""
+    """The first byte of its data in the file; the data ends before `stop`."""
     stop: int
 
     def data(self) -> bytes:
-        """As stored."""
+        """Read the data as stored."""
         with self.file.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content[self.start : self.stop]
 
@@ -81,11 +81,11 @@ class _Index(msgspec.Struct):
 
 
 def describe_model(directory: Path) -> ModelInfo:
-    """The sizes of the model in a Hugging Face directory, whose configuration and weights agree.
+    """Describe the model in a Hugging Face directory, and check that its configuration and weights agree.
 
     Raises:
         ModelError: a file is missing or damaged, the family or a field of the configuration is not supported, or the
-            weights are not those that the configuration names: no others, none less, each of its shape.
+            weights are not exactly those that the configuration names, each in its shape.
     """
     architecture = read_architecture(directory)
     if (directory / _ADAPTER).exists():
@@ -112,7 +112,7 @@ def describe_model(directory: Path) -> ModelInfo:
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a directory: one, or those that its index names. Empty where there are none.
 
-    Where there are both, the one counts, as in transformers.
+    Where a directory has both, the single file counts, as in transformers.
 
     Raises:
         ModelError: the index is corrupt.
@@ -126,7 +126,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _check_tied(directory: Path, architecture: Architecture, tensors: dict[str, _Tensor]) -> None:
-    """Remove a stored copy of the embedding that is the head too."""
+    """Check that the head fits `tie_word_embeddings`. Remove a stored copy of the embedding that is the head too."""
     if not architecture.tied:
         if HEAD not in tensors:
             raise ModelError(f"{directory} has no {HEAD}, and its {CONFIG} says tie_word_embeddings: false")
@@ -179,7 +179,7 @@ def _tensors(directory: Path) -> dict[str, _Tensor]:
 
 
 def _header(file: Path) -> dict[str, _Tensor]:
-    """The tensors of a safetensors file: 8 bytes of header length, a JSON header, then the data."""
+    """Read the tensors of a safetensors file: 8 bytes of header length, a JSON header, then the data."""
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -201,7 +201,7 @@ def _check_size(file: Path, expected: int) -> None:
     if file.stat().st_size != expected:
         raise ModelError(f"{file} is {file.stat().st_size} bytes long and should be {expected}; fetch it again")
     try:
-        with safe_open(file, framework="np"):  # whether the data lies as the header says
+        with safe_open(file, framework="np"):  # checks that the data lies as the header says
             pass
     except SafetensorError as error:
         raise ModelError(f"{file} cannot be read as safetensors: {one_line(error)}; fetch it again") from None

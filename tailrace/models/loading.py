@@ -1,4 +1,4 @@
-"""Models of transformers, and whether they are what our own engine makes of the same directory."""
+"""Loads models with transformers, and checks that they are what our own engine makes of the same directory."""
 
 import threading
 from pathlib import Path
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LOADING = threading.Lock()
-"""transformers loads one model at a time: it changes what belongs to the whole process."""
+"""transformers loads one model at a time: it changes state of the whole process."""
 
 
 def check_model(directory: Path) -> None:
-    """Whether engine and trainer can read the model in `directory`, before either is made.
+    """Check that engine and trainer can read the model in `directory`, before either is made.
 
     Raises:
         ModelError: see `describe_model`; or transformers cannot read its configuration.
@@ -32,10 +32,12 @@ def check_model(directory: Path) -> None:
 
 
 def load_model(directory: Path, *, dtype: "torch.dtype", attention: str | None = None) -> "PreTrainedModel":
-    """The model in `directory`, of any family, on the CPU. `attention`: an implementation's name; its default without.
+    """Load the model in `directory`, of any family, on the CPU.
+
+    `attention` names an implementation; without it, the default of transformers is used.
 
     Raises:
-        ModelError: it cannot be read, or has other weights than its configuration asks for.
+        ModelError: the model cannot be read, or has other weights than its configuration asks for.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging

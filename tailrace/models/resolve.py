@@ -1,4 +1,4 @@
-"""A model reference becomes a Hugging Face directory on this machine."""
+"""Turns a model reference into a Hugging Face directory on this machine."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ _HUB_FILES = ("model*.safetensors", "*.json", "*.jinja", "tokenizer.model", "mer
 
 
 def resolve_model(config: ModelConfig) -> Path:
-    """The directory of `config.path`: itself, a converted GGUF, or a snapshot of the hub.
+    """Return the directory of `config.path`: itself, a converted GGUF, or a snapshot of the hub.
 
     Raises:
-        ModelError: it does not exist, cannot be had, or lacks the configuration, the weights or the tokenizer.
+        ModelError: it does not exist, cannot be fetched, or lacks the configuration, the weights or the tokenizer.
     """
     path = Path(config.path)
     is_local = config.path == WHEEL or path.suffix == ".gguf" or path.exists() or _looks_local(config.path)
@@ -31,7 +31,7 @@ def resolve_model(config: ModelConfig) -> Path:
 
 
 def _looks_local(path: str) -> bool:
-    """A hub id is `name` or `owner/name`."""
+    """Whether `path` cannot be a hub id, which is `name` or `owner/name`."""
     return path.startswith((".", "/")) or path.count("/") > 1
 
 

