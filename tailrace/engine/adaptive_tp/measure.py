@@ -40,7 +40,7 @@ class MeasuredSwitch(NamedTuple):
 
     report: SwitchReport
     sent_bytes: float
-    """Bytes of keys and values that one rank had to send, the one with most, as PAT counts them (eq. 1)."""
+    """Bytes of keys and values sent by the rank that had to send most, as PAT counts them (eq. 1)."""
 
 
 def shortest_length(steps: int) -> int:

@@ -31,7 +31,7 @@ def address_of(function: object) -> int:
 
 
 class Collective(ABC):
-    """One rank's end of the exchange."""
+    """The end of the exchange on one rank."""
 
     rank: int
     size: int

@@ -97,9 +97,10 @@ class Decoder(ABC):
 
     @abstractmethod
     def reshaped(self, architecture: Architecture, collective: Collective) -> Self:
-        """Make a decoder of another shard, without weights. It shares the cache's memory and all that no TP changes.
+        """Make a decoder of another shard, without weights.
 
-        This decoder may not compute any more, since the caches overlap.
+        It shares the cache's memory, and all that does not depend on TP. This decoder may not compute any more, since
+        the caches overlap.
 
         Args:
             architecture: The architecture of the shard.

@@ -119,8 +119,9 @@ def cut_of(architecture: Architecture, shard: Shard, name: str) -> tuple[int, Pa
 
 
 def pieces(sources: Sequence[Part], target: Part, own: int) -> list[Piece]:
-    """Find the pieces that make up `target` except for its zeros, in order. `sources` are the parts that there are.
+    """Find the pieces that make up `target` except for its zeros, in order.
 
+    sources: The parts of the shards of another degree.
     own: A source that is preferred where several have the same, as several shards may have a KV head.
     """
     found: list[Piece] = []

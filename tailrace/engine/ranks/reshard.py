@@ -301,7 +301,7 @@ def switch_bytes(architecture: Architecture, config: NativeEngineConfig, target_
     meet = math.lcm(tp, target_tp)
     old_block, new_block = (region_block_bytes(local, config.block_size, dtype) for local in (old, new))
     arriving = meet // tp * blocks
-    # What the rank sends is released when all is gathered; slices are taken after that.
+    # The rank releases what it sends when all is gathered; slices are taken after that.
     cache_bytes = meet * blocks * old_block + max(blocks * old_block, arriving * new_block)
     held = most = 0
     for group in packings[0].groups:

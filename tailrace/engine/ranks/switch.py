@@ -31,7 +31,7 @@ class SwitchRefused(EngineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchReport:
-    """The cost of a switch, in seconds: those of the slowest rank where they are a rank's."""
+    """The seconds and bytes of a switch. Seconds of ranks are those of the slowest rank."""
 
     groups_s: float
     weights_s: float

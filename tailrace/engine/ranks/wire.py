@@ -112,7 +112,7 @@ _ANSWERS = msgspec.msgpack.Decoder(Answer)
 
 
 class Channel:
-    """One end of the connection between the driver and a rank process."""
+    """An end of the connection between the driver and a rank process."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
