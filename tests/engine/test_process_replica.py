@@ -398,7 +398,7 @@ def test_a_process_that_dies_while_starting_is_quoted() -> None:
     worker.channel.send(Measure())
     with pytest.raises(ConnectionError):
         worker.channel.receive_answer(limit_s=END_LIMIT_S)
-    last = worker.obituary()
+    last = worker.cause_of_death()
     assert last.startswith("exit code 1; its last output: ")
     assert last.endswith("AssertionError: the first order makes the rank")
 

@@ -111,7 +111,7 @@ def test_a_template_that_was_killed_is_replaced_and_its_ranks_end(template: Temp
     assert ended(template.pid)
     after = RankProcess(1)
     assert ended(before.pid)
-    assert before.obituary() == "the process that it was forked from has died: SIGKILL, out of memory?"
+    assert before.cause_of_death() == "the process that it was forked from has died: SIGKILL, out of memory?"
     assert after.pid
     end([after])
 
@@ -151,7 +151,7 @@ def test_a_template_that_cannot_start_is_quoted(
 def test_how_a_rank_ended_is_told_however_often_it_is_asked(template: TemplateProcess) -> None:
     first, second = RankProcess(0), RankProcess(1)
     os.kill(first.pid, signal.SIGTERM)
-    assert [first.obituary(), first.obituary()] == ["SIGTERM", "SIGTERM"]
+    assert [first.cause_of_death(), first.cause_of_death()] == ["SIGTERM", "SIGTERM"]
     end([first])
     os.kill(second.pid, 0)  # it is still there
     end([second])

@@ -198,7 +198,7 @@ class TransplantMachine(RuleBasedStateMachine):
             held = [block for sequence in scheduler._running for block in sequence.blocks]
             counted = [scheduler.blocks.references(block) for block in range(scheduler.blocks.total)]
             assert counted == [held.count(block) for block in range(scheduler.blocks.total)]
-            assert not any(s.cached or s.blocks or s.tip for _, s in scheduler._waiting)
+            assert not any(s.cached or s.blocks or s.tip for s in scheduler._waiting)
 
     def teardown(self) -> None:
         if not hasattr(self, "node"):

@@ -107,7 +107,7 @@ class Decoder(ABC):
             collective: The collective of the ranks that hold the other shards.
 
         Raises:
-            EngineError: the cache cannot hold a block of that shard.
+            ConfigError: the cache cannot hold a block of that shard.
         """
 
     @abstractmethod

@@ -257,7 +257,7 @@ class ProcessReplica(Replica):
             except TimeoutError:
                 self._give_up(self._under_way, [process])
             except ConnectionError:
-                self._bury(self._under_way, [process], RankProcess.obituary)
+                self._raise_death(self._under_way, [process], RankProcess.cause_of_death)
 
     def _collect(self) -> dict[RankProcess, Answer]:
         """Wait for every rank's answer to the order under way."""
@@ -288,16 +288,18 @@ class ProcessReplica(Replica):
             except ConnectionError:
                 dead.append(process)
         if dead:
-            self._bury(order, dead, RankProcess.obituary)
+            self._raise_death(order, dead, RankProcess.cause_of_death)
 
     def _give_up(self, order: _UnderWay, silent: Sequence[RankProcess]) -> NoReturn:
         """End the ranks, some of which have not answered in time."""
         if order.failure is not None:
             self.close()
             raise _error(order.failure)
-        self._bury(order, silent, lambda _: f"killed after {order.limit_s:g} s without an answer")
+        self._raise_death(order, silent, lambda _: f"killed after {order.limit_s:g} s without an answer")
 
-    def _bury(self, order: _UnderWay, dead: Sequence[RankProcess], cause: Callable[[RankProcess], str]) -> NoReturn:
+    def _raise_death(
+        self, order: _UnderWay, dead: Sequence[RankProcess], cause: Callable[[RankProcess], str]
+    ) -> NoReturn:
         """End the other ranks, and raise an error that says how the `dead` ones died."""
         notice = "; ".join(f"{process} died while {order.doing}: {cause(process)}" for process in dead)
         self.close()

@@ -18,7 +18,7 @@ _START_LIMIT_S = 300.0
 
 
 class RankProcess:
-    """A process that becomes a rank by its first order. Its output is kept for its obituary."""
+    """A process that becomes a rank by its first order. Its output is kept to explain its death."""
 
     def __init__(self, rank: int) -> None:
         """Start the process.
@@ -43,7 +43,7 @@ class RankProcess:
         """The pid; 0 if there is no process. Waits for it while the template starts."""
         return self._process.wait_for_pid(_START_LIMIT_S)
 
-    def obituary(self) -> str:
+    def cause_of_death(self) -> str:
         """Say how a process that hung up has died, with its last words."""
         self._process.wait(EXIT_LIMIT_S)
         end([self])

@@ -74,7 +74,7 @@ class Template:
                 ready = [number for number, _ in poll.poll(_WATCH_MS)]
                 if woken.fileno() in ready:
                     woken.recv(4096)
-                self._bury()
+                self._reap()
                 if self._requests.fileno() in ready:
                     request, descriptors, _, _ = socket.recv_fds(
                         self._requests, len(REQUEST), DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
@@ -109,7 +109,7 @@ class Template:
             self._children[pid] = telling
         return False
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         """Report the children that have ended, and end what they have started."""
         for pid in list(self._children):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

@@ -66,7 +66,7 @@ class ForkedProcess:
             case [_, code]:
                 return how_ended(code)
         if self._silent:
-            return f"the process that it was forked from has died: {self._template.obituary()}"
+            return f"the process that it was forked from has died: {self._template.cause_of_death()}"
         return "it has not ended yet"
 
     def kill(self) -> None:
@@ -154,7 +154,7 @@ class TemplateProcess:
                 os.close(directory)
         return ForkedProcess(self, heard)
 
-    def obituary(self) -> str:
+    def cause_of_death(self) -> str:
         """Say how the template has died, with its last words."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_LIMIT_S)

@@ -14,13 +14,14 @@ them, it waits. When a running sequence needs a block and none is free, the last
 from bisect import insort
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from tailrace.engine.scheduling.blocks import BlockManager
+from tailrace.engine.scheduling.prefixes import PrefixIndex
 from tailrace.engine.scheduling.sequence import Sequence
 from tailrace.engine.scheduling.step import Chunk, StepInput, StepOutput
 from tailrace.engine.scheduling.stopping import StopRule
+from tailrace.engine.scheduling.waiting import WaitingQueue
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 _order = attrgetter("order")
@@ -67,8 +68,8 @@ class Scheduler:
         self.counts = Counts() if counts is None else counts
         self._max_batch_size = max_batch_size
         self._prefill_tokens = prefill_tokens
-        self._waiting: list[tuple[tuple[float, int], Sequence]] = []
-        """A heap, by order."""
+        self._prefixes = PrefixIndex(blocks)
+        self._waiting = WaitingQueue()
         self._running: list[Sequence] = []
         """Sorted by order."""
         self._arrivals = 0
@@ -132,9 +133,8 @@ class Scheduler:
     def abort(self, request_ids: Collection[int]) -> list[Sample]:
         """Finish these requests with what they have; unknown ids are ignored. Return their samples."""
         ids = set(request_ids)
-        leaving = [sequence for _, sequence in self._waiting if sequence.request.request_id in ids]
-        if leaving:
-            self._keep_waiting(set(leaving))
+        leaving = [sequence for sequence in self._waiting if sequence.request.request_id in ids]
+        self._waiting.remove(leaving)
         running = [(s, FinishReason.ABORT) for s in self._running if s.request.request_id in ids]
         return [sequence.finish(FinishReason.ABORT) for sequence in leaving] + self._finish(running)
 
@@ -156,39 +156,20 @@ class Scheduler:
         self._plan = None
 
     def take_waiting(self, count: int) -> list[Sequence]:
-        """Hand over up to `count` waiting sequences from the end of the order. They are returned in order.
-
-        Whole groups are preferred, and among them those without a running sequence here. Sequences with a response come
-        last, since the cache may have some of it left.
-        """
-        groups: dict[tuple[bool, int], list[Sequence]] = {}
-        for _, sequence in sorted(self._waiting, reverse=True):
-            groups.setdefault((bool(sequence.log_probs), sequence.request.group_id), []).append(sequence)
-        here = {sequence.request.group_id for sequence in self._running}
-        preferred = sorted(groups, key=lambda key: (key[0], key[1] in here))
-        taken: list[Sequence] = []
-        for begun, group_id in preferred:
-            if taken and (begun or group_id in here):
-                break
-            group = groups[begun, group_id]
-            if len(taken) + len(group) <= count:
-                taken += group
-        if not taken and preferred:
-            taken = groups[preferred[0]][:count]
-        self._keep_waiting(set(taken))
-        return sorted(taken, key=_order)
+        """Hand over up to `count` waiting sequences, see `WaitingQueue.take_last`."""
+        return self._waiting.take_last(count, here={sequence.request.group_id for sequence in self._running})
 
     def give(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences, such as another scheduler's, behind those of the same priority."""
         for sequence in sequences:
             self._arrivals += 1
             sequence.arrival = self._arrivals
-            self._wait(sequence)
+            self._waiting.push(sequence)
 
     @property
     def sequences(self) -> list[Sequence]:
         """All sequences; a running one has blocks."""
-        return self._running + [sequence for _, sequence in self._waiting]
+        return [*self._running, *self._waiting]
 
     def resume(self, sequence: Sequence, blocks: list[int]) -> None:
         """Let a sequence of another scheduler run on here, behind those of the same priority.
@@ -198,42 +179,30 @@ class Scheduler:
         """
         self._arrivals += 1
         sequence.arrival, sequence.blocks = self._arrivals, blocks
-        if sequence.tip is not None:
-            sequence.tip, sequence.indexed = self.blocks.root, 0
-            self._index_full(sequence)
-            if sequence.cached >= sequence.prompt_length:
-                self._index_tail(sequence)
+        self._prefixes.add_again(sequence)
         insort(self._running, sequence, key=_order)
-
-    # starting and stopping
 
     def _start_waiting(self, plan: StepPlan, budget: int) -> None:
         """Start waiting sequences in order, until one has no room. Pass over those whose prompt is being computed."""
         places = min(self._max_batch_size - len(self._running), len(self._waiting))
         if places <= 0 or budget == 0 or self.blocks.free <= len(self._running):
             return
-        computing = {prefix for sequence in self._running for prefix in self._being_computed(sequence)}
+        computing = {prefix for sequence in self._running for prefix in self._prefixes.being_computed(sequence)}
         passed = []
         while places > 0 and budget > 0:
             places -= 1
-            order, sequence = heappop(self._waiting)
+            sequence = self._waiting.pop()
             if not computing.isdisjoint(sequence.prefixes):
-                passed.append((order, sequence))
+                passed.append(sequence)
             elif self._start(plan, sequence):
                 budget -= _compute(plan, sequence, budget)
-                computing.update(self._being_computed(sequence))
+                computing.update(self._prefixes.being_computed(sequence))
             else:
-                passed.append((order, sequence))
+                passed.append(sequence)
                 break
-        for waiting in passed:
-            heappush(self._waiting, waiting)
+        for sequence in passed:
+            self._waiting.push(sequence)
         self.blocks.release([source for source, _ in plan.input.copies])
-
-    def _being_computed(self, sequence: Sequence) -> tuple[int, ...]:
-        """Prefixes that others should wait for. A follower computes a prompt's last token only, and delays none."""
-        if sequence.tip is None or sequence.cached >= sequence.prompt_length - 1:
-            return ()
-        return sequence.prefixes if sequence.cached < self.blocks.block_size else sequence.prefixes[1:]
 
     def _start(self, plan: StepPlan, sequence: Sequence) -> bool:
         """Give the sequence blocks for all its tokens, cached ones where there are. Return False without room."""
@@ -276,15 +245,7 @@ class Scheduler:
         """Move a sequence from running back to waiting."""
         self._running.remove(sequence)
         self._release(sequence)
-        self._wait(sequence)
-
-    def _wait(self, sequence: Sequence) -> None:
-        heappush(self._waiting, (sequence.order, sequence))
-
-    def _keep_waiting(self, leaving: set[Sequence]) -> None:
-        """Take the `leaving` sequences out of the queue."""
-        self._waiting = [entry for entry in self._waiting if entry[1] not in leaving]
-        heapify(self._waiting)
+        self._waiting.push(sequence)
 
     def _finish(self, sequences: list[tuple[Sequence, FinishReason]]) -> list[Sample]:
         """Release these running sequences. Return their samples."""
@@ -297,41 +258,18 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         """Take the sequence's blocks away. Their contents can be found until the blocks are needed."""
-        self._index_tail(sequence)
+        self._prefixes.add_tail(sequence)
         self.blocks.release(sequence.blocks)
         sequence.drop_cache()
         if self._plan is not None:
             self._plan.gone.add(sequence)
 
-    # finding cached blocks
-
     def _note_computed(self, sequence: Sequence, end: int) -> None:
-        """Note that `end` tokens are cached. Let the blocks that are full now, and the end of the prompt, be found."""
+        """Note that `end` tokens are cached, and let them be found."""
         start, sequence.cached = sequence.cached, end
         if start < sequence.prompt_length:
             self.counts.prefilled_tokens += sequence.count_prompt(end)
-        if sequence.tip is None:
-            return
-        self._index_full(sequence)
-        if start < sequence.prompt_length <= end:
-            self._index_tail(sequence)
-
-    def _index_full(self, sequence: Sequence) -> None:
-        """Let the sequence's full blocks be found."""
-        assert sequence.tip is not None
-        size = self.blocks.block_size
-        while (sequence.indexed + 1) * size <= sequence.cached:
-            index = sequence.indexed
-            tokens = sequence.tokens[index * size : (index + 1) * size]
-            sequence.tip = self.blocks.index(sequence.tip, sequence.blocks[index], tokens)
-            sequence.blocks[index] = sequence.tip.block
-            sequence.indexed += 1
-
-    def _index_tail(self, sequence: Sequence) -> None:
-        """Let the sequence's block be found that is not full yet."""
-        tokens = sequence.tokens[sequence.indexed * self.blocks.block_size : sequence.cached]
-        if sequence.tip is not None and tokens:
-            self.blocks.index(sequence.tip, sequence.blocks[sequence.indexed], tokens)
+        self._prefixes.add_computed(sequence, start)
 
 
 def _compute(plan: StepPlan, sequence: Sequence, budget: int) -> int:
