@@ -1,11 +1,11 @@
-"""New weights from the trainer to the engines.
+"""Transfer of new weights from the trainer to the engines.
 
-sender             what a trainer publishes with      receiver           what an engine gets versions from
-sender_service     plans who gets them from whom      receiver_service   which version comes next, and from whom
-install_turns      one engine installs at a time      sender_connection  plans come, reports and requests go
-chunk_server       gives versions to others           download           one version on its way in
-versions           manifest, chunks, sums, seal       receiver_memory    what is here, and who holds it
-segments           shared memory of payloads          receiver_status    what a receiver's threads share
-messages           what they say to each other        threads            loops, workers and waiting
-address            where a sender is                  media, broadcast   what chunks travel through
+sender             publishes versions (trainer)       receiver           gets versions (engine)
+sender_service     plans who fetches from whom        receiver_service   follows the plan: next version and parent
+install_turns      one engine installs at a time      sender_connection  receives plans, sends reports and requests
+chunk_server       serves versions to others          download           one version that is being fetched
+versions           manifest, chunks, sums, seal       receiver_memory    the versions here, and their holders
+segments           shared memory of payloads          receiver_status    the state that a receiver's threads share
+messages           the messages between them          threads            loops, workers and waiting
+address            a sender's endpoints and token     media, broadcast   the ways that chunks travel
 """

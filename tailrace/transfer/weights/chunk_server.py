@@ -1,9 +1,9 @@
-"""The versions that a process gives to others: its answers to GetManifest, GetSums and GetChunk.
+"""Serves versions to other processes: the answers to GetManifest, GetSums and GetChunk.
 
     child ──question──▶ there? ──▶ answer        not yet: it waits        not any more, or skipped: VersionGone
 
-Who waits on whom: a child for the chunks of its parent, which may itself be waiting for its own. Nobody waits here for
-a child. A chunk that is on its way when its memory is used again arrives with a wrong sum, and is asked for again.
+Waiting: a child waits for the chunks of its parent, which may itself be waiting for its own. Nothing here waits for a
+child. If memory is reused while a chunk is on its way, the chunk arrives with a wrong sum and is asked for again.
 """
 
 import math
@@ -29,10 +29,10 @@ ChunkQuestion = GetManifest | GetSums | GetChunk
 
 
 class ChunkServer:
-    """Used in the thread of `server` alone, but for what `StoredVersion` allows."""
+    """The served versions. Used in the thread of `server` alone, except for what `StoredVersion` allows."""
 
     def __init__(self, server: Server) -> None:
-        """Empty."""
+        """Start without versions."""
         self._server = server
         self._stored: dict[int, StoredVersion] = {}
         self._newest = 0
@@ -41,9 +41,9 @@ class ChunkServer:
         """Bytes of chunks that went over sockets. Other threads may read it."""
 
     def add(self, stored: StoredVersion) -> StoredVersion | None:
-        """Give this version, too. Older ones that are not here will not come.
+        """Serve this version, too. Older versions that are not here count as gone from now on.
 
-        Returns the one that was given under the same serial until now, if any.
+        Return the version that was served under the same serial before, if any.
         """
         before = self._stored.get(stored.manifest.serial)
         self._stored[stored.manifest.serial] = stored
@@ -52,31 +52,31 @@ class ChunkServer:
         return before
 
     def drop(self, serials: Iterable[int]) -> None:
-        """Give these no more."""
+        """Stop serving these versions."""
         for serial in serials:
             self._stored.pop(serial, None)
         self.answer_waiting()
 
     @property
     def serials(self) -> list[int]:
-        """Those that are given, in the order in which they came."""
+        """The serials of the served versions, in the order in which they came."""
         return list(self._stored)
 
     @property
     def versions(self) -> list[StoredVersion]:
-        """Those that are given."""
+        """The served versions, in the order in which they came."""
         return list(self._stored.values())
 
     @property
     def segments(self) -> list[Segment]:
-        """Memory that is given from."""
+        """The memory of the served versions."""
         return [stored.segment for stored in self._stored.values()]
 
     def answer(self, incoming: Incoming) -> Reply | None:
-        """The answer to a `ChunkQuestion` now, or None: it comes when there is one.
+        """Return the answer to a `ChunkQuestion`, or None if it has to wait; the answer is then sent later.
 
         Raises:
-            WireError: there is no such chunk in the version.
+            WireError: the version has no such chunk.
         """
         wanted: ChunkQuestion = incoming.message
         reply = self._reply(wanted)
@@ -86,10 +86,10 @@ class ChunkServer:
         return reply
 
     def answer_waiting(self) -> None:
-        """More chunks have come, or a version has gone: answer those that waited for that."""
+        """Answer the waiting questions that new chunks or a dropped version have settled."""
         waiting, self._waiting = self._waiting, {}
         for ticket, wanted in waiting.items():
-            self._wait(ticket, wanted)  # before looking: a chunk may be added meanwhile
+            self._wait(ticket, wanted)  # before the check: a chunk may be added meanwhile
             try:
                 reply = self._reply(wanted)
             except WireError as error:
@@ -98,14 +98,14 @@ class ChunkServer:
                 self._server.reply(ticket, *self._take_off(ticket, reply))
 
     def forget_client(self, client: str) -> None:
-        """A child has gone."""
+        """Forget the questions of a child that has gone."""
         for ticket in [ticket for ticket in self._waiting if ticket.client == client]:
             del self._waiting[ticket]
 
     def _take_off(self, ticket: Ticket, reply: Reply) -> Reply:
         serial = self._waiting.pop(ticket).serial
         stored = self._stored.get(serial)
-        if stored is not None:  # whoever adds chunks is not to call again for what was answered
+        if stored is not None:  # the thread that adds chunks must not call again for this answer
             waiting = [wanted for wanted in self._waiting.values() if wanted.serial == serial]
             stored.wake_at = min(map(_chunks_for, waiting), default=math.inf)
         return reply
@@ -140,7 +140,7 @@ class ChunkServer:
 
 
 def _chunks_for(wanted: ChunkQuestion) -> float:
-    """So many chunks must be there for the answer."""
+    """The number of chunks that must be there for the answer."""
     match wanted:
         case GetSums(_, _, want):
             return want

@@ -1,13 +1,13 @@
-"""One version on its way into a receiver, from whoever its parent is at the moment.
+"""The download of one version into a receiver, from its current parent.
 
     NO_PARENT ──parent──▶ DESCRIBING ──manifest──▶ PLACING ──memory──▶ PLACED ──no broadcast──▶ FETCHING ──▶ whole
       ▲                      │                        │                  │                         │
       └──────parent lost, or another one──────────────┴──────────────────┴─────────────────────────┘
 
-What is here stays when the parent is another one. What is corrupt is asked for again, some times; then the version is
-given up. While it is expected to come by a broadcast, it stays PLACED.
+Chunks that are here stay when the parent changes. Corrupt data is asked for again, a few times; then the version is
+given up. A version that is expected by a broadcast stays PLACED.
 
-Who waits on whom: a download on its parent, as long as that gives signs of life.
+Waiting: a download waits for its parent, as long as the parent gives signs of life.
 """
 
 import enum
@@ -41,75 +41,75 @@ if TYPE_CHECKING:
     from tailrace.transfer.weights.receiver_service import ReceiverService
 
 TRIES = 5
-"""For one chunk, or the manifest."""
+"""The number of attempts for one chunk, the manifest or the seal."""
 
 
 class DownloadState(enum.Enum):
-    """How far it is with its parent. Which follows which is drawn above; NO_PARENT follows each."""
+    """The progress of a download with its parent. The diagram above shows what follows; NO_PARENT may follow each."""
 
     NO_PARENT = enum.auto()
     DESCRIBING = enum.auto()
     PLACING = enum.auto()
     PLACED = enum.auto()
-    """Nothing is asked for."""
+    """There is memory, and nothing is asked for."""
     FETCHING = enum.auto()
 
 
 class DownloadPart(enum.Enum):
-    """What may arrive corrupt, beside chunks."""
+    """The parts beside chunks that may arrive corrupt."""
 
     MANIFEST = "the manifest"
     SEAL = "the seal"
 
 
 class DownloadEnd(enum.Enum):
-    """Why a download has ended, or cannot go on with its parent."""
+    """The reason why a download has ended, or cannot go on with its parent."""
 
     PARENT_LOST = enum.auto()
     GONE = enum.auto()
-    """The parent does not give this version."""
+    """The parent does not serve this version."""
     REFUSED = enum.auto()
-    """It arrived corrupt too often, or there is no room for it; `Download.error` says."""
+    """The version arrived corrupt too often, or there is no room for it; see `Download.error`."""
 
 
 class Download:
-    """Used in the receiver's thread."""
+    """One version that is being fetched. Used in the receiver's thread."""
 
     def __init__(self, service: "ReceiverService", offer: VersionOffer) -> None:
-        """Nothing is asked until `follow`. `service` hears of each chunk, and of the end."""
+        """Ask nothing before `follow`. `service` is called for each chunk, and at the end."""
         self.offer = offer
         self.stored: StoredVersion | None = None
-        """What is here, once there is memory for it."""
+        """The part of the version that is here, once there is memory for it."""
         self.parent: str | None = None
-        """Its name; None while there is none."""
+        """The parent's name; None while there is no parent."""
         self.nbytes = 0
         """Bytes that came over the network."""
         self.bytes_broadcast = 0
-        """Bytes of these that came by broadcasts."""
+        """The part of `nbytes` that came by broadcasts."""
         self.started = service.server.now
         self.error: WeightsError | None = None
         self._service = service
         self._is_ours = False
-        """Whether the payload is in memory of this process's own."""
+        """Whether the payload is in this process's own memory."""
         self._same_host = False
         self._link: Connection | None = None
-        """To the parent. Once it is closed, no answer of that parent is heard."""
+        """The connection to the parent. Once it is closed, no answer of that parent arrives."""
         self._endpoint = ""
         self._medium: Medium | None = None
-        """While FETCHING."""
+        """The medium of the chunks; set while FETCHING."""
         self._state = DownloadState.NO_PARENT
         self._tries: Counter[int | DownloadPart] = Counter()
         self._errors: dict[int | DownloadPart, TailraceError] = {}
-        """The last of each chunk, where it was one that a parent gave or that says what is wrong."""
+        """The last error of each part; none for a part that was only corrupt."""
 
     def follow(self, plan: Plan) -> None:
-        """Go on with the parent of `plan`, unless it is the same."""
+        """Continue with the parent of `plan`; do nothing if it is the same parent."""
         if plan.parent != self.parent:
             self.leave()
             self._connect(plan)
 
     def leave(self) -> None:
-        """Hear no more of the parent. Harmless twice."""
+        """Disconnect from the parent. Calling it twice is harmless."""
         self._state = DownloadState.NO_PARENT
         self.parent = self._medium = None
         if self._link is not None:
@@ -117,7 +117,7 @@ class Download:
             self._link = None
 
     def reset(self) -> None:
-        """The seal is not right: fetch all chunks again, unless that was tried too often."""
+        """Fetch all chunks again after a wrong seal, unless that was tried too often."""
         assert self.stored is not None, "a version whose seal is known is here"
         if not self._may_try_again(DownloadPart.SEAL):
             return
@@ -128,13 +128,13 @@ class Download:
 
     @property
     def medium(self) -> str:
-        """What it comes through."""
+        """The name of the medium that the version comes through."""
         if self.bytes_broadcast:
             return self._service.medium
         return "tcp" if self._is_ours else "shared_memory"
 
     def take_broadcast(self, received: BroadcastChunk) -> None:
-        """Keep a chunk that was broadcast, if it is lacking and right."""
+        """Keep a broadcast chunk, if it is missing here and right."""
         assert self.stored is not None, "there is room for it"
         if not self._is_ours or self.stored.sum(received.chunk) is not None:
             return
@@ -146,7 +146,7 @@ class Download:
         self._add(received.chunk, received.sum, nbytes=len(received.data), by_broadcast=True)
 
     def go_on(self) -> None:
-        """Fetch what is lacking, unless it is still expected to be broadcast."""
+        """Fetch the missing chunks, unless they are still expected from a broadcast."""
         if self._state is DownloadState.PLACED and not self._service.broadcasts.expects(self.offer.serial):
             self._fetch()
 
@@ -186,19 +186,19 @@ class Download:
                     self._describe()
 
     def _place(self, manifest: Manifest, described: ManifestReply, *, mapped: bool) -> None:
-        """Have memory for the payload: the parent's, where it is `mapped`, or this process's own."""
+        """Get memory for the payload: the parent's if `mapped`, else this process's own."""
         self._state = DownloadState.PLACING
         memory, link = self._service.memory, self._link
 
         def placed(outcome: Segment | WeightsError) -> None:
             if link is not self._link:
                 if isinstance(outcome, Segment):
-                    memory.release(outcome)  # it was found for a parent that was left
+                    memory.release(outcome)  # it was found for a former parent
             elif isinstance(outcome, Segment):
                 self._store(StoredVersion(manifest, described.manifest, outcome), is_ours=not mapped)
                 self._on_placed()
             elif self._service.medium == "auto" and mapped:
-                self._place(manifest, described, mapped=False)  # its memory cannot be seen from here
+                self._place(manifest, described, mapped=False)  # the parent's memory cannot be seen from here
             else:
                 self._refuse(outcome)
 
@@ -208,9 +208,9 @@ class Download:
             memory.take(manifest, placed)
 
     def _store(self, stored: StoredVersion, *, is_ours: bool) -> None:
-        """Use this memory from now on, with the chunks that lie elsewhere, where it can be written to."""
+        """Use this memory from now on. If it is this process's own, copy the chunks from the former memory into it."""
         before, self.stored, self._is_ours = self.stored, stored, is_ours
-        if before is not None and is_ours:  # the owner of the memory before may be dead
+        if before is not None and is_ours:  # the owner of the former memory may be dead
             for chunk in range(before.ready):
                 value = before.sum(chunk)
                 assert value is not None, "it is ready"
@@ -226,7 +226,7 @@ class Download:
     # Chunks
 
     def _fetch(self) -> None:
-        """Begin to fetch what is lacking."""
+        """Begin to fetch the missing chunks."""
         assert self.stored is not None, "it was placed"
         self._state = DownloadState.FETCHING
         self._medium = make_medium(self.stored, mapped=not self._is_ours, retry_s=self._service.retry_s)
@@ -238,7 +238,7 @@ class Download:
 
     def _on_chunks(self, medium: Medium, request: ChunkRequest, answer: AnswerOrError) -> None:
         if medium is not self._medium:
-            return  # all chunks are fetched again since
+            return  # all chunks are being fetched again
         for arrival in request.read(answer):
             if arrival.sum is None:
                 if not self._may_try_again(arrival.chunk, error_in(answer)):
@@ -250,16 +250,16 @@ class Download:
         self._send_requests(medium)
 
     def _add(self, chunk: int, value: bytes, *, nbytes: int, by_broadcast: bool = False) -> None:
-        """A chunk is in place, and has this sum; `nbytes` of it came over the network."""
+        """Record a chunk that is in place, with its sum; `nbytes` of it came over the network."""
         assert self.stored is not None, "it was placed"
         self.stored.add(chunk, value)
         self.nbytes += nbytes
         self._service.arrived(self, nbytes=nbytes, by_broadcast=by_broadcast)
 
     def _may_try_again(self, part: int | DownloadPart, error: TailraceError | None = None) -> bool:
-        """Whether to fetch a part again, such as a chunk, that was corrupt or in whose place `error` came.
+        """Whether to fetch a part, such as a chunk, again: it was corrupt, or `error` came in its place.
 
-        It is False once that was tried too often: then the version is refused.
+        False after too many attempts: then the version is refused.
         """
         self._tries[part] += 1
         if error is not None:
@@ -279,7 +279,10 @@ class Download:
         self._service.ended(self, DownloadEnd.REFUSED)
 
     def _ask(self, question: WeightsQuestion, then: Callable[[AnswerOrError], None]) -> None:
-        """Ask the parent. `then` is called unless the parent is lost, has the version no more, or was left."""
+        """Ask the parent, and call `then` with the answer.
+
+        `then` is not called if the parent is lost, no longer has the version, or was left.
+        """
 
         def answered(answer: AnswerOrError) -> None:
             match answer:

@@ -1,9 +1,9 @@
-"""Turns to install a version, so that all engines but one generate (AsyncFlow, figure 8 d).
+"""Turns to install a version: one engine installs while all others generate (AsyncFlow, figure 8 d).
 
-    receiver ──TakeTurn──▶ queue ──first──▶ Accepted    has it until EndTurn, or until it is gone; then the next has it
+    receiver ──TakeTurn──▶ queue ──first──▶ Accepted    the turn lasts until EndTurn, or until the receiver is gone
 
-Who waits on whom: a receiver on those that asked before it, as long as they give signs of life. A name stands for one
-request, whatever connection it comes by, so a receiver that connects again keeps its place.
+Waiting: a receiver waits for those that asked before it, as long as they give signs of life. A name stands for one
+request on any connection, so a receiver that connects again keeps its place.
 """
 
 from collections.abc import Callable
@@ -16,32 +16,32 @@ from tailrace.transfer.wire.server import Ticket
 class _TurnRequest:
     client: str
     ticket: Ticket | None
-    """None once it was answered."""
+    """None after the answer."""
 
 
 class InstallTurns:
-    """Used in the sender's thread."""
+    """The queue of requests for a turn. Used in the sender's thread."""
 
     def __init__(self, answer: Callable[[Ticket], object]) -> None:
-        """`answer` tells who waits that it has the turn, or need not wait any more."""
+        """`answer` tells a waiting receiver that it has the turn, or that it need not wait any longer."""
         self._answer = answer
         self._requests: dict[str, _TurnRequest] = {}
-        """In the order of asking; the first has the turn."""
+        """The requests in the order of asking; the first has the turn."""
 
     def request(self, name: str, ticket: Ticket) -> None:
-        """Answer `ticket` when `name` has the turn."""
+        """Queue the request `name`, and answer `ticket` when it has the turn."""
         self._requests[name] = _TurnRequest(ticket.client, ticket)
         self._grant_next()
 
     def end(self, name: str) -> None:
-        """`name` gives the turn back, or does not want it any more. Harmless twice."""
+        """Give the turn of `name` back, or withdraw its request. Calling it twice is harmless."""
         request = self._requests.pop(name, None)
         if request is not None and request.ticket is not None:
             self._answer(request.ticket)
         self._grant_next()
 
     def forget_client(self, client: str) -> None:
-        """A receiver is gone."""
+        """Withdraw the requests of a receiver that is gone."""
         self._requests = {name: request for name, request in self._requests.items() if request.client != client}
         self._grant_next()
 

@@ -1,9 +1,9 @@
-"""What sender, receivers and relays say to each other, beside the messages of the wire itself.
+"""The messages between sender, receivers and relays, beside those of the wire itself.
 
     receiver ──▶ sender    GetPlan, ReportProgress, ReportParent, Leave, TakeTurn, EndTurn
     receiver ──▶ parent    GetManifest, GetSums, GetChunk    the parent is the sender, or a receiver that relays
 
-All of them may come twice: they ask, or they say how things are. Sums are xxh3 of 64 bits.
+Each may arrive twice without harm: it asks a question or states a fact. Sums are 64-bit xxh3.
 """
 
 from collections.abc import Callable
@@ -25,89 +25,89 @@ Sum = Annotated[bytes, Meta(min_length=SUM_BYTES, max_length=SUM_BYTES)]
 Endpoints = Annotated[list[Annotated[str, Meta(max_length=300)]], Meta(max_length=16)]
 Backend = Literal["gloo", "nccl"]
 NOTHING = 0
-"""Stands for the serial of no version: serials count from 1."""
+"""The serial that stands for no version; serials count from 1."""
 NO_VERSION = -1
 FOREVER_S = 1e9
-"""What a question may wait for its answer: the peer gives signs of life meanwhile."""
+"""The time limit of a question whose answer may take any time: the peer gives signs of life meanwhile."""
 
 
 class ReceiverProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How far a receiver is."""
+    """The progress of a receiver."""
 
     reading: Count
-    """The serial of the version that it fetches now, or NOTHING."""
+    """The serial of the version that is being fetched, or NOTHING."""
     received: int
-    """Its newest whole version, or NO_VERSION."""
+    """The newest whole version, or NO_VERSION."""
     installed: int
     nbytes: Count
     """Bytes of weights that have come over the network."""
 
 
 class GetPlan(Message, frozen=True):
-    """Ask for the plan, once it is another than that of `epoch`."""
+    """Ask for the plan as soon as it differs from that of `epoch`."""
 
     epoch: Count
     name: Annotated[str, Meta(max_length=200)]
-    """For people."""
+    """A name for people to read."""
     host: Name
-    """See `host_id`; one of its own for a receiver that must not share memory."""
+    """See `host_id`. A receiver that must not share memory gives a host that no other process has."""
     datacentre: Annotated[str, Meta(max_length=200)]
     endpoints: Endpoints
-    """Where it relays."""
+    """The endpoints at which the receiver relays."""
     backend: Backend | None
-    """Of the process group that it would be a member of."""
+    """The backend of the process group that the receiver would join; None for no group."""
     progress: ReceiverProgress
 
 
 class ReportProgress(Message, frozen=True):
-    """Tell how far the sender of this is."""
+    """Report the receiver's progress."""
 
     progress: ReceiverProgress
 
 
 class ReportParent(Message, frozen=True):
-    """A parent does not answer, or this receiver has a version that it cannot give."""
+    """Report that a parent does not answer, or that this receiver cannot serve a version that it has."""
 
     parent: Annotated[str, Meta(max_length=200)]
-    """Its name; empty for the receiver's own."""
+    """The parent's name; empty for the receiver itself."""
 
 
 class Leave(Message, frozen=True):
-    """The receiver is closed."""
+    """Report that the receiver is closing."""
 
 
 class TakeTurn(Message, frozen=True):
-    """Ask for the turn to install a version, once all that asked before have had theirs."""
+    """Ask for the turn to install a version. Turns are granted in the order of the requests."""
 
     turn: Name
-    """Of this request for a turn alone."""
+    """The name of this request; no other request has it."""
 
 
 class EndTurn(Message, frozen=True):
-    """Give a turn back, or do not want it any more."""
+    """Give a turn back, or withdraw the request for it."""
 
     turn: Name
 
 
 class VersionOffer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A version that can be had."""
+    """A version that receivers can fetch."""
 
     serial: Count
     version: int
     manifest: Sum
-    """Of the encoded manifest."""
+    """The sum of the encoded manifest."""
     seal: Sum | None
-    """Of the manifest's sum and those of all chunks; None while it is being written."""
+    """The sum of the manifest's sum and the sums of all chunks; None while the version is being written."""
 
 
 class Membership(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A member's place in a process group, whose rank 0 is the sender."""
 
     name: Name
-    """Of this group alone; only its members know it."""
+    """The group's name; no other group has it, and only its members know it."""
     backend: Backend
     host: Annotated[str, Meta(max_length=300)]
-    """Of the sender, where the members find each other."""
+    """The sender's address, where the members find each other."""
     port: Annotated[int, Meta(ge=1, le=65535)]
     rank: Count
     size: Count
@@ -120,7 +120,7 @@ class Broadcast(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     nbytes: Annotated[int, Meta(ge=0, le=2**48)]
     chunk_bytes: Annotated[int, Meta(ge=1, le=MAX_FRAME_BYTES)]
     sums: bytes
-    """Of all chunks, packed."""
+    """The sums of all chunks, packed."""
 
 
 class Plan(Message, frozen=True):
@@ -128,25 +128,25 @@ class Plan(Message, frozen=True):
 
     epoch: Count
     offers: list[VersionOffer]
-    """The newest last; older ones are finished by those that are at it, and not begun."""
+    """The versions on offer, the newest last. Receivers finish an older one that they have begun, but begin none."""
     parent: str
-    """Its name; empty for the sender."""
+    """The parent's name; empty for the sender."""
     endpoints: Endpoints
     host: str
     membership: Membership | None
-    """In the group that there is, or that is being formed."""
+    """The receiver's place in the group that exists or is being formed."""
     promised: Count
-    """The serial of a version that those with a membership get by a broadcast, if nothing goes wrong, or NOTHING."""
+    """The serial of the version that members will get by a broadcast if nothing fails, or NOTHING."""
     broadcast: Broadcast | None
-    """What is being broadcast now, for those with a membership."""
+    """The version that is being broadcast to the group now; None for a receiver without a membership."""
 
 
 class SenderClosed(Message, frozen=True):
-    """Answer to GetPlan: the sender was closed."""
+    """Answer to GetPlan: the sender has closed."""
 
 
 class GetManifest(Message, frozen=True):
-    """Ask for a manifest, and where its chunks lie."""
+    """Ask for a manifest and the place of its chunks."""
 
     serial: Count
 
@@ -160,7 +160,7 @@ class ManifestReply(Message, frozen=True):
 
 
 class GetSums(Message, frozen=True):
-    """Ask for the sums of the chunks from `have` on, once the first `want` are there."""
+    """Ask for the sums of the chunks from `have` on, as soon as the first `want` chunks are there."""
 
     serial: Count
     have: Count
@@ -171,24 +171,24 @@ class SumsReply(Message, frozen=True):
     """Answer to GetSums."""
 
     sums: bytes
-    """Packed."""
+    """The sums, packed."""
 
 
 class GetChunk(Message, frozen=True):
-    """Ask for a chunk, once it is there."""
+    """Ask for a chunk, as soon as it is there."""
 
     serial: Count
     chunk: Count
 
 
 class ChunkReply(Message, frozen=True):
-    """Answer to GetChunk; the bytes come along as a frame."""
+    """Answer to GetChunk; the chunk's bytes follow as a frame."""
 
     sum: Sum
 
 
 class VersionGone(Message, frozen=True):
-    """Answer to GetManifest, GetSums and GetChunk: this version cannot be had here (any more)."""
+    """Answer to GetManifest, GetSums and GetChunk: this process does not serve the version, or no longer."""
 
 
 WeightsQuestion = (
@@ -205,18 +205,21 @@ WEIGHTS = Protocol(
 )
 
 AnswerOrError: TypeAlias = tuple[Message, memoryview | None] | TailraceError
-"""An answer and the frame that came along, or what took its place."""
+"""An answer with its frame, if any; or the error that took its place."""
 
 
 def ask(
     link: Connection, endpoint: str, question: WeightsQuestion, then: Callable[[AnswerOrError], None], *, wait: bool
 ) -> None:
-    """Ask a peer; `then` gets what it says. `wait`: the answer may take as long as it likes, with signs of life."""
+    """Ask a peer, and call `then` with the answer or the error.
+
+    `wait`: the answer may take any time, as long as the peer gives signs of life.
+    """
 
     def heard(outcome: Outcome) -> None:
         match outcome:
             case QueueClosed():
-                pass  # the link was closed here, by who asked
+                pass  # this side closed the link
             case TailraceError() as error:
                 then(error)
             case Reply(answer, frames):
@@ -226,10 +229,10 @@ def ask(
 
 
 def error_in(heard: AnswerOrError) -> TailraceError | None:
-    """What took the place of an answer, if anything did."""
+    """Return the error that took the place of an answer, if there is one."""
     return heard if isinstance(heard, TailraceError) else None
 
 
 def version_or_none(version: int) -> WeightVersion | None:
-    """A version as a message says it; None for NO_VERSION."""
+    """The version that a message names; None for NO_VERSION."""
     return None if version == NO_VERSION else version

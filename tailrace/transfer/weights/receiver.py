@@ -1,12 +1,11 @@
-"""New weights in an engine's process.
+"""Receives new weights in an engine's process.
 
     sender ──▶ [own thread: ReceiverService] ──▶ received ──wait──▶ weights() ──▶ Engine.update_weights
        ◀────────────────────────────────────────────installed────────────────────────────┘
 
-Who waits on whom: `wait` on the version, up to a limit, and `turn` on other engines; both on the sender's signs of
-life.
-The thread waits for nobody who uses the weights: what is read is neither overwritten nor let go before the reader is
-done.
+Waiting: `wait` waits for the version, up to a limit, and `turn` for other engines. Both end when the sender gives no
+sign of life. The thread does not wait for the users of the weights: memory that is read is neither overwritten nor
+released before the reader is done.
 """
 
 import secrets
@@ -38,17 +37,17 @@ _CLOSE_LIMIT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverStats:
-    """What a receiver has and has done."""
+    """The versions and counts of a receiver."""
 
     received: WeightVersion | None
     announced: WeightVersion | None
     installed: WeightVersion | None
     parent: str | None
-    """Who it gets weights from; empty for the sender, None before it has asked anybody."""
+    """The process that it gets weights from; empty for the sender, None before it has asked any."""
     bytes_received: int
-    """Of weights, over sockets and by broadcasts. Those in shared memory do not move."""
+    """Bytes of weights that came over sockets and by broadcasts. Weights in shared memory do not move."""
     bytes_broadcast: int
-    """Of these, by broadcasts."""
+    """The part of `bytes_received` that came by broadcasts."""
     bytes_sent: int
 
 
@@ -70,22 +69,22 @@ class WeightReceiver:
         directory: Path = SHARED,
         log: EventLog | None = None,
     ) -> None:
-        """Begins at once.
+        """Start to receive at once.
 
         Args:
-            address: the sender's.
-            name: for people, and the actor of `weights_transfer` events.
-            datacentre: where it is; one with a slow way to others is crossed to once.
-            listen: where it relays. Receivers on other hosts can only reach an address of the network.
-            medium: auto: shared memory with peers on this host, TCP with others. gloo, nccl: by broadcasts in a process
-                group of all receivers in the sender's datacentre that say so; what does not come so comes by TCP.
+            address: the sender's address.
+            name: a name for people to read; also the actor of `weights_transfer` events.
+            datacentre: this process's datacentre; weights cross the slow link to a datacentre once.
+            listen: the endpoints at which it relays. Receivers on other hosts can only reach an address of the network.
+            medium: auto: shared memory with peers on this host, TCP with others. gloo, nccl: broadcasts in a process
+                group of all receivers in the sender's datacentre with this medium, and TCP for the rest.
             limit_s: seconds without a sign of life after which a peer counts as lost.
-            directory: of shared memory.
+            directory: where shared memory is made.
             log: gets an event for each version that has come, from this receiver's thread.
 
         Raises:
             WeightsError: the sender cannot be reached from here, or there is no shared memory.
-            WireError: it cannot listen there.
+            WireError: it cannot listen at `listen`.
             ConfigError: this process cannot use the medium.
         """
         check_medium(medium)
@@ -117,13 +116,13 @@ class WeightReceiver:
         self._thread.start()
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return this receiver."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close this receiver."""
         self.close()
 
     @property
@@ -139,7 +138,7 @@ class WeightReceiver:
             return version_or_none(status.announced)
 
     async def announcement(self, version: WeightVersion, *, timeout_s: float) -> None:
-        """Until the sender has announced `version` or a later one, which is on its way from then on.
+        """Wait until the sender has announced `version` or a later one, which is on its way from then on.
 
         Raises:
             WeightsTimeout, SenderLost, WeightsError: as for `wait`.
@@ -152,18 +151,18 @@ class WeightReceiver:
         await self._until(find, version, timeout_s)
 
     async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
-        """The newest version that is wholly here, once that is `version` or a later one.
+        """Wait until `version` or a later one is wholly here, and return the newest version that is.
 
         Raises:
             WeightsTimeout: it has not come in time.
             SenderLost: the sender was closed, or gives no sign of life.
             WeightsError: such a version came and was given up, since it arrived corrupt again and again, or there is
-                no room for it; or this was closed or has failed.
+                no room for it; or this receiver was closed or has failed.
         """
         return await self._until(lambda: self._find(version), version, timeout_s)
 
     async def heard(self, *, timeout_s: float) -> None:
-        """Until the sender gives signs of life, again if it was lost, or `timeout_s` have passed.
+        """Wait until the sender gives signs of life, again if it was lost, or until `timeout_s` have passed.
 
         Raises:
             WeightsError: this was closed or has failed.
@@ -180,12 +179,12 @@ class WeightReceiver:
 
     @contextmanager
     def weights(self) -> Iterator[tuple[WeightVersion, dict[str, torch.Tensor]]]:
-        """The newest version that is wholly here: its number, and the tensors by their Hugging Face names.
+        """The newest version that is wholly here: its number, and its tensors by Hugging Face name.
 
-        They are views of shared memory: not to be written to, and not to be kept beyond the block.
+        The tensors are views of shared memory. Do not write to them, and do not keep them beyond the block.
 
         Raises:
-            WeightsError: none is here yet.
+            WeightsError: no version is here yet.
         """
         with self._service.memory.reading() as stored:
             if stored is None:
@@ -193,17 +192,17 @@ class WeightReceiver:
             yield stored.manifest.version, stored.tensors()
 
     def installed(self, version: WeightVersion) -> None:
-        """Tell the sender that the engine has `version` now."""
+        """Tell the sender that the engine has installed `version`."""
         with self._service.status as status:
             status.installed = version
         self._server.call(self._service.sender.report_progress)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Inside, no other receiver is inside: for engines that install a version one after the other.
+        """Hold the turn to install inside the block: engines install a version one after the other.
 
-        Waits without a limit for receivers that asked before: one that dies, or is silent for the sender's limit, has
-        its turn no more.
+        Waits without a limit for receivers that asked before. A receiver that dies, or is silent for the sender's
+        limit, loses its turn.
 
         Raises:
             SenderLost: the sender was closed, or gives no sign of life.
@@ -226,7 +225,7 @@ class WeightReceiver:
             self._server.call(lambda: sender.end_turn(turn))
 
     def stats(self) -> ReceiverStats:
-        """Counts, at once."""
+        """The current versions and counts, without waiting."""
         bytes_sent = self._service.memory.chunk_server.bytes_sent
         with self._service.status as status:
             return ReceiverStats(
@@ -240,7 +239,7 @@ class WeightReceiver:
             )
 
     def close(self) -> None:
-        """Say goodbye, and stop. Harmless twice."""
+        """Tell the sender, and stop. Calling it twice is harmless."""
         self._server.call(self._service.finish)
         self._thread.join(_CLOSE_LIMIT_S)
         self._service.join()
@@ -249,7 +248,7 @@ class WeightReceiver:
     async def _until(
         self, find: Callable[[], WeightVersion | WeightsError | None], version: WeightVersion, timeout_s: float
     ) -> WeightVersion:
-        """What `find` finds of `version`; an error that it finds is raised."""
+        """Wait until `find` returns a version or an error; raise the error."""
         found: WeightVersion | WeightsError | None
         found = await self._service.wakeups.wait_for(find, timeout_s=timeout_s)
         if isinstance(found, WeightsError):
@@ -262,7 +261,7 @@ class WeightReceiver:
         return found
 
     def _find(self, version: WeightVersion) -> WeightVersion | WeightsError | None:
-        """`version` or a later one that is here, or why none will come."""
+        """The version that is here if it is `version` or a later one, or the reason why none will come."""
         with self._service.status as status:
             received, refusal = status.received, status.refusal
         if received is not None and received.manifest.version >= version:
@@ -272,6 +271,6 @@ class WeightReceiver:
         return self._trouble()
 
     def _trouble(self) -> WeightsError | None:
-        """Why nothing comes from the sender."""
+        """The reason why nothing comes from the sender, if there is one."""
         with self._service.status as status:
             return self._thread.end or status.error

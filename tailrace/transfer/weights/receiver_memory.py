@@ -2,10 +2,10 @@
 
     take, attach ──[worker]──▶ segment ──▶ give ──▶ ChunkServer, `reading` ──drop──▶ segment released
 
-Whatever was given leaves by `_drop` alone, which ends the hold on memory of others in the same step: so the owner of
-the memory uses it again as soon as nobody reads it here.
+A served version leaves by `_drop` alone, which ends the hold on memory of other processes in the same step. So the
+owner of the memory reuses it as soon as it is not read here.
 
-Who waits on whom: nobody on this; memory is found in a worker's thread, which takes about a second for each GB.
+Waiting: nothing waits here. A worker's thread finds memory, which takes about a second for each GB.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,52 +23,52 @@ from tailrace.transfer.weights.versions import Manifest, StoredVersion
 from tailrace.transfer.wire.server import Server
 
 Placed: TypeAlias = Callable[[Segment | WeightsError], None]
-"""Called in the receiver's thread with the memory for a payload, or with why there is none."""
+"""Called in the receiver's thread with the memory for a payload, or with the error if there is none."""
 
 
 class ReceiverMemory:
-    """Used in the thread of `server`, but for `reading` and `join`."""
+    """The versions here, and their memory. Used in the thread of `server`, except for `reading` and `join`."""
 
     def __init__(self, server: Server, pool: Pool, status: Guarded[ReceiverStatus]) -> None:
-        """Nothing is here yet. `pool`: of this process's own memory."""
+        """Start without versions. `pool`: this process's own memory."""
         self.pool = pool
         self.chunk_server = ChunkServer(server)
-        """Gives what is here to other receivers."""
+        """Serves the versions here to other receivers."""
         self._server, self._status = server, status
         self._attachments = Attachments()
         self._worker = Worker(server, "memory for weights")
-        """Finds memory, and is alone with the attachments."""
+        """Finds memory. Only its thread uses the attachments."""
 
     def take(self, manifest: Manifest, then: Placed) -> None:
-        """Find memory of this process's own. Versions whose memory may be used for it are given no more."""
+        """Find memory in this process for a version. Versions whose memory it may reuse are served no longer."""
         with self._status as status:
-            kept = {_serial(status.received), manifest.serial} | set(status.readers)  # the download moves what it has
+            kept = {_serial(status.received), manifest.serial} | set(status.readers)  # the download copies its chunks
         self._drop(stored for stored in self.chunk_server.versions if stored.manifest.serial not in kept)
         busy = self.chunk_server.segments
         self._worker.start(lambda: self.pool.take(manifest.nbytes, manifest.serial, busy=busy), then)
 
     def attach(self, path: Path, manifest: Manifest, then: Placed) -> None:
-        """Find memory of another process on this host with this version, held until `release`."""
+        """Find the memory of another process on this host with this version. It is held until `release`."""
         self._worker.start(lambda: self._attachments.attach(path, manifest.serial, manifest.nbytes), then)
 
     def give(self, stored: StoredVersion) -> None:
-        """Give a version to others, in place of one with the same serial. From now on its segment is held here."""
+        """Serve a version, in place of one with the same serial. Its segment is held here from now on."""
         before = self.chunk_server.add(stored)
         if before is not None and before.segment is not stored.segment:
             self.release(before.segment)
 
     def keep(self, stored: StoredVersion) -> None:
-        """A version that was given is whole: have it read, rather than the one before."""
+        """Let readers have this served version, which is now whole, instead of the one before."""
         with self._status as status:
             status.received, status.refusal = stored, None
         self.drop_unused()
 
     def give_up(self, serial: int) -> None:
-        """Give a version no more, if it was given."""
+        """Stop serving a version, if it was served."""
         self._drop(stored for stored in self.chunk_server.versions if stored.manifest.serial == serial)
 
     def drop_unused(self) -> None:
-        """Let go of memory of others that is older than the newest version, and that nobody reads."""
+        """Release the memory of other processes with versions that are older than the newest and not read."""
         with self._status as status:
             newest, read = _serial(status.received), set(status.readers)
         older = (stored for stored in self.chunk_server.versions if stored.manifest.serial < newest)
@@ -76,13 +76,13 @@ class ReceiverMemory:
         self._drop(stored for stored in unread if not self._is_ours(stored.segment))
 
     def release(self, segment: Segment) -> None:
-        """End the hold of `attach`. Memory of this process's own is held by nobody: the pool uses it again."""
+        """End the hold of `attach`. This process's own memory has no hold: the pool reuses it."""
         if not self._is_ours(segment):
             segment.release()
 
     @contextmanager
     def reading(self) -> Iterator[StoredVersion | None]:
-        """From any thread: the newest version that is wholly here, if any. In the block it stays as it is."""
+        """The newest version that is wholly here, if any. It stays unchanged inside the block. For any thread."""
         with self._status as status:
             stored = status.received
             serial = _serial(stored)
@@ -97,7 +97,7 @@ class ReceiverMemory:
             self._server.call(self.drop_unused)
 
     def join(self) -> None:
-        """From another thread, at the end: wait for the worker, and let go of memory of others."""
+        """Wait for the worker at the end, and release the memory of other processes. Called from another thread."""
         self._worker.join()
         self._attachments.close()
 

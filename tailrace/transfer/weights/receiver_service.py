@@ -1,12 +1,12 @@
-"""What a receiver's thread does: it follows the sender's plan, fetches versions and gives them to others.
+"""The service in a receiver's thread: it follows the sender's plan, fetches versions and serves them to others.
 
     SenderConnection ──Plan──▶ newest not here? ──▶ Download ──chunks──▶ ReceiverMemory ──▶ children    while it comes
           ▲            └──▶ BroadcastReceiver ──broadcast chunks──┘└──whole, seal right──▶ `received`
           └────────────────────────ReportProgress, ReportParent───────────────────┘
 
-Who waits on whom: a download on its parent, the connection on the sender, see there; nobody else here on anybody. A
-version that has begun to come is finished, then the newest is fetched: otherwise one that is published more often than
-it can be fetched would never be had.
+Waiting: a download waits for its parent, and the connection for the sender; see there. Nothing else here waits. A
+version that has begun to come is finished before the newest is fetched. Otherwise no version would ever be whole if
+they are published faster than they can be fetched.
 """
 
 import secrets
@@ -42,7 +42,10 @@ from tailrace.transfer.wire.server import Handler, Server, Service
 
 
 class ReceiverService(Service):
-    """Used in the thread of `server`, but for `status`, `wakeups`, `join` and `memory.reading`."""
+    """The receiver's side of the transfer.
+
+    Used in the thread of `server`, except for `status`, `wakeups`, `join` and `memory.reading`.
+    """
 
     def __init__(
         self,
@@ -57,23 +60,23 @@ class ReceiverService(Service):
         pool: Pool,
         log: EventLog | None,
     ) -> None:
-        """Not connected before `sender.connect`. See `WeightReceiver`."""
+        """Connect at `sender.connect`, not before. See `WeightReceiver` for the arguments."""
         self.server, self.host, self.medium = server, host, medium
         self.retry_s = patience.retry_s
         self._name, self._datacentre, self._log = name, datacentre, log
         self._host_for_plans = secrets.token_hex(16) if medium == "tcp" else host
-        """A host of its own, for one that shares no memory."""
+        """The host that the sender plans with. A receiver that shares no memory counts as a host of its own."""
         self.status = Guarded(ReceiverStatus())
         self.wakeups = Wakeups()
-        """Notified when a change of `status` may be waited for."""
+        """Notified after each change of `status` that somebody may wait for."""
         self.memory = ReceiverMemory(server, pool, self.status)
         self.sender = SenderConnection(self, address)
         self.broadcasts = BroadcastReceiver(server, limit_s=patience.limit_s, changed=self._take_broadcasts)
         self._plan: Plan | None = None
-        """None while the sender is lost."""
+        """The sender's last plan; None while the sender is lost."""
         self._download: Download | None = None
         self._parent_at: float | None = None
-        """When to ask a parent again, by the server's clock, after one was left."""
+        """The time to ask a parent again after one was left, by the server's clock."""
         self._refused = NOTHING
         """The serial of the newest version that was given up."""
 
@@ -102,13 +105,13 @@ class ReceiverService(Service):
         self.memory.chunk_server.forget_client(client)
 
     def finish(self) -> None:
-        """Say goodbye, and end `Server.run`."""
+        """Tell the sender, and end `Server.run`."""
         self.sender.leave()
         self.broadcasts.close()
         self.server.stop()
 
     def join(self) -> None:
-        """After `finish`, from another thread: wait for what is going on, and let go of memory of others."""
+        """Wait for the work in progress after `finish`, and release other processes' memory. For another thread."""
         self.broadcasts.join()
         self.memory.join()
 
@@ -116,20 +119,20 @@ class ReceiverService(Service):
 
     @property
     def progress(self) -> ReceiverProgress:
-        """How far this is."""
+        """The progress of this receiver."""
         reading = NOTHING if self._download is None else self._download.offer.serial
         with self.status as status:
             received = NO_VERSION if status.received is None else status.received.manifest.version
             return ReceiverProgress(reading, received, status.installed, status.nbytes)
 
     def plan_question(self, epoch: int) -> GetPlan:
-        """Who this is, and how far; `epoch`: of the plan that it has, or 0."""
+        """The question for the next plan, with this receiver's progress. `epoch`: that of its present plan, or 0."""
         backend = backend_of(self.medium)
         whereabouts = (self._host_for_plans, self._datacentre, self.server.endpoints)
         return GetPlan(epoch, self._name, *whereabouts, backend, self.progress)
 
     def follow(self, plan: Plan) -> None:
-        """Do from now on what this plan says."""
+        """Follow this plan from now on."""
         with self.status as status:
             status.announced = max((offer.version for offer in plan.offers), default=NO_VERSION)
             status.error = None
@@ -138,7 +141,7 @@ class ReceiverService(Service):
         self._advance()
 
     def sender_lost(self, error: SenderLost) -> None:
-        """Tell those that wait for weights. What is coming from another parent goes on."""
+        """Report the loss to those that wait for weights. A download from another receiver goes on."""
         self._plan = None
         self.broadcasts.leave()
         remove_orphans(self.memory.pool.directory.parent)  # the sender may have been killed
@@ -149,7 +152,7 @@ class ReceiverService(Service):
     # For the download
 
     def placed(self, download: Download) -> None:
-        """There is memory for its payload, with the chunks that are here."""
+        """Serve the chunks of a download, which has found memory for its payload."""
         assert download.stored is not None, "it was placed"
         self.memory.give(download.stored)
         if self.broadcasts.first is not None:
@@ -157,7 +160,7 @@ class ReceiverService(Service):
         self._conclude(download)
 
     def arrived(self, download: Download, *, nbytes: int, by_broadcast: bool) -> None:
-        """A chunk more is here; `nbytes` of it came over the network."""
+        """Handle the arrival of a chunk, `nbytes` of which came over the network."""
         with self.status as status:
             status.nbytes += nbytes
             status.bytes_broadcast += nbytes if by_broadcast else 0
@@ -165,16 +168,16 @@ class ReceiverService(Service):
         self._conclude(download)
 
     def ended(self, download: Download, end: DownloadEnd) -> None:
-        """It waits for another parent, or for being given up.
+        """Handle the end of a download, or the loss of its parent.
 
-        Called while the download is busy with it, so the rest is done a little later.
+        The download calls this in the middle of its own work, so the rest is done a little later.
         """
         self.server.call(lambda: self._on_end(download, end))
 
     # Versions
 
     def _advance(self) -> None:
-        """Begin, go on with, or give up a download, as the plan says."""
+        """Begin, continue or give up a download, as the plan says."""
         if self._plan is None:
             return
         offers = {offer.serial: offer for offer in self._plan.offers}
@@ -200,12 +203,12 @@ class ReceiverService(Service):
             download.follow(plan)
 
     def _advance_and_report(self) -> None:
-        """Begin the newest version after another one, and say so: the sender keeps what somebody is at."""
+        """Begin the newest version after another one, and report it: the sender keeps what is being fetched."""
         self._advance()
         self.sender.report_progress()
 
     def _take_broadcasts(self) -> None:
-        """Take what was broadcast; it lies where it is until it is known where it goes, and if it is wanted."""
+        """Take the broadcast chunks. They stay in their inbox until it is known whether and where they are needed."""
         while (received := self.broadcasts.first) is not None:
             download = self._download
             if download is not None and download.offer.serial == received.serial:
@@ -222,7 +225,7 @@ class ReceiverService(Service):
             return NOTHING if status.received is None else status.received.manifest.serial
 
     def _conclude(self, download: Download) -> None:
-        """Take a version that is whole, once its seal is known."""
+        """Accept a version that is whole, once its seal is known."""
         stored, seal = download.stored, download.offer.seal
         if download is not self._download or stored is None or not stored.whole or seal is None:
             return
@@ -242,7 +245,7 @@ class ReceiverService(Service):
         if end is DownloadEnd.REFUSED:
             self._refuse(download)
         elif end is DownloadEnd.GONE and self._is_outdated(download):
-            self._give_up(download)  # its parent has gone on to a newer one: this is too slow for each of them
+            self._give_up(download)  # the parent has moved on: this receiver is too slow for each version
             self._advance_and_report()
         else:
             if end is DownloadEnd.PARENT_LOST and download.parent:
@@ -257,7 +260,7 @@ class ReceiverService(Service):
         with self.status as status:
             status.refusal = (download.offer.version, download.error)
         self.wakeups.notify()
-        self.sender.report_parent("")  # children that wait for it here get it elsewhere
+        self.sender.report_parent("")  # children that wait for it here then get it elsewhere
         self._advance_and_report()
 
     def _is_outdated(self, download: Download) -> bool:

@@ -1,14 +1,14 @@
-"""Shared memory for payloads: a file for each, in a private directory that goes with its process.
+"""Shared memory for payloads: a file for each, in a private directory that lasts as long as its process.
 
     owner     take ── lock EX: nobody reads it ── new serial in its header ── lock SH ──▶ written, read, taken again
     reader    attach ── lock SH ── the serial is the right one? ──▶ read in place ── release
 
-Fresh memory takes about a second for each GB, and to map it some of that, too: so `take` and `attach` are called where
-that may be waited for, and let the other threads of the process go on meanwhile.
+Making fresh memory takes about a second for each GB, and mapping it takes a part of that. So `take` and `attach` are
+called where a thread may wait. They let the other threads of the process run meanwhile.
 
-The kernel gives a dead process's locks back, so memory is never written to while somebody reads it, and a reader that
-was killed keeps none from being used again. Segments are used again because fresh pages cost more than the copy into
-them. See `shared_files` for the directory.
+The locks keep memory from being overwritten while somebody reads it. The kernel releases the locks of a dead process,
+so a killed reader does not keep memory from being reused. Segments are reused because fresh pages cost more than the
+copy into them. See `shared_files` for the directory.
 """
 
 import fcntl
@@ -26,11 +26,11 @@ from tailrace.transfer.shared_files import make_directory, make_file, map_file, 
 
 SHARED = Path("/dev/shm")
 _HEADER_BYTES = 4096
-"""The serial of the version, then nothing: payloads begin at a page."""
+"""The header holds the version's serial, then nothing: payloads begin at a page."""
 
 
 def check_shared_memory(directory: Path = SHARED) -> None:
-    """Whether weights can go from process to process on this machine.
+    """Check that weights can go from process to process on this machine.
 
     Raises:
         ConfigError: there is no `directory`, or this user may not write there.
@@ -46,35 +46,35 @@ def check_shared_memory(directory: Path = SHARED) -> None:
 
 
 class Segment:
-    """Shared memory of one payload, mapped. `hold`, `release`, `retire` and `close` are for any thread."""
+    """The mapped shared memory of one payload. Any thread may call `hold`, `release`, `retire` and `close`."""
 
     def __init__(self, path: Path, file: int) -> None:
-        """`file`: open, and from now on this segment's; it bears the lock.
+        """Map `file`, an open descriptor that this segment takes over. The lock is on it.
 
         Raises:
-            OSError, ValueError: it cannot be mapped.
+            OSError, ValueError: the file cannot be mapped.
         """
         self.path = path
         self._file = file
         try:
             self._memory = map_file(file, at_once=False)
-        except (OSError, ValueError):  # the latter for an empty one
+        except (OSError, ValueError):  # ValueError: the file is empty
             os.close(file)
             raise
         self.payload = self._memory[_HEADER_BYTES:]
         self._lock = threading.RLock()
-        """For what follows."""
+        """Guards the fields below."""
         self._holds = 0
         self._retired = False
 
     @property
     def serial(self) -> int:
-        """Of the version in it."""
+        """The serial of the version in this memory."""
         return int.from_bytes(self._memory[:8], "little")
 
     @property
     def is_there(self) -> bool:
-        """Whether others still find it under its path."""
+        """Whether others still find the file under its path."""
         try:
             return os.path.samestat(os.fstat(self._file), self.path.stat())
         except FileNotFoundError:
@@ -82,11 +82,11 @@ class Segment:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was not closed."""
+        """Whether the segment has not been closed."""
         return self._file >= 0
 
     def renew(self, serial: int) -> bool:
-        """For its owner: make it ready for another version, and keep it; False where somebody reads it."""
+        """Prepare the segment for another version, and keep it; return False if somebody reads it. For its owner."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -96,7 +96,10 @@ class Segment:
         return True
 
     def hold(self) -> bool:
-        """For a reader: keep it from being overwritten, until as many calls of `release`; False while it just is."""
+        """Keep the segment from being overwritten; return False if it is being overwritten now. For readers.
+
+        The hold lasts until as many calls of `release`.
+        """
         with self._lock:
             if self._holds == 0:
                 try:
@@ -112,19 +115,19 @@ class Segment:
             self._holds -= 1
             assert self._holds >= 0, "each hold is ended once"
             if self._holds == 0:
-                fcntl.flock(self._file, fcntl.LOCK_UN)  # to close it would not do: the mapping has the file open, too
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # closing is not enough: the mapping has the file open, too
                 if self._retired:
                     self.close()
 
     def retire(self) -> None:
-        """Close it when nobody holds it any more."""
+        """Close the segment as soon as no reader holds it."""
         with self._lock:
             self._retired = True
             if self._holds == 0:
                 self.close()
 
     def close(self) -> None:
-        """Close the file; the memory stays while somebody looks at it. Harmless twice."""
+        """Close the file. The memory stays while views of it exist. Calling it twice is harmless."""
         with self._lock:
             if self._file >= 0:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -133,13 +136,13 @@ class Segment:
 
 
 class Pool:
-    """The segments of one process. For any thread."""
+    """The segments of one process. Any thread may use it."""
 
     def __init__(self, parent: Path = SHARED) -> None:
-        """Make a directory in `parent`, and remove those whose processes died.
+        """Make a directory in `parent`, and remove the directories of dead processes.
 
         Raises:
-            WeightsError: it cannot be made.
+            WeightsError: the directory cannot be made.
         """
         try:
             remove_orphans(parent)
@@ -154,7 +157,7 @@ class Pool:
         self._made = 0
 
     def reserve(self, nbytes: int, count: int) -> None:
-        """Make so many free segments ahead: touching fresh pages takes many times as long as writing to them.
+        """Make `count` free segments ahead: touching fresh pages takes many times as long as writing to them.
 
         Raises:
             WeightsError: the machine has no room for them.
@@ -164,9 +167,9 @@ class Pool:
                 self._make(nbytes)
 
     def take(self, nbytes: int, serial: int, *, busy: Collection[Segment]) -> Segment:
-        """Memory for a payload: a segment that nobody reads and that is not `busy`, or a new one.
+        """Take memory for a payload: a segment that is neither read nor `busy`, or a new one.
 
-        Of further free ones, one is kept.
+        One further free segment is kept; the others are removed.
 
         Raises:
             WeightsError: the machine has no room for it.
@@ -185,7 +188,7 @@ class Pool:
             return found
 
     def close(self) -> None:
-        """Remove the directory. What is mapped stays until nobody looks at it. Harmless twice."""
+        """Remove the directory. Mapped memory stays while views of it exist. Calling it twice is harmless."""
         with self._using:
             if self._lock >= 0:
                 for segment in self._segments:
@@ -217,24 +220,24 @@ class Pool:
 
 
 class Attachments:
-    """Segments of other processes on this host; they stay mapped, since mapping costs as much as reading them does."""
+    """Segments of other processes on this host. They stay mapped, since mapping them costs as much as reading them."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Start without segments."""
         self._segments: dict[Path, Segment] = {}
         self._retired: list[Segment] = []
-        """Removed by their owners, and still held here."""
+        """Segments that their owners have removed and that are still held here."""
 
     def attach(self, path: Path, serial: int, nbytes: int) -> Segment:
-        """The memory with the payload of `serial`, which is not overwritten until its `release`.
+        """Attach the memory with the payload of `serial`. It is not overwritten before its `release`.
 
         Raises:
-            WeightsError: it is not there, not this user's, too short, or has another version by now.
+            WeightsError: the memory is not there, not this user's, too short, or has another version by now.
         """
         self._retire_removed()
         try:
             segment = self._segments.get(path) or Segment(path, _checked(path))
-        except (OSError, ValueError) as error:  # the latter for a path that can be none
+        except (OSError, ValueError) as error:  # ValueError: the path is invalid
             raise WeightsError(f"the shared memory {path} cannot be opened: {one_line(error)}") from None
         self._segments[path] = segment
         if len(segment.payload) < nbytes or not segment.hold():
@@ -245,7 +248,7 @@ class Attachments:
         return segment
 
     def close(self) -> None:
-        """Let go of all. Harmless twice."""
+        """Close all segments. Calling it twice is harmless."""
         for segment in [*self._segments.values(), *self._retired]:
             segment.close()
         self._segments.clear()
@@ -260,11 +263,11 @@ class Attachments:
 
 
 def _checked(path: Path) -> int:
-    """An open file of this user.
+    """Open a file of this user.
 
     Raises:
-        OSError: there is none.
-        WeightsError: it is something else.
+        OSError: the file cannot be opened.
+        WeightsError: it is not shared memory of this user.
     """
     file = _open(path)
     known = os.fstat(file)

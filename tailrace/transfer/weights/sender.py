@@ -1,11 +1,11 @@
-"""New weights out of a trainer's process.
+"""Publishes new weights from a trainer's process.
 
     trainer ──publish──▶ chunk by chunk: copied and cast, summed while in the cache ──▶ shared memory
                            [own thread: SenderService] ──Plan, sums, chunks──▶ receivers, while it is written
                               [another: Broadcaster] ──broadcast──▶ those in a process group, when it is written
 
-Who waits on whom: `publish` on nobody: memory that somebody still reads is left alone, and other memory is used.
-`installed` on the receivers that are there, and on a limit.
+Waiting: `publish` waits for no receiver: memory that is still read is left alone, and other memory is used.
+`installed` waits for the connected receivers, up to a limit.
 """
 
 import math
@@ -47,41 +47,41 @@ from tailrace.types import WeightVersion
 _CLOSE_LIMIT_S = 60.0
 TOKEN_BYTES = 32
 _IN_USE = 2
-"""Versions whose memory a run mostly uses in turns: what engines have read last, and what is being written."""
+"""The versions whose memory a run mostly uses in turns: the one that engines have read last, and the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverState:
-    """A receiver that is there, as it has said last."""
+    """The last report of a connected receiver."""
 
     received: WeightVersion | None
     installed: WeightVersion | None
     parent: str
     """The name of the receiver that it gets weights from; empty for the sender."""
     bytes_received: int
-    """Of weights, over sockets and by broadcasts."""
+    """Bytes of weights that came over sockets and by broadcasts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderStats:
-    """What a sender has and has done."""
+    """The version, receivers and counts of a sender."""
 
     version: WeightVersion | None
-    """The newest that was published."""
+    """The newest published version."""
     nbytes: int
-    """Of its payload."""
+    """The size of its payload."""
     receivers: dict[str, ReceiverState]
-    """By name; one of two with the same name."""
+    """The receivers by name; only one of two with the same name."""
     distrusted: list[str]
-    """Names of the receivers that others could not reach, so that nobody gets weights from them for a while."""
+    """The names of receivers that others could not reach. For a while no receiver gets weights from them."""
     bytes_sent: int
-    """Of weights, over sockets, to one receiver each. Those in shared memory do not move."""
+    """Bytes of weights sent over sockets, each to one receiver. Weights in shared memory do not move."""
     bytes_broadcast: int
-    """Of weights, to a process group, once for all of its members."""
+    """Bytes of weights broadcast to a process group, counted once for all of its members."""
     group: list[str]
-    """Names of the receivers in it, once it is formed."""
+    """The names of the receivers in the process group, once it is formed."""
     group_error: str | None
-    """Why there is none though there are such receivers, or why its last broadcast failed."""
+    """The reason why there is no group although receivers want one, or why its last broadcast failed."""
 
 
 class WeightSender:
@@ -98,20 +98,20 @@ class WeightSender:
         directory: Path = SHARED,
         log: EventLog | None = None,
     ) -> None:
-        """Listens from now on.
+        """Start to listen.
 
         Args:
-            dtype: of floats as they travel; None leaves them as they are.
-            chunk_mib: size of the pieces in which they travel, in MiB, up to 1024.
-            datacentre: where it is, see `planning.broadcast`.
-            listen: receivers on other hosts need an address of the network, such as tcp://10.0.0.7:*.
+            dtype: the type in which floats travel; None keeps each tensor's own.
+            chunk_mib: size of the chunks in which weights travel, in MiB, up to 1024.
+            datacentre: this process's datacentre; see `planning.broadcast`.
+            listen: the endpoints. Receivers on other hosts need an address of the network, such as tcp://10.0.0.7:*.
             limit_s: seconds without a sign of life after which a receiver counts as dead.
-            directory: of shared memory.
-            log: gets an event for each version that is published, in the thread that publishes.
+            directory: where shared memory is made.
+            log: gets an event for each published version, from the thread that publishes.
 
         Raises:
-            WeightsError: there is no shared memory, or pieces are larger than messages may be.
-            WireError: it cannot listen there.
+            WeightsError: there is no shared memory, or chunks are larger than messages may be.
+            WireError: it cannot listen at `listen`.
         """
         if chunk_mib > (most := MAX_FRAME_BYTES / 2**20):
             raise WeightsError(f"chunk_mib is {chunk_mib:g}; give {most:g} or less")
@@ -130,7 +130,7 @@ class WeightSender:
             self._server = Server("sender", token, WEIGHTS, endpoints=endpoints, silence_s=limit_s, signs_of_life=True)
             self._open = stack.pop_all()
         self.address = WeightsAddress(endpoints=self._server.endpoints, host=host_id(), token=token)
-        """For receivers; it holds the token."""
+        """The address for receivers; it holds the token."""
         self._service = SenderService(self._server, self.address, datacentre=datacentre, limit_s=limit_s)
         self._thread = ServerThread(
             self._server, self._service, self._service.wakeups, name="weights", what="this sender of weights"
@@ -138,17 +138,17 @@ class WeightSender:
         self._thread.start()
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return this sender."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close this sender."""
         self.close()
 
     def reserve(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take the memory for versions of tensors like these now, so that the first to be published do not wait for it.
+        """Make memory for versions of tensors like these now, so that the first versions do not wait for it.
 
         Raises:
             WeightsError: a name comes twice, a dtype does not travel, or the machine has no room for them.
@@ -158,9 +158,10 @@ class WeightSender:
             self._pool.reserve(manifest.nbytes, _IN_USE)
 
     def publish(self, version: WeightVersion, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy the tensors, under their Hugging Face names, and announce the version. They may change afterwards.
+        """Copy the tensors, under their Hugging Face names, and announce the version.
 
-        Receivers fetch chunks while this goes on. Where it raises, the version is withdrawn.
+        The tensors may change afterwards. Receivers fetch chunks during the copy. If this raises, the version is
+        withdrawn.
 
         Raises:
             WeightsError: the version is not newer than the one before, a name comes twice, a dtype does not travel,
@@ -189,13 +190,13 @@ class WeightSender:
                 )
 
     async def installed(self, version: WeightVersion, *, timeout_s: float) -> None:
-        """Wait until every receiver that is there has installed `version` or a later one; none may be there.
+        """Wait until every connected receiver has installed `version` or a later one; there may be no receiver.
 
-        A receiver that dies meanwhile does not hold it up longer than its `limit_s`.
+        A receiver that dies meanwhile delays this by no more than the sender's `limit_s`.
 
         Raises:
-            WeightsTimeout: some have not done so in time.
-            WeightsError: this was closed or has failed.
+            WeightsTimeout: some receivers have not installed it in time.
+            WeightsError: this sender was closed or has failed.
         """
         found = await self._service.wakeups.wait_for(lambda: self._look(version), timeout_s=timeout_s)
         if isinstance(found, WeightsError):
@@ -208,7 +209,7 @@ class WeightSender:
             )
 
     def stats(self) -> SenderStats:
-        """Counts, at once."""
+        """The current version, receivers and counts, without waiting."""
         service = self._service
         names = {site: known.name for site, known in list(service.receivers.items())}
         receivers = {
@@ -233,14 +234,14 @@ class WeightSender:
         )
 
     def close(self) -> None:
-        """Tell the receivers, and stop; what was not fetched cannot be had any more. Harmless twice."""
+        """Tell the receivers, and stop. Nothing can be fetched afterwards. Calling it twice is harmless."""
         self._server.call(self._service.finish)
         self._thread.join(_CLOSE_LIMIT_S)
         self._service.broadcaster.join()
         self._open.close()
 
     def _write(self, manifest: Manifest, sources: list[torch.Tensor]) -> None:
-        """Write the payload, while receivers follow."""
+        """Write the payload, while receivers fetch it."""
         service = self._service
         try:
             busy = self._thread.do(service.make_room)
@@ -261,7 +262,7 @@ class WeightSender:
         self._stored = stored
 
     def _pieces(self, manifest: Manifest) -> list[list[Piece]]:
-        """What lies in each chunk; mostly as in the version before."""
+        """The pieces of each chunk. They are kept for the next version, which mostly has the same layout."""
         if self._layout[0] != manifest.entries:
             self._layout = (manifest.entries, pieces_by_chunk(manifest))
         return self._layout[1]

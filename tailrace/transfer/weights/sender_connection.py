@@ -1,11 +1,11 @@
-"""A receiver's connection to its sender: plans come by it, and reports and requests for turns go.
+"""A receiver's connection to its sender: it receives plans, and sends reports and requests for turns.
 
     connect ──GetPlan──▶ sender ──Plan──▶ ReceiverService.follow, GetPlan again
        ▲                    └──closed, silent──▶ ReceiverService.sender_lost
        └──────────────────────after retry_s─────────┘
 
-Who waits on whom: GetPlan waits at the sender until the plan changes, so it is also the sign of life in both
-directions. A sender that is lost is tried again for ever; whoever waits for weights is told meanwhile.
+Waiting: GetPlan waits at the sender until the plan changes, so it is also the sign of life in both directions. The
+connection to a lost sender is tried again for ever; callers that wait for weights get an error meanwhile.
 """
 
 from typing import TYPE_CHECKING
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class SenderConnection:
-    """Used in the receiver's thread."""
+    """Connects to the sender, again and again. Used in the receiver's thread."""
 
     def __init__(self, service: "ReceiverService", address: WeightsAddress) -> None:
-        """Not connected before `connect`. `service` hears of plans, and of the sender's loss.
+        """Connect at `connect`, not before. `service` is called with plans, and when the sender is lost.
 
         Raises:
             WeightsError: the sender cannot be reached from this host.
@@ -43,12 +43,12 @@ class SenderConnection:
         self._endpoint = endpoint_towards(address.endpoints, address.host)
         self._link: Connection | None = None
         self.connect_at: float | None = None
-        """When to `connect` again, by the server's clock; None while there is a connection."""
+        """The time to `connect` again, by the server's clock; None while there is a connection."""
         self._turns: set[str] = set()
-        """Those that are wanted or had."""
+        """The turns that are wanted or held."""
 
     def connect(self) -> None:
-        """Begin, or begin again."""
+        """Connect for the first time, or again."""
         self.connect_at = None
         self._link = self._service.server.link(self._endpoint, peer="the sender of the weights")
         self._get_plan(0)
@@ -56,31 +56,31 @@ class SenderConnection:
             self._ask_for(turn)
 
     def report_progress(self) -> None:
-        """Tell how far this receiver is."""
+        """Report this receiver's progress."""
         self._tell(ReportProgress(self._service.progress))
 
     def report_parent(self, parent: str) -> None:
-        """Tell that a parent does not answer; an empty name: that this receiver cannot give a version."""
+        """Report that a parent does not answer. An empty name: this receiver cannot serve a version."""
         self._tell(ReportParent(parent))
 
     def leave(self) -> None:
-        """Tell that this receiver is closed."""
+        """Report that this receiver is closing."""
         self._tell(Leave())
 
     def take_turn(self, turn: str) -> None:
-        """Ask for a turn; `ReceiverStatus.turns` has it when it is there. Until `end_turn`."""
+        """Ask for a turn, which lasts until `end_turn`. Once granted, it is in `ReceiverStatus.turns`."""
         self._turns.add(turn)
         self._ask_for(turn)
 
     def end_turn(self, turn: str) -> None:
-        """Give it back, or ask no more for it."""
+        """Give a turn back, or withdraw the request for it."""
         self._turns.remove(turn)
         with self._service.status as status:
             status.turns.discard(turn)
         self._tell(EndTurn(turn))
 
     def lose(self, error: SenderLost) -> None:
-        """Hang up, and try again in a while."""
+        """Disconnect, and connect again after a while."""
         assert self._link is not None, "only what is connected can be lost"
         self._service.server.unlink(self._link)
         self._link = None
@@ -90,8 +90,8 @@ class SenderConnection:
     def _ask_for(self, turn: str) -> None:
         def answered(answer: AnswerOrError) -> None:
             if turn not in self._turns:
-                self._tell(EndTurn(turn))  # it was asked for again, after it had been given back
-            elif not isinstance(answer, TailraceError):  # a sender that is lost shows by GetPlan
+                self._tell(EndTurn(turn))  # the request was repeated after the turn had been given back
+            elif not isinstance(answer, TailraceError):  # GetPlan notices a lost sender
                 with self._service.status as status:
                     status.turns.add(turn)
                 self._service.wakeups.notify()
@@ -117,6 +117,6 @@ class SenderConnection:
                 self.lose(SenderLost("the sender of the weights answered something else"))
 
     def _tell(self, question: WeightsQuestion) -> None:
-        """Ask what needs no answer. Without a connection the sender notices by itself, like a receiver's death."""
+        """Send a message that needs no answer. Without a connection the sender notices by itself, as with a death."""
         if self._link is not None:
             ask(self._link, self._endpoint, question, lambda answer: None, wait=False)

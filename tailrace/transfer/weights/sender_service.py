@@ -1,10 +1,10 @@
-"""What a sender's thread does: it knows the receivers, plans who gets weights from whom, and gives them.
+"""The service in a sender's thread: it knows the receivers, plans who gets weights from whom, and serves them.
 
     receiver ──GetPlan──▶ joined, or seen again ──▶ plan ──▶ Plan to every receiver whose plan is another one now
     silent, Leave, ReportParent ──▶ plan again      those that a broadcast can reach ──▶ Broadcaster
 
-Who waits on whom: `WeightSender.installed` on the receivers that are there, and those on their turns; nobody else here
-on anybody.
+Waiting: `WeightSender.installed` waits for the connected receivers, and a receiver for its turn. Nothing else here
+waits.
 """
 
 from collections.abc import Mapping
@@ -40,57 +40,57 @@ from tailrace.transfer.wire.messages import Accepted, Message
 from tailrace.transfer.wire.server import Handler, Incoming, Server, Service, Ticket
 
 _FAN_OUT = 2
-"""At most so many receivers of a datacentre get weights from one process over the network."""
+"""The most receivers of a datacentre that get weights from one process over the network."""
 _OLDER = 2
-"""At most so many versions are kept beside the newest, for the receivers that are at them: those that began first."""
+"""The most versions that are kept beside the newest, for receivers that still fetch them. The oldest are kept."""
 
 
 @dataclass(slots=True)
 class KnownReceiver:
-    """A receiver that is there."""
+    """A connected receiver."""
 
     site: Site
     planned: Site
-    """The same, but while it is distrusted."""
+    """The same as `site`, except while the receiver is distrusted."""
     name: str
-    """For people."""
+    """A name for people to read."""
     endpoints: list[str]
     backend: Backend | None
     """See `GetPlan.backend`."""
     progress: ReceiverProgress
     announced: int = NOTHING
-    """The serial of the newest version that was announced to it last: it may have begun it."""
+    """The serial of the newest version in the last plan that it got: it may have begun that version."""
     ticket: Ticket | None = None
     epoch: int = 0
-    """Of what it knows."""
+    """The epoch of the plan that it knows."""
     accusations: int = 0
-    """How often it was distrusted."""
+    """The number of times that it was distrusted."""
     trusted_at: float = 0.0
-    """When that ends."""
+    """The time when the distrust ends, by the server's clock."""
 
     @property
     def is_distrusted(self) -> bool:
-        """Whether somebody could not reach it."""
+        """Whether another receiver could not reach it."""
         return self.planned != self.site
 
     @property
     def reading(self) -> set[int]:
-        """Serials that it may be at."""
+        """The serials of versions that it may be fetching."""
         return {self.announced, self.progress.reading}
 
 
 class SenderService(Service):
-    """Everything is called in the thread of `server`, but for `receivers` and `wakeups`."""
+    """The sender's side of the transfer. Used in the thread of `server`, except for `receivers` and `wakeups`."""
 
     def __init__(self, server: Server, address: WeightsAddress, *, datacentre: str, limit_s: float) -> None:
-        """Nobody is there, and there is no version."""
+        """Start without receivers and without versions."""
         self.server = server
         self._limit_s = limit_s
         self.address = address
         self.chunk_server = ChunkServer(server)
         self.wakeups = Wakeups()
         self.receivers: dict[str, KnownReceiver] = {}
-        """By the names that the wire gives them, in the order in which they came."""
+        """The connected receivers by the names that the wire gives them, in the order in which they came."""
         self.broadcaster = Broadcaster(server, host=host_of(address), limit_s=limit_s, changed=self._on_group_changed)
         self._turns = InstallTurns(lambda ticket: server.reply(ticket, Accepted()))
         self._root = Site(name=ROOT, host=address.host, datacentre=datacentre)
@@ -121,7 +121,7 @@ class SenderService(Service):
         return None
 
     def tick(self, now: float) -> None:
-        """See `Service.tick`: nothing is ever due."""
+        """Do nothing, since nothing is ever due; see `Service.tick`."""
 
     def gone(self, client: str) -> None:
         """See `Service.gone`."""
@@ -167,9 +167,9 @@ class SenderService(Service):
         self._answer_plan(receiver)
 
     def _replace_former(self, question: GetPlan) -> None:
-        """A receiver that took this sender for lost has another connection now, and would be its own parent.
+        """Forget the former connection of a receiver that took this sender for lost: it would be its own parent.
 
-        Its turns stay until the server misses the former connection: it asks for them again, and keeps its place.
+        Its turns stay until the server misses the former connection: the receiver asks again, and keeps its place.
         """
         who = (question.name, question.endpoints)
         for client in [
@@ -179,7 +179,7 @@ class SenderService(Service):
             self.chunk_server.forget_client(client)
 
     def _datacentre(self, question: GetPlan) -> str:
-        """One host is in one datacentre: that of the first from there."""
+        """The receiver's datacentre. A host is in one datacentre: that of the first process on it."""
         sites = [self._root, *(receiver.site for receiver in self.receivers.values())]
         return next((site.datacentre for site in sites if site.host == question.host), question.datacentre)
 
@@ -191,10 +191,10 @@ class SenderService(Service):
             self.wakeups.notify()
 
     def _distrust(self, child: str, parent: str) -> None:
-        """A receiver cannot reach another one: for a while nobody gets weights from that over the network.
+        """Distrust a parent that a child cannot reach: for a while no receiver gets weights from it over the network.
 
-        Nor do those on its host by shared memory, if the child is one of them. But it may be the child that was cut
-        off: so the distrust ends, after twice as long each time.
+        If the child is on the parent's host, no receiver there gets them by shared memory either. But the child may be
+        the one that was cut off. So the distrust ends, after twice as long each time.
         """
         accuser, accused = self.receivers.get(child), self.receivers.get(parent)
         if accuser is None or accused is None:
@@ -216,7 +216,7 @@ class SenderService(Service):
     # Versions
 
     def begin(self, stored: StoredVersion) -> None:
-        """A version is being written: it can be fetched from now on, also from those whose distrust has ended."""
+        """Offer a version that is being written. Receivers whose distrust has ended may relay again."""
         manifest = stored.manifest
         self._offers.append(VersionOffer(manifest.serial, manifest.version, sum_of(stored.encoded), None))
         self.chunk_server.add(stored)
@@ -225,7 +225,7 @@ class SenderService(Service):
         self._plan()
 
     def complete(self, seal: bytes) -> None:
-        """It is written."""
+        """Announce the seal of the version, which is now written."""
         last = self._offers[-1]
         self._offers[-1] = VersionOffer(last.serial, last.version, last.manifest, seal)
         self.chunk_server.answer_waiting()
@@ -233,14 +233,14 @@ class SenderService(Service):
         self._announce()
 
     def withdraw(self, serial: int) -> None:
-        """It could not be written, or not even begun."""
+        """Withdraw a version that could not be written, or whose writing did not begin."""
         if self._offers and self._offers[-1].serial == serial:
             self.chunk_server.drop([self._offers.pop().serial])
             self.broadcaster.withdraw()
             self._announce()
 
     def make_room(self) -> list[Segment]:
-        """Keep of the versions the newest, and those that somebody is at: their memory, which is not used again."""
+        """Drop all versions but the newest and those that are being fetched; return the memory that is still in use."""
         reading = set().union(*(receiver.reading for receiver in self.receivers.values()))
         older = [offer for offer in self._offers[:-1] if offer.serial in reading][:_OLDER]
         kept = [*older, *self._offers[-1:]]
@@ -249,7 +249,7 @@ class SenderService(Service):
         return [*self.chunk_server.segments, *self.broadcaster.segments]
 
     def finish(self) -> None:
-        """Tell everybody that it is over, and end `Server.run`."""
+        """Tell all receivers that the sender is closed, and end `Server.run`."""
         self.broadcaster.close()
         for receiver in self.receivers.values():
             if receiver.ticket is not None:
@@ -259,7 +259,7 @@ class SenderService(Service):
     # Plans
 
     def parent(self, receiver: KnownReceiver) -> str:
-        """The name that the wire gives it; `ROOT` for the sender."""
+        """The wire's name for the parent of a receiver; `ROOT` for the sender."""
         return self._parents.get(receiver.site.name, ROOT)
 
     def _plan(self) -> None:
@@ -280,7 +280,7 @@ class SenderService(Service):
             self._answer_plan(receiver)
 
     def _answer_plan(self, receiver: KnownReceiver) -> None:
-        """Answer a receiver that waits, where it does not know how things are."""
+        """Answer a waiting receiver that does not know the current plan."""
         if receiver.ticket is None or receiver.epoch == self._epoch:
             return
         parent = self._parents[receiver.site.name]

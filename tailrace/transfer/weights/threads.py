@@ -1,4 +1,4 @@
-"""Threads beside those that use weights: a server's loop, work that may block, and coroutines that wait for either.
+"""Threads beside those that use weights: a server's loop, blocking work, and coroutines that wait for either.
 
 coroutine ──wait_for──▶ Wakeups ◀──notify── thread of a server ◀──server.call── Worker: one job after the other
 """
@@ -19,19 +19,19 @@ from tailrace.transfer.wire.server import Server, Service
 T = TypeVar("T")
 
 _LIMIT_S = 60.0
-"""For a server's thread to do what it is asked for."""
+"""The longest that `ServerThread.do` waits for an action."""
 
 
 class Guarded(Generic[T]):
-    """A value that threads share. It is reached inside `with guarded as value` alone, by one thread at a time."""
+    """A value that threads share. One thread at a time uses it, inside `with guarded as value` alone."""
 
     def __init__(self, value: T) -> None:
-        """Nobody uses it. The caller keeps no other way to `value`."""
+        """Guard `value`. The caller keeps no other reference to it."""
         self._value = value
         self._lock = threading.Lock()
 
     def __enter__(self) -> T:
-        """Wait until no other thread is inside. The block calls nothing that may wait."""
+        """Wait until no other thread is inside. The block must not call anything that may wait."""
         self._lock.acquire()
         return self._value
 
@@ -44,12 +44,12 @@ class Wakeups:
     """Wakes coroutines when something has changed. Used from any thread and any event loop."""
 
     def __init__(self) -> None:
-        """Nobody waits."""
+        """Start without waiting coroutines."""
         self._lock = threading.Lock()
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     def notify(self) -> None:
-        """Have every coroutine that waits check again."""
+        """Have every waiting coroutine check again."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for loop, event in waiting:
@@ -57,7 +57,7 @@ class Wakeups:
                 loop.call_soon_threadsafe(event.set)
 
     async def wait_for(self, check: Callable[[], T | None], *, timeout_s: float = math.inf) -> T | None:
-        """Return what `check` returns as soon as that is not None; None when it stays so for `timeout_s` seconds."""
+        """Return the result of `check` as soon as it is not None; return None after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while True:
             event = asyncio.Event()
@@ -79,11 +79,11 @@ class Wakeups:
 class Worker:
     """A thread that does one job after the other, and hands each outcome to the thread of `server`.
 
-    An exit of the process waits for the job in hand; each has limits of its own.
+    An exit of the process waits for the current job; each job has its own limits.
     """
 
     def __init__(self, server: Server, name: str) -> None:
-        """No thread runs before the first `start`."""
+        """Run no thread before the first `start`."""
         self._server = server
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
 
@@ -96,7 +96,7 @@ class Worker:
         self._executor.submit(_done, job).add_done_callback(ended)
 
     def join(self) -> None:
-        """Wait until all jobs are done; no other can be started."""
+        """Wait until all jobs are done. No job can be started afterwards."""
         self._executor.shutdown()
 
 
@@ -106,46 +106,46 @@ def _done(job: Callable[[], T]) -> T | WeightsError:
     except WeightsError as error:
         cause: BaseException | None = error
         while cause is not None:
-            clear_frames(cause.__traceback__)  # they would hold on to sockets, and others wait for these to be closed
+            clear_frames(cause.__traceback__)  # frames would keep sockets open that others wait to see closed
             cause = cause.__context__
         return WeightsError(str(error))
 
 
 class ServerThread:
-    """Runs `server` until it is stopped, or fails; whoever waits for the thread hears of its end.
+    """Runs `server` until it is stopped or fails. Every waiting caller gets an error when the thread ends.
 
     Used from any thread.
     """
 
     def __init__(self, server: Server, service: Service, wakeups: Wakeups, *, name: str, what: str) -> None:
-        """Begins with `start`. `wakeups` are notified when it has ended; `what` names it in errors."""
+        """Begin at `start`. `wakeups` are notified when the thread has ended; `what` names it in errors."""
         self._server, self._service, self._wakeups, self._what = server, service, wakeups, what
         self._end: WeightsError | None = None
         self._asked: set[Future[object]] = set()
-        """What `do` waits for."""
+        """The futures that `do` waits for."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Run from now on."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def end(self) -> WeightsError | None:
-        """Why nothing comes from it any more: it was closed or has failed. A new one each time: it is raised."""
+        """The error after the thread was closed or has failed, else None. Each call makes a new one, to be raised."""
         end = self._end
         return None if end is None else copy_of(end)
 
     def do(self, action: Callable[[], T]) -> T:
-        """Return what `action` returns, or raise what it raises, in the thread.
+        """Run `action` in the thread; return its result or raise its error.
 
         Raises:
-            WeightsError: the thread has ended, before or meanwhile, or has not come to it in time.
+            WeightsError: the thread has ended, before or meanwhile, or has not run `action` in time.
         """
         future: Future[T] = Future()
 
         def call() -> None:
             if not future.set_running_or_notify_cancel():
-                return  # nobody waits for it any more, and who did not get it may have undone what came before
+                return  # the caller no longer waits, and may have undone the steps before this one
             try:
                 future.set_result(action())
             except WeightsError as error:
@@ -154,7 +154,7 @@ class ServerThread:
         self._asked.add(future)  # type: ignore[arg-type]
         try:
             self._server.call(call)
-            if (end := self.end) is not None:  # else the future is told
+            if (end := self.end) is not None:  # else `_run` ends the future
                 raise end
             return future.result(_LIMIT_S)
         except TimeoutError:
@@ -166,25 +166,25 @@ class ServerThread:
             self._asked.discard(future)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it has ended, `timeout_s` seconds at most."""
+        """Wait until the thread has ended, at most `timeout_s` seconds."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
         end = WeightsError(f"{self._what} was closed")
         try:
             self._server.run(self._service)
-        except Exception as error:  # whatever it is, those that wait hear of it
+        except Exception as error:  # those that wait must hear of any failure
             end = WeightsError(f"{self._what} failed: {type(error).__name__}: {one_line(error)}")
             end.__cause__ = error
         self._end = end
         for future in list(self._asked):
-            with suppress(InvalidStateError):  # it has been told, or nobody waits for it any more
+            with suppress(InvalidStateError):  # it has a result, or no caller waits any more
                 future.set_exception(copy_of(end))
         self._wakeups.notify()
 
 
 def copy_of(error: WeightsError) -> WeightsError:
-    """The same error, to be raised in another place."""
+    """Copy an error, to be raised in another place."""
     copy = type(error)(str(error))
     copy.__cause__ = error.__cause__
     return copy

@@ -1,4 +1,4 @@
-"""A version of the weights: a manifest, which says what lies where, and a payload that travels in chunks.
+"""A version of the weights: a manifest, which describes the layout, and a payload that travels in chunks.
 
 manifest   names, dtypes, shapes, offsets           its sum is announced by the sender
 payload    [ tensor ][ tensor ]…                    cut into chunks of equal size, each with its sum
@@ -22,9 +22,9 @@ from tailrace.transfer.wire.frames import MAX_FRAME_BYTES
 from tailrace.transfer.wire.messages import Count
 
 ALIGNMENT = 64
-"""Bytes; tensors begin, and chunks end, at multiples of it."""
+"""Tensors begin, and chunks end, at multiples of this many bytes."""
 _PIECE_BYTES = 2**19
-"""So much is copied before it is summed: it is still in the cache, and there are few enough pieces to go through."""
+"""The most bytes that are copied before they are summed: they are still in the cache, and the pieces are few."""
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -36,7 +36,7 @@ _DTYPES = {
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One tensor."""
+    """The type, shape and place of one tensor."""
 
     name: str
     dtype: str
@@ -45,28 +45,28 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     @property
     def nbytes(self) -> int:
-        """Of its elements."""
+        """The bytes of the tensor's elements."""
         return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What lies where in the payload of a version."""
+    """The layout of a version's payload."""
 
     serial: Annotated[int, Meta(ge=1, le=2**63 - 1)]
-    """Counts the publications of a sender."""
+    """The number of this publication; each sender counts its own from 1."""
     version: Count
     nbytes: Annotated[int, Meta(ge=0, le=2**48)]
-    """Of the payload."""
+    """The size of the payload."""
     chunk_bytes: Annotated[int, Meta(ge=ALIGNMENT, le=MAX_FRAME_BYTES)]
     entries: tuple[TensorEntry, ...]
 
     @property
     def chunks(self) -> int:
-        """Their number."""
+        """The number of chunks."""
         return -(-self.nbytes // self.chunk_bytes)
 
     def span(self, chunk: int) -> slice:
-        """Where a chunk lies in the payload."""
+        """The place of a chunk in the payload."""
         return slice(chunk * self.chunk_bytes, min(self.nbytes, (chunk + 1) * self.chunk_bytes))
 
 
@@ -75,14 +75,14 @@ _DECODER = msgspec.msgpack.Decoder(Manifest)
 
 
 def sum_of(data: bytes | memoryview) -> bytes:
-    """The sum of some bytes."""
+    """The 64-bit xxh3 sum of some bytes."""
     return xxhash.xxh3_64_digest(data)
 
 
 def plan_payload(
     serial: int, version: int, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype | None, chunk_bytes: int
 ) -> Manifest:
-    """Where each tensor goes. `dtype`: of floats as they travel; None leaves them as they are.
+    """Lay out the tensors in a payload. `dtype`: the type in which floats travel; None keeps each tensor's own.
 
     Raises:
         WeightsError: a tensor has a dtype that does not travel.
@@ -99,15 +99,15 @@ def plan_payload(
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """A manifest as it travels."""
+    """Encode a manifest for sending."""
     return _ENCODER.encode(manifest)
 
 
 def decode_manifest(data: bytes, expected: bytes) -> Manifest:
-    """A manifest whose sum is `expected`.
+    """Decode a manifest whose sum is `expected`.
 
     Raises:
-        WeightsError: it has another sum, or is not as it must be.
+        WeightsError: the sum differs, or the manifest is invalid.
     """
     if sum_of(data) != expected:
         raise WeightsError(f"a manifest of {len(data)} bytes arrived corrupt")
@@ -122,49 +122,49 @@ def decode_manifest(data: bytes, expected: bytes) -> Manifest:
 
 
 class StoredVersion:
-    """A version that is here, wholly or in part. One thread adds chunks; others may look."""
+    """A version that is here, wholly or in part. One thread adds chunks; others may read."""
 
     def __init__(self, manifest: Manifest, encoded: bytes, segment: Segment) -> None:
-        """Nothing of it is here yet. `segment` holds the payload's bytes, or room for them."""
+        """Start without chunks. `segment` holds the payload's bytes, or room for them."""
         self.manifest = manifest
         self.encoded = encoded
         self.segment = segment
         self.memory = segment.payload[: manifest.nbytes]
         self._sums: list[bytes | None] = [None] * manifest.chunks
         self.ready = 0
-        """So many chunks from the first on are here."""
+        """The number of chunks that are here without a gap, counted from the first."""
         self.wake_at = math.inf
-        """When so many are ready, somebody waits for it."""
+        """The number of ready chunks that somebody waits for; infinity while nobody waits."""
 
     def add(self, chunk: int, value: bytes) -> None:
-        """The bytes of a chunk are in place, and have this sum."""
+        """Record that the bytes of a chunk are in place and have this sum."""
         self._sums[chunk] = value
         while self.ready < len(self._sums) and self._sums[self.ready] is not None:
             self.ready += 1
 
     def sum(self, chunk: int) -> bytes | None:
-        """Of a chunk that is here; None for one that is not."""
+        """The sum of a chunk that is here; None for one that is not."""
         return self._sums[chunk]
 
     def sums(self, start: int) -> bytes:
-        """Of the chunks from `start` up to `ready`, packed."""
+        """The sums of the chunks from `start` up to `ready`, packed."""
         return b"".join(value for value in self._sums[start : self.ready] if value is not None)
 
     @property
     def whole(self) -> bool:
-        """Whether every chunk is here; the seal says whether they are the right ones."""
+        """Whether every chunk is here; the seal tells whether they are right."""
         return self.ready == len(self._sums)
 
     def seal(self) -> bytes:
-        """The seal of a whole version, see the module."""
+        """The seal of a whole version; see the module's docstring."""
         return sum_of(sum_of(self.encoded) + self.sums(0))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By name: views of the payload, not to be written to."""
+        """The tensors by name, as views of the payload that must not be written to."""
         return tensor_views(self.manifest, self.payload())
 
     def payload(self) -> torch.Tensor:
-        """`[nbytes]` of uint8: a view of the memory."""
+        """A view `[nbytes]` of uint8 of the payload's memory."""
         nbytes = self.manifest.nbytes
         return torch.frombuffer(self.memory, dtype=torch.uint8) if nbytes else torch.empty(0, dtype=torch.uint8)
 
@@ -179,10 +179,10 @@ def tensor_views(manifest: Manifest, payload: torch.Tensor) -> dict[str, torch.T
 
 
 def packed_sums(data: bytes) -> list[bytes]:
-    """Sums that were packed.
+    """Split packed sums.
 
     Raises:
-        WeightsError: the bytes are no sums.
+        WeightsError: the length is not a multiple of `SUM_BYTES`.
     """
     if len(data) % SUM_BYTES:
         raise WeightsError(f"{len(data)} bytes are not sums of {SUM_BYTES} each")
@@ -193,17 +193,17 @@ class Piece(NamedTuple):
     """Consecutive elements of a tensor in one chunk."""
 
     entry: int
-    """Its number in the manifest."""
+    """The tensor's number in the manifest."""
     part: slice
-    """Of the tensor's elements."""
+    """The elements, as a slice of the flat tensor."""
     room: slice
-    """Where they go, counted in such elements from the beginning of the payload."""
+    """Their place, counted in elements from the beginning of the payload."""
     end: int
-    """Where they end, in bytes from there."""
+    """Their end, in bytes from the beginning of the payload."""
 
 
 def pieces_by_chunk(manifest: Manifest) -> list[list[Piece]]:
-    """What lies in each chunk, in pieces that stay in a core's cache."""
+    """The contents of each chunk, in pieces that stay in a core's cache."""
     chunks: list[list[Piece]] = [[] for _ in range(manifest.chunks)]
     for number, entry in enumerate(manifest.entries):
         size = _DTYPES[entry.dtype].itemsize
@@ -221,7 +221,7 @@ class Writer:
     """Copies tensors into the memory of a stored version, and sums each piece while it is in the cache."""
 
     def __init__(self, stored: StoredVersion, sources: Sequence[torch.Tensor]) -> None:
-        """`sources`: those of the manifest, in any dtype and on any device."""
+        """`sources`: the manifest's tensors in its order, in any dtype and on any device."""
         self._stored = stored
         payload = stored.payload()
         self._copiers = [
@@ -230,13 +230,13 @@ class Writer:
         ]
 
     def write(self, chunk: int, pieces: Sequence[Piece]) -> None:
-        """Put a chunk, cut into `pieces`, in its place."""
+        """Write a chunk, cut into `pieces`, to its place."""
         memory, span = self._stored.memory, self._stored.manifest.span(chunk)
         running, done = xxhash.xxh3_64(), span.start
         for number, part, room, end in pieces:
             copy, target, source = self._copiers[number]
             copy(target[room], source[part])
-            running.update(memory[done:end])  # with the gap before it
+            running.update(memory[done:end])  # including the gap before it
             done = end
         running.update(memory[done : span.stop])
         self._stored.add(chunk, running.digest())
@@ -245,7 +245,7 @@ class Writer:
 def _copier(
     payload: torch.Tensor, flat: torch.Tensor, dtype: torch.dtype
 ) -> tuple[Callable[[Any, Any], object], Any, Any]:
-    """How to copy, and from where to where; plain bytes go by numpy, which takes less time for each piece."""
+    """The copy function, its target and its source. Numpy copies plain bytes: it takes less time for each piece."""
     if flat.dtype != dtype or flat.device.type != "cpu" or not flat.is_contiguous():
         return torch.Tensor.copy_, payload.view(dtype), flat
     size = dtype.itemsize  # numpy has no bfloat16

@@ -1,1 +1,1 @@
-"""Weights to all engines at once, by a process group."""
+"""Broadcasts of weights to all engines at once, by a process group."""

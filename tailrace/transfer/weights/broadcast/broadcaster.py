@@ -1,14 +1,14 @@
-"""What a sender broadcasts: who is in the process group, and which versions go by it.
+"""A sender's broadcasts: the members of the process group, and the versions that are sent through it.
 
     NO_GROUP ──members change, a version begins──▶ FORMING ──all come──▶ FORMED ──a version is written──▶ BROADCASTING
              ◀──one is lost, or late──────────────         ◀──members change──  ◀──all have it────────────
              ◀──it breaks, and another is formed──────────────────────────────────────────────────────────
 
-One thing at a time, in a thread of its own: a group that is being formed, or in which something is broadcast, stays in
+One thing happens at a time, in a separate thread. A group that is being formed, or that receives a broadcast, stays in
 the plans until that has ended, so that every member hears of it. A version is promised to the group before it is
-written, so that its members wait for it. Where there is no group, or it breaks, nothing is promised, and they fetch.
+written, so that its members wait for it. Without a group, or when it breaks, nothing is promised and receivers fetch.
 
-Who waits on whom: the thread on the members, in each call up to `limit_s`; nobody on the thread, but for `join`.
+Waiting: the thread waits for the members, in each call up to `limit_s`. Only `join` waits for the thread.
 """
 
 import enum
@@ -31,46 +31,49 @@ _log = logging.getLogger(__name__)
 
 
 class BroadcastState(enum.Enum):
-    """What is going on. Which follows which is drawn above; CLOSED follows each, and nothing follows that."""
+    """The current work. The diagram above shows what follows; CLOSED may follow each state, and is the last."""
 
     NO_GROUP = enum.auto()
     FORMING = enum.auto()
-    """Or only hanging up, where nobody wants a group any more."""
+    """Also while only hanging up, when no receiver wants a group any more."""
     FORMED = enum.auto()
     BROADCASTING = enum.auto()
     CLOSED = enum.auto()
 
 
 class Broadcaster:
-    """Used in the thread of `server`, but for `join`, and for `members`, `error` and the count, which others read."""
+    """Forms the group and broadcasts versions.
+
+    Used in the thread of `server`, except for `join`. Other threads may read `members`, `error` and `bytes_broadcast`.
+    """
 
     def __init__(self, server: Server, *, host: str, limit_s: float, changed: Callable[[], None]) -> None:
-        """No group yet. `host`: where members find this process. `changed`: called when plans are other ones now."""
+        """Start without a group. `host`: where members find this process. `changed`: called when plans change."""
         self._host, self._limit_s, self._changed = host, limit_s, changed
         self._worker = Worker(server, "broadcast of weights")
         self._state = BroadcastState.NO_GROUP
         self._wanted: dict[str, Backend] = {}
         self._tried: dict[str, Backend] = {}
-        """Whom the last group was begun with; nobody, where another is to be tried although the same are wanted."""
+        """The members of the last attempt to form a group; empty when another attempt with the same members is due."""
         self._memberships: dict[str, Membership] = {}
-        """Of the group that there is, or that is being formed."""
+        """The members' places in the group that exists or is being formed."""
         self._group: ProcessGroup | None = None
         """Used in the worker's thread alone."""
         self._given_up = Event()
-        """For the group that is being formed."""
+        """Set to give up the group that is being formed."""
         self._promised: StoredVersion | None = None
-        """Until it is being broadcast."""
+        """The version that is promised to the group, until its broadcast begins."""
         self._broadcasting: StoredVersion | None = None
         self.bytes_broadcast = 0
-        """Of payloads, once for all members."""
+        """Bytes of payloads, counted once for all members."""
         self.error: WeightsError | None = None
-        """Why there is no group, where one is wanted, or why the last broadcast failed."""
+        """The reason why there is no group although one is wanted, or why the last broadcast failed."""
 
-    # What plans say
+    # For plans
 
     @property
     def members(self) -> list[str]:
-        """Those of a group that is formed."""
+        """The members of the group, once it is formed."""
         return list(self._memberships) if self._has_group else []
 
     def membership(self, client: str) -> Membership | None:
@@ -92,47 +95,47 @@ class Broadcaster:
 
     @property
     def segments(self) -> list[Segment]:
-        """Memory that is being broadcast, or will be."""
+        """The memory of versions that are being broadcast or will be."""
         return [stored.segment for stored in (self._broadcasting, self._promised) if stored is not None]
 
-    # What happens
+    # Changes
 
     def want(self, members: Mapping[str, Backend]) -> None:
-        """These would be in a group; those are together in one that have the backend of the first."""
+        """Set the receivers that want a group. Those with the backend of the first form one together."""
         backend = next(iter(members.values()), None)
         wanted = {client: each for client, each in members.items() if each == backend}
         if wanted == self._wanted:
             return
         self._wanted = wanted
         if not wanted.keys() >= self._memberships.keys():
-            self._promised = None  # who has left would hold up the others
+            self._promised = None  # a member that has left would hold up the others
             self._given_up.set()
         self._look()
 
     def promise(self, stored: StoredVersion) -> None:
-        """A version is being written: members of the group, if there is one, shall wait for it."""
+        """Promise a version that is being written to the members of the group, if there is one: they wait for it."""
         self._promised = stored if self._has_group else None
         if self._state is BroadcastState.NO_GROUP:
             self._tried = {}
         self._look()
 
     def complete(self) -> None:
-        """It is written."""
+        """Broadcast the promised version, which is now written, as soon as the group is free."""
         self._look()
 
     def withdraw(self) -> None:
-        """It could not be written."""
+        """Break the promise of a version that could not be written."""
         self._promised = None
         self._look()
 
     def close(self) -> None:
-        """Begin nothing any more, and hang up as soon as what is going on lets it."""
+        """Begin nothing more, and hang up as soon as the current work allows it."""
         self._state = BroadcastState.CLOSED
         self._given_up.set()
         self._worker.start(self._hang_up, lambda _: None)
 
     def join(self) -> None:
-        """After `close`, from another thread: wait for what is going on, which waits up to its limit."""
+        """Wait after `close` for the current work, up to its limit. Called from another thread."""
         self._worker.join()
 
     @property
@@ -140,7 +143,7 @@ class Broadcaster:
         return self._state in (BroadcastState.FORMED, BroadcastState.BROADCASTING)
 
     def _look(self) -> None:
-        """Begin what is to be done next, unless something is going on."""
+        """Begin the next piece of work, unless one is in progress."""
         if self._state is BroadcastState.FORMED and self._promised is not None:
             if self._promised.whole:
                 self._start_broadcast(self._promised)
@@ -175,7 +178,7 @@ class Broadcaster:
             self.error = None
         else:
             self._memberships = {}
-            if not self._given_up.is_set():  # else that is why, and no failure
+            if not self._given_up.is_set():  # else it was given up, which is no failure
                 self.error = outcome
         self._state = BroadcastState.FORMED if self._memberships else BroadcastState.NO_GROUP
         self._changed()
@@ -199,7 +202,7 @@ class Broadcaster:
     # In the worker's thread
 
     def _form(self, membership: Membership | None, listener: socket | WeightsError | None, given_up: Event) -> None:
-        """`listener`: or why there is none, where somebody wants a group."""
+        """Form a group. `listener`: None if no group is wanted, or the error that it could not be opened for."""
         with ExitStack() as stack:
             if isinstance(listener, socket):
                 stack.enter_context(listener)  # until the store has it
@@ -224,7 +227,7 @@ class Broadcaster:
                 part = payload[stored.manifest.span(chunk)]
                 self.bytes_broadcast += len(part)
                 self._group.broadcast(part)
-            self._group.meet()  # whoever has not heard of this one cannot miss it
+            self._group.meet()  # waits for members that have not heard of this broadcast yet
         except WeightsError:
             self._hang_up()
             raise
@@ -234,5 +237,5 @@ class Broadcaster:
         if group is not None:
             try:
                 group.close()
-            except WeightsError as error:  # it is of no use any more, and members of the next one are on their way
+            except WeightsError as error:  # the old group is useless, and members of the next one are on their way
                 _log.warning("a process group for weights could not be ended: %s", error)

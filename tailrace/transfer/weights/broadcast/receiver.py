@@ -1,14 +1,14 @@
-"""What a receiver gets of its sender's broadcasts, see `broadcaster`.
+"""A receiver's part in its sender's broadcasts; see `broadcaster`.
 
     Plan.membership ──another group──▶ enter it
     Plan.broadcast ──▶ chunk by chunk, each with its sum ──▶ inbox ──▶ download
 
-In a thread of its own, which takes part in every broadcast, whether its version is wanted here or not: the others wait
-for it. It touches no memory of versions: what it has received lies in a few buffers until the receiver's thread has
-looked at it.
+A separate thread takes part in every broadcast, whether its version is wanted here or not: the other members wait for
+it. It touches no memory of versions. Chunks that have come lie in a few buffers until the receiver's thread has looked
+at them.
 
-Who waits on whom: the thread on the other members, and on the receiver's thread when all buffers are full, each time up
-to `limit_s`; nobody on the thread, but for `join`.
+Waiting: the thread waits for the other members, and for the receiver's thread when all buffers are full, each time up
+to `limit_s`. Only `join` waits for the thread.
 """
 
 import queue
@@ -27,7 +27,7 @@ from tailrace.transfer.weights.versions import packed_sums, sum_of
 from tailrace.transfer.wire.server import Server
 
 _BUFFERS = 4
-"""Of a chunk each."""
+"""The number of buffers, each for one chunk."""
 
 
 class BroadcastChunk(NamedTuple):
@@ -38,29 +38,29 @@ class BroadcastChunk(NamedTuple):
     buffer: torch.Tensor
     data: memoryview
     sum: bytes
-    """What it must be."""
+    """The sum that `data` must have."""
     is_right: bool
-    """Whether it is that."""
+    """Whether `data` has that sum."""
 
 
 class BroadcastReceiver:
-    """Used in the thread of `server`, but for `join`."""
+    """Takes part in broadcasts. Used in the thread of `server`, except for `join`."""
 
     def __init__(self, server: Server, *, limit_s: float, changed: Callable[[], None]) -> None:
-        """In no group. `changed`: called when `first` is another one, or something is not expected any more."""
+        """Start outside any group. `changed`: called when `first` changes or a version is no longer expected."""
         self._server, self._limit_s, self._changed = server, limit_s, changed
         self._worker = Worker(server, "broadcast of weights")
         self._membership: Membership | None = None
-        """The last that was given."""
+        """The membership that the last plan gave."""
         self._given_up = Event()
-        """For the group that is being entered."""
+        """Set to give up the group that is being entered."""
         self._is_in = False
-        """Whether that is had, or being taken: a group that broke is never entered again."""
+        """Whether this is in the group, or entering it. A group that broke is never entered again."""
         self._group: ProcessGroup | None = None
         """Used in the worker's thread alone."""
         self._announced: set[int] = set()
         self._begun = self._ended = NOTHING
-        """The serials of the last broadcasts that this has taken part in."""
+        """The serials of the last broadcasts that have begun and ended here."""
         self._is_closed = False
         self._inbox: deque[BroadcastChunk] = deque()
         self._free: queue.Queue[torch.Tensor | None] = queue.Queue()
@@ -69,21 +69,21 @@ class BroadcastReceiver:
 
     @property
     def first(self) -> BroadcastChunk | None:
-        """The first chunk that lies here; `drop_first` when it was looked at."""
+        """The first chunk in the inbox; call `drop_first` after use."""
         return self._inbox[0] if self._inbox else None
 
     def drop_first(self) -> None:
-        """Its buffer is used again."""
+        """Drop the first chunk. Its buffer is reused."""
         self._free.put(self._inbox.popleft().buffer)
 
     def expects(self, serial: int) -> bool:
-        """Whether chunks of this version will come, or lie here."""
+        """Whether chunks of this version will come, or lie in the inbox."""
         is_coming = serial in self._announced or serial == self._begun
         is_here = any(received.serial == serial for received in self._inbox)
         return is_here or (self._is_in and is_coming and serial > self._ended)
 
     def hear(self, plan: Plan) -> None:
-        """Enter the group that is given, and take part in what is broadcast."""
+        """Enter the plan's group, and take part in its broadcast."""
         if plan.membership != self._membership:
             self._enter(plan.membership)
         self._announced = {plan.promised} | (set() if plan.broadcast is None else {plan.broadcast.serial})
@@ -91,19 +91,19 @@ class BroadcastReceiver:
             self._begin(plan.broadcast)
 
     def leave(self) -> None:
-        """The sender is lost."""
+        """Leave the group, if there is one."""
         if self._membership is not None:
             self._enter(None)
 
     def close(self) -> None:
-        """Take part in nothing any more, and hang up as soon as what is going on lets it."""
+        """Take part in nothing more, and hang up as soon as the current work allows it."""
         self._is_closed = True
         while self._inbox:
             self.drop_first()
         self.leave()
 
     def join(self) -> None:
-        """After `close`, from another thread: wait for what is going on, which waits up to its limit."""
+        """Wait after `close` for the current work, up to its limit. Called from another thread."""
         self._worker.join()
 
     def _enter(self, membership: Membership | None) -> None:
@@ -128,7 +128,7 @@ class BroadcastReceiver:
         self._worker.start(lambda: self._receive(broadcast), then)
 
     def _on_ended(self, membership: Membership | None, outcome: WeightsError | None) -> None:
-        """Something has ended in the group of this membership."""
+        """Handle the end of work in the group of this membership; a failure ends the membership."""
         if outcome is not None and membership is self._membership:
             self._is_in = False
             self._changed()
@@ -177,7 +177,7 @@ class BroadcastReceiver:
         try:
             group.broadcast(buffer)
         except WeightsError:
-            self._free.put(None)  # room for another: this one may still be written to
+            self._free.put(None)  # another buffer takes its place: this one may still be written to
             raise
 
     def _put(self, serial: int, chunk: int, buffer: torch.Tensor, size: int, value: bytes) -> None:

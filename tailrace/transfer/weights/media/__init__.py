@@ -1,1 +1,1 @@
-"""What weights travel through."""
+"""The media that weights travel through."""

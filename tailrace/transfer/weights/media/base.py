@@ -1,9 +1,9 @@
-"""What a medium does: it fetches the chunks that a stored version lacks, from one parent.
+"""The interface of a medium, which fetches the chunks that a stored version lacks from one parent.
 
     Medium.requests ──▶ Download asks the parent ──answer──▶ ChunkRequest.read ──Arrival──▶ Download
 
-A medium decides what to ask and verifies what comes; it sends nothing and waits for nothing. Everything is called in
-the receiver's thread.
+A medium chooses the questions and verifies the answers; it sends nothing and waits for nothing. Everything is called
+in the receiver's thread.
 """
 
 from abc import ABC, abstractmethod
@@ -15,30 +15,30 @@ from tailrace.transfer.weights.versions import StoredVersion
 
 
 class Arrival(NamedTuple):
-    """What an answer says of one chunk."""
+    """The result for one chunk of an answer."""
 
     chunk: int
     sum: bytes | None
-    """The sum of its bytes, which are in their place; None where they did not come, or have not the sum they must."""
+    """The sum of the chunk's bytes, which are in place; None if they did not come or have a wrong sum."""
     nbytes: int = 0
-    """Bytes of it that came over the network."""
+    """Bytes of the chunk that came over the network."""
 
 
 class ChunkRequest(NamedTuple):
-    """A question to the parent, and how to take in its answer."""
+    """A question to the parent, and the function that reads the answer."""
 
     question: WeightsQuestion
     read: Callable[[AnswerOrError], Iterator[Arrival]]
-    """Verifies chunk by chunk as it is iterated. Whoever gets an arrival without a sum stops there."""
+    """Verifies chunk by chunk as it is iterated. The caller stops at an arrival without a sum."""
 
 
 class Medium(ABC):
-    """Fetches from one parent. What has no sum is asked for again by the next `requests`."""
+    """Fetches chunks from one parent. The next `requests` ask again for a chunk that arrived without a sum."""
 
     def __init__(self, stored: StoredVersion) -> None:
-        """Nothing is asked yet. `stored` lacks the chunks that have no sum."""
+        """Ask nothing yet. `stored` lacks the chunks that have no sum."""
         self._stored = stored
 
     @abstractmethod
     def requests(self) -> Iterator[ChunkRequest]:
-        """Yield what to ask now, at the beginning and after each answer; nothing while enough is under way."""
+        """Yield the questions to ask now, at the beginning and after each answer; none while enough are under way."""

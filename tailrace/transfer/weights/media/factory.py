@@ -13,15 +13,15 @@ from tailrace.transfer.weights.versions import StoredVersion
 
 
 def backend_of(name: WeightsMedium) -> Backend | None:
-    """Of the process group through which versions are broadcast; None where they are not."""
+    """The backend of the process group that versions are broadcast in; None for a medium without broadcasts."""
     return name if name == "gloo" or name == "nccl" else None
 
 
 def check_medium(name: WeightsMedium) -> None:
-    """Whether this process can use it.
+    """Check that this process can use the medium.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot be used here.
     """
     if name == "nccl" and not torch.cuda.is_available():
         raise ConfigError(
@@ -33,10 +33,10 @@ def check_medium(name: WeightsMedium) -> None:
 
 
 def is_mapped(name: WeightsMedium, *, same_host: bool) -> bool:
-    """Whether a parent's memory is read in place, rather than copied. `same_host`: memory can be shared with it."""
+    """Whether a parent's memory is read in place rather than copied. `same_host`: memory can be shared with it."""
     return name == "shared_memory" or (name == "auto" and same_host)
 
 
 def make_medium(stored: StoredVersion, *, mapped: bool, retry_s: float) -> Medium:
-    """The medium for what is not broadcast. `mapped`: the version lies in the parent's memory."""
+    """The medium for chunks that are not broadcast. `mapped`: the version lies in the parent's memory."""
     return SharedMemoryMedium(stored) if mapped else TcpMedium(stored, retry_s=retry_s)

@@ -1,7 +1,7 @@
 """A process group of torch.distributed for weights alone: gloo between CPUs, nccl between GPUs.
 
-It stands beside any that the process has already, and a lost member never ends the process: a call fails within the
-limit, and the group is of no use any more. With nccl none of this has ever run.
+It exists beside any other group of the process. A lost member never ends the process: a call fails within the limit,
+and the group cannot be used any more. With nccl none of this has ever run.
 """
 
 import os
@@ -20,13 +20,13 @@ from tailrace.errors import WeightsError, one_line
 from tailrace.transfer.weights.messages import Backend
 
 _LOOK_S = 0.02
-"""Between looks at whether all members have come."""
+"""Seconds between checks whether all members have come."""
 _HEARD_S = 0.1
-"""Until they have mostly seen that a group is given up; the others see that rank 0 has hung up."""
+"""Seconds in which most members see that a group is given up; the others see that rank 0 has hung up."""
 
 
 def listen(host: str) -> socket.socket:
-    """For `host_store`, at a free port of this machine's address `host`.
+    """Open a listening socket for `host_store`, at a free port of this machine's address `host`.
 
     Raises:
         WeightsError: this machine has no such address, or no room for another socket.
@@ -38,20 +38,20 @@ def listen(host: str) -> socket.socket:
 
 
 def host_store(listener: socket.socket, name: str, *, limit_s: float) -> Store:
-    """Where the members of the group `name` find each other, for rank 0. `listener`: from now on the store's.
+    """Make the store where the members of the group `name` find each other, for rank 0. It takes over `listener`.
 
     Raises:
-        WeightsError: it cannot be had.
+        WeightsError: the store cannot be made.
     """
     host, port = listener.getsockname()[:2]
     return _store(host, port, name, limit_s, is_master=True, master_listen_fd=listener.detach())
 
 
 def reach_store(host: str, port: int, name: str, *, limit_s: float) -> Store:
-    """The same for the other ranks.
+    """Connect to the store of the group `name`, for the other ranks.
 
     Raises:
-        WeightsError: it cannot be reached.
+        WeightsError: the store cannot be reached.
     """
     try:
         socket.create_connection((host, port), timeout=limit_s).close()  # torch would try again up to its limit
@@ -61,10 +61,10 @@ def reach_store(host: str, port: int, name: str, *, limit_s: float) -> Store:
 
 
 def address_towards(host: str) -> str:
-    """The address of this machine by which `host` is reached: others that reach `host`, too, find this one there.
+    """This machine's address on the way to `host`. Other machines that can reach `host` find this one there.
 
     Raises:
-        WeightsError: there is no way to it.
+        WeightsError: there is no way to `host`.
     """
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
@@ -76,21 +76,21 @@ def address_towards(host: str) -> str:
 
 
 class ProcessGroup:
-    """One rank's end. Used in one thread at a time. Every rank makes the same calls in the same order."""
+    """One rank of a group. Used in one thread at a time. Every rank makes the same calls in the same order."""
 
     def __init__(
         self, backend: Backend, store: Store, rank: int, size: int, *, address: str, limit_s: float, given_up: Event
     ) -> None:
-        """Returns when all ranks have come; nobody needs the store any more by then.
+        """Wait until all ranks have come. After that, no rank needs the store.
 
         Args:
-            store: of a name that no other group has.
+            store: a store whose name no other group has.
             address: where gloo listens to the other ranks; nccl finds its own.
             limit_s: the longest that a call waits for another rank.
             given_up: once it is set, rank 0 waits for the others no longer.
 
         Raises:
-            WeightsError: a rank did not come in time, or cannot be reached; or it was given up.
+            WeightsError: a rank did not come in time or cannot be reached, or the group was given up.
         """
         with _weights_errors("forming"):
             _gather(store, rank, size, limit_s, given_up)
@@ -107,7 +107,7 @@ class ProcessGroup:
             raise
 
     def broadcast(self, data: torch.Tensor) -> None:
-        """Fill `data`, `[bytes]` of uint8 on the CPU, with what rank 0 has in it.
+        """Fill `data`, `[bytes]` of uint8 on the CPU, with the contents of rank 0's `data`.
 
         Raises:
             WeightsError: another rank is lost, or late.
@@ -132,21 +132,22 @@ class ProcessGroup:
             total.item()
 
     def close(self) -> None:
-        """Hang up, so that calls of the others fail at once. Harmless twice.
+        """Hang up, so that the calls of other ranks fail at once. Calling it twice is harmless.
 
         Raises:
-            WeightsError: torch could not; the group is of no use any more all the same.
+            WeightsError: torch failed to do so; the group cannot be used any more all the same.
         """
-        group, self._group = self._group, None  # gloo hangs up when it is let go of
+        group, self._group = self._group, None  # gloo hangs up when its last reference goes
         if group is not None:
             with _weights_errors("the end"):
                 group.shutdown()
 
 
 def _gather(store: Store, rank: int, size: int, limit_s: float, given_up: Event) -> None:
-    """Wait until all ranks have come, before torch does: its own wait cannot be ended.
+    """Wait until all ranks have come, before torch does: torch's own wait cannot be ended.
 
-    Rank 0 waits for the others and says whether they go on. They count on each that has come, so it stays until then.
+    Rank 0 waits for the others and tells them whether to go on. The others count on each rank that has come, so a rank
+    stays until then.
     """
     if rank and given_up.is_set():
         raise _given_up()
@@ -216,7 +217,7 @@ def _blocking_waits() -> Iterator[None]:
 
 @contextmanager
 def _weights_errors(what: str) -> Iterator[None]:
-    """torch raises RuntimeErrors, of many kinds."""
+    """Turn the RuntimeErrors of torch, which are of many kinds, into WeightsErrors."""
     try:
         yield
     except WeightsError:

@@ -1,9 +1,9 @@
-"""The parent's own memory, on the same host: nothing is copied.
+"""Reads the parent's own memory on the same host: nothing is copied.
 
-parent writes ──▶ tells how many chunks are there, and their sums ──▶ this reads them in place, to verify them
+parent writes ──▶ sends the sums of the chunks that are there ──▶ the receiver verifies the chunks in place
 
-It asks for half of what is lacking each time: each message stops the thread that writes, and after few of them little
-is left to verify when the last chunk is written.
+Each question is for half of the missing chunks, since each message stops the thread that writes. After few messages,
+little is left to verify when the last chunk is written.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from tailrace.transfer.weights.messages import SUM_BYTES, AnswerOrError, GetSums
 from tailrace.transfer.weights.versions import packed_sums, sum_of
 
 _LAST = 4
-"""What is still to be verified when the last chunk is written: this part of a version."""
+"""One part in so many of a version is still to be verified when the last chunk is written."""
 
 
 class SharedMemoryMedium(Medium):
-    """Verifies what the parent has written. One question is under way at a time."""
+    """Verifies the chunks that the parent has written. One question is under way at a time."""
 
     def requests(self) -> Iterator[ChunkRequest]:
         """See `Medium.requests`."""

@@ -1,7 +1,7 @@
-"""Chunks as messages, over ZeroMQ: to other hosts, and where memory cannot be shared.
+"""Chunks as messages over ZeroMQ: to other hosts, and where memory cannot be shared.
 
-A few are asked for at once, so that the link is never idle; few enough that none waits so long that it would be asked
-for again while it is on its way.
+A few chunks are asked for at once, so that the link is never idle. They are so few that none is asked for again while
+it is on its way.
 """
 
 import time
@@ -14,14 +14,14 @@ from tailrace.transfer.weights.messages import AnswerOrError, ChunkReply, GetChu
 from tailrace.transfer.weights.versions import StoredVersion, sum_of
 
 _WINDOW = 8
-"""At most so many chunks are asked for at once."""
+"""The most chunks that are asked for at once."""
 
 
 class TcpMedium(Medium):
-    """Copies what the parent sends into memory of this process."""
+    """Copies the chunks that the parent sends into memory of this process."""
 
     def __init__(self, stored: StoredVersion, *, retry_s: float) -> None:
-        """See `Medium`. `retry_s`: seconds after which a question without an answer is asked again."""
+        """See `Medium`. `retry_s`: seconds after which an unanswered question is asked again."""
         super().__init__(stored)
         self._retry_s = retry_s
         self._window = 2
