@@ -1,7 +1,7 @@
 """The client of an event loop: any number of operations at once, over one socket for each server.
 
-It drives the sockets by their file descriptors itself. ZeroMQ's becomes readable when something may have changed, and
-any call on the socket, a send too, may use that up: so after each it is asked what has come.
+The client drives the sockets by their file descriptors itself. A ZeroMQ descriptor becomes readable when something may
+have changed. Any call on the socket, also a send, may use that up. So after each call the client checks for messages.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class _LoopConnection(Connection):
-    """One that is driven by an event loop, from `drive` on."""
+    """A connection that an event loop drives, from `drive` on."""
 
     _loop: asyncio.AbstractEventLoop
     _tick_s: float
@@ -27,7 +27,7 @@ class _LoopConnection(Connection):
     _timer: asyncio.TimerHandle | None = None
 
     def drive(self, tick_s: float, after_tick: Callable[[], None]) -> None:
-        """By the loop that runs. While something waits, `after_tick` is called every `tick_s`."""
+        """Let the running loop drive this. While a request waits, `after_tick` is called every `tick_s` seconds."""
         self._tick_s, self._after_tick = tick_s, after_tick
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self.socket.fileno(), self._receive)
@@ -78,27 +78,27 @@ class _LoopConnection(Connection):
 
 
 class AsyncClient(ClientBase):
-    """Carries out operations beside each other: `async with AsyncClient("rollout", token, protocol) as client: ...`.
+    """Carries out operations concurrently: `async with AsyncClient("rollout", token, protocol) as client: ...`.
 
-    For one event loop. An operation that is cancelled takes back what it was waiting for.
+    For one event loop. An operation that is cancelled takes back the calls that it was waiting for.
     """
 
     async def __aenter__(self) -> Self:
-        """Nothing to do: it connects where a call goes."""
+        """Return this client. It connects at the first call to each server."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close this client."""
         self.close()
 
     async def run(self, operation: Operation[T], *, within_s: float | None = None, beside: Beside = nothing) -> T:
-        """The result of `operation`, given up after `within_s`, whatever it waits for. `beside`: see there.
+        """Return the result of `operation`, which is given up after `within_s` seconds. `beside`: see `Beside`.
 
         Raises:
-            PeerLost: it was given up.
-            TailraceError: what it raises.
+            PeerLost: the operation was given up.
+            TailraceError: the operation raised it.
         """
         try:
             async with asyncio.timeout(within_s):
@@ -126,7 +126,7 @@ class AsyncClient(ClientBase):
             self._start(exchange)
             if exchange.missing:
                 await complete
-        except BaseException:  # cancelled, too: even when the answer is there
+        except BaseException:  # also when cancelled, even if the answer is there
             self._break_off(exchange)
             raise
         finally:
@@ -140,5 +140,5 @@ class AsyncClient(ClientBase):
 
 
 def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():  # cancelled in the same turn of the loop
+    if not future.done():  # it was not cancelled in the same turn of the loop
         future.set_result(None)

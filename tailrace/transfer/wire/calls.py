@@ -1,8 +1,8 @@
-"""What a client does, as generators without I/O: each yields steps, calls to be made at once, and gets their outcomes.
+"""A client's operations, as generators without I/O: each yields steps of concurrent calls, and gets their outcomes.
 
     operation ──Step: calls──▶ SyncClient.run, AsyncClient.run: retries, limits ──a reply or error for each──▶ operation
 
-An error comes as a value, beside the replies of the same step: who asks two servers wants to know what became of each.
+An error comes as a value, beside the replies of the same step: an operation that asks two servers needs both outcomes.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -24,56 +24,56 @@ class Call:
     """A request to one server."""
 
     to: str
-    """Its endpoint."""
+    """The server's endpoint."""
     message: Message
     frames: Sequence[Buffer] = ()
-    """Not changed before the reply is there."""
+    """Frames that must not change before the reply is there."""
     wait_s: float = 0.0
-    """How long the server may wait for what was asked, beyond the time that any answer may take."""
+    """Seconds that the server may wait before it answers, beyond the time that any answer may take."""
 
 
 Meanwhile: TypeAlias = Callable[[], object]
 
 
 def wait() -> None:
-    """Nothing else is to be done until the calls have their outcomes."""
+    """Do nothing: no other work is due until the calls have their outcomes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Calls made at once."""
+    """Concurrent calls."""
 
     calls: Sequence[Call]
     otherwise: Sequence[Call] = ()
-    """Sent where the operation is broken off in this step (cancelled, Ctrl-C, too late); nobody waits for answers."""
+    """Calls to send, without waiting for answers, if the operation is broken off here (cancelled, Ctrl-C, too late)."""
     pause_s: float = 0.0
-    """Seconds that pass before the calls."""
+    """Seconds to wait before the calls."""
     meanwhile: Meanwhile = wait
-    """Called when the calls are on their way, so that the servers and this process work at once. Raises nothing."""
+    """Called when the calls are on their way, so that servers and this process work at once. It must not raise."""
 
 
 Operation: TypeAlias = Generator[Step, list[Outcome], T]
 Beside: TypeAlias = Callable[[], Sequence[Call]]
-"""What else is to be told, asked before each step of an operation and at its end; nobody waits for the answers."""
+"""Returns further calls to send, before each step of an operation and at its end. Their answers are not awaited."""
 
 
 def nothing() -> Sequence[Call]:
-    """See `Beside`."""
+    """Return no calls; see `Beside`."""
     return ()
 
 
 def ask(call: Call, kind: type[A], *, otherwise: Sequence[Call] = ()) -> Operation[A]:
-    """The answer to one call.
+    """Make one call, and return its answer.
 
     Raises:
-        TailraceError: what came instead; WireError for an answer of another kind.
+        TailraceError: the error that came instead; WireError for an answer of another kind.
     """
     [outcome] = yield Step([call], otherwise)
     return expect(outcome, kind)
 
 
 def expect(outcome: Outcome, kind: type[A]) -> A:
-    """The answer, which must be of this kind.
+    """Return the answer of an outcome, which must be of this kind.
 
     Raises:
         TailraceError: the outcome is an error; WireError for an answer of another kind.

@@ -1,9 +1,9 @@
-"""What both clients share: connections by endpoint, and the calls of a step until all have their outcomes.
+"""The base of both clients: connections by endpoint, and the calls of a step until all have their outcomes.
 
     run: operation ──Step──▶ Exchange ──start──▶ connections ──outcomes──▶ finish ──▶ operation
                                 └── broken off (cancelled, Ctrl-C, too late): calls are taken back, `otherwise` is sent
 
-Only `SyncClient` and `AsyncClient` wait, each in its own way.
+Waiting: only `SyncClient` and `AsyncClient` wait, each in its own way.
 """
 
 from abc import ABC, abstractmethod
@@ -27,18 +27,18 @@ class Exchange:
     """The calls of one step."""
 
     def __init__(self, step: Step) -> None:
-        """Begun by `ClientBase._start`, ended by `_finish` or `_break_off`."""
+        """Hold the calls, which `ClientBase._start` begins and `_finish` or `_break_off` ends."""
         self.step = step
         self.outcomes: dict[int, Outcome] = {}
-        """By place among the calls: those that are there."""
+        """The outcomes that are there, by place among the calls."""
         self.missing = len(step.calls)
-        """So many are not."""
+        """The number of outcomes that are not there yet."""
         self.started: list[tuple[Connection, int]] = []
         self.on_complete: Callable[[], object] | None = None
         """Called when the last outcome comes."""
 
     def settle(self, place: int, outcome: Outcome) -> None:
-        """The outcome of one call."""
+        """Record the outcome of one call."""
         self.outcomes[place] = outcome
         self.missing -= 1
         if not self.missing and self.on_complete is not None:
@@ -57,7 +57,7 @@ class ClientBase(ABC):
         peers: Peers | None = None,
         patience: Patience | None = None,
     ) -> None:
-        """`name`: for people. `peers`: what is known about the servers.
+        """`name`: a name for people to read. `peers`: this client's knowledge of the servers.
 
         Raises:
             WireError: the token is too short.
@@ -72,19 +72,19 @@ class ClientBase(ABC):
         self._context: zmq.Context[Any] = zmq.Context()
         self._connections: dict[str, Connection] = {}
         self._under_way: set[Exchange] = set()
-        """Those that `close` may find: of a client that does several things at once."""
+        """The exchanges that `close` breaks off: only a client with concurrent operations has any then."""
 
     def tell(self, calls: Sequence[Call]) -> None:
-        """Send calls whose answers nobody waits for."""
+        """Send calls without waiting for their answers."""
         if self._context.closed:
             return
         for call in calls:
             self._connection(call.to).start(call, _ignore)
 
     def close(self) -> None:
-        """Hang up; what was sent last may take a second to leave. Operations under way are broken off: QueueClosed.
+        """Hang up. The last messages may take a second to leave. Operations under way are broken off with QueueClosed.
 
-        Closing twice is harmless.
+        Calling it twice is harmless.
         """
         try:
             for exchange in self._under_way:
@@ -97,7 +97,7 @@ class ClientBase(ABC):
 
     @abstractmethod
     def _connect(self, endpoint: str) -> Connection:
-        """A new connection, which is driven from now on."""
+        """Make a connection, which is driven from now on."""
 
     def _make(self, kind: type[C], endpoint: str) -> C:
         identity, peer = Identity(self._name, self._token), self._peers.name(endpoint)
@@ -112,7 +112,7 @@ class ClientBase(ABC):
         return connection
 
     def _start(self, exchange: Exchange) -> None:
-        """Send the calls, and do what is to be done meanwhile."""
+        """Send the calls, and call the step's `meanwhile`."""
         for place, call in enumerate(exchange.step.calls):
             try:
                 connection = self._connection(call.to)
@@ -124,19 +124,19 @@ class ClientBase(ABC):
         exchange.step.meanwhile()
 
     def _finish(self, exchange: Exchange) -> list[Outcome]:
-        """All outcomes, in the order of the calls."""
+        """Return all outcomes, in the order of the calls."""
         for connection, number in exchange.started:
             connection.release(number)
         return [exchange.outcomes[place] for place in range(len(exchange.step.calls))]
 
     def _break_off(self, exchange: Exchange) -> None:
-        """Take back every call, also where its answer is there."""
+        """Take back every call, even if its answer is there."""
         for connection, number in exchange.started:
             connection.cancel(number)
         self.tell(exchange.step.otherwise)
 
     def _look_after(self) -> None:
-        """Give up servers that are gone, and ask about those that may be."""
+        """Give up servers that are gone, and ask about those that may be gone."""
         silent = {endpoint for endpoint, connection in self._connections.items() if connection.is_silent}
         gone = self._peers.gone(silent)
         for endpoint in gone:
@@ -145,7 +145,7 @@ class ClientBase(ABC):
             self._connection(question.to).start(question, self._peers.hear)
 
     def _too_late(self, within_s: float | None) -> PeerLost:
-        """What to raise for an operation that was given up after so many seconds."""
+        """The error to raise for an operation that was given up after `within_s` seconds."""
         return PeerLost(
             f"{self._protocol.servers} have not done it within {within_s:g} s; are they still serving, on machines "
             f"that are not overloaded? {self._protocol.state_hint}".rstrip()
@@ -153,4 +153,4 @@ class ClientBase(ABC):
 
 
 def _ignore(outcome: Outcome) -> None:
-    """Nobody waits for it."""
+    """Ignore an outcome that is not awaited."""

@@ -1,12 +1,13 @@
-"""A client's connection to one server: many requests at once, each with its retries and its limit.
+"""A client's connection to one server: many requests at once, each with retries and a limit.
 
     start ──▶ waiting ──sent, sent again──▶ answer ──▶ then(reply or error)
-                 ▲                             │ Stranger: say Hello first; all that waits is sent again
+                 ▲                             │ Stranger: say Hello first, then send all waiting requests again
                  └─────────────────────────────┘ Waiting: a sign of life
 
-It never waits: `SyncClient`, `AsyncClient` and a server's loop call `receive` when the socket is readable
-and `tick` now and then. A request ends by its answer, by `cancel`, or as PeerLost: when the server has given no sign of
-life for `limit_s`, or no answer within that and the time that the request may wait. ZeroMQ connects again by itself.
+Waiting: a connection never waits. `SyncClient`, `AsyncClient` and a server's loop call `receive` when the socket is
+readable, and `tick` now and then. A request ends by its answer, by `cancel`, or as PeerLost: when the server has given
+no sign of life for `limit_s`, or no answer within that and the time that the request may wait. ZeroMQ connects again by
+itself.
 """
 
 import math
@@ -37,30 +38,30 @@ from tailrace.transfer.wire.protocol import Protocol
 from tailrace.transfer.wire.sockets import dealer, readable, receive, send
 
 Then: TypeAlias = Callable[[Outcome], None]
-"""Gets the reply, or the error that took its place. Raises nothing."""
+"""Called with the reply, or with the error that took its place. It must not raise."""
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a client tries."""
+    """The time limits of a client's attempts."""
 
     limit_s: float = 30.0
     """Seconds without a sign of life after which a server counts as lost."""
     retry_s: float = 5.0
-    """Seconds before a request is sent again, twice as many each time after that. Few get lost: with a connection."""
+    """Seconds before a request is sent again; they double each time. Requests only get lost with a connection."""
     max_retry_s: float = 20.0
     liveness_s: float = 1.0
-    """Seconds without a sign of life after which a client asks whether the server is still there, see `Peers`."""
+    """Seconds without a sign of life after which a client asks whether the server is still there; see `Peers`."""
 
     @classmethod
     def within(cls, limit_s: float) -> "Patience":
-        """One that sends a request several times before it gives it up: a server may have been started anew."""
+        """Limits by which a request is sent several times before it is given up: a server may have restarted."""
         return cls(limit_s=limit_s, retry_s=limit_s / 6, max_retry_s=limit_s / 2)
 
     @property
     def tick_s(self) -> float:
-        """Seconds between looks at what is due."""
+        """Seconds between checks for due work."""
         return min(self.retry_s, self.limit_s, 2 * self.liveness_s) / 4
 
 
@@ -68,18 +69,18 @@ class Patience:
 class _Request:
     call: Call
     encoded: msgspec.Raw
-    """Its message: what cannot be sent is refused before anything is kept of it."""
+    """The encoded message. A message that cannot be sent is refused before it is stored."""
     then: Then
     held: bool
     entering: bool
-    """Part of saying Hello: sent at once."""
+    """Whether the request is a part of saying Hello, which is sent at once."""
     started: float
     retry_at: float
     retry_s: float
 
 
 class Connection:
-    """To one server. Each has an identity of its own, since a server counts the requests of one."""
+    """A connection to one server. Each has its own identity, since a server counts the requests of each identity."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Connection:
         *,
         peer: str,
     ) -> None:
-        """Connects in the background. `peer`: what the server is called in error texts, "the controller".
+        """Connect in the background. `peer`: the server's name in error texts, such as "the controller".
 
         Raises:
             WireError: that is no endpoint.
@@ -107,21 +108,21 @@ class Connection:
         self._patience = patience
         self._clock = clock
         self._requests: dict[int, _Request] = {}
-        """By number: those without an answer."""
+        """The requests without an answer, by number."""
         self._open: dict[int, Message | None] = {}
-        """By number, ascending: those without an answer, or held: the server keeps their answers.
+        """The messages without an answer, or held, by ascending number: the server keeps their answers.
 
-        None stands for one that is being undone.
+        None stands for a message that is being undone.
         """
         self._next_number = 1
         self._known = False
-        """Whether the server knows this connection, as far as is known here."""
+        """Whether the server knows this connection, as far as this client can tell."""
         self._heard = -math.inf
         self._ticked = -math.inf
 
     @property
     def idle(self) -> bool:
-        """Nothing waits for an answer: no `tick` is needed."""
+        """Whether no request waits for an answer, so that no `tick` is needed."""
         return not self._requests
 
     @property
@@ -133,12 +134,12 @@ class Connection:
         )
 
     def start(self, call: Call, then: Then, *, held: bool = False) -> int:
-        """Send `call`; `receive` or `tick` ends it with `then`. Returns its number.
+        """Send `call`, and return its number. `receive` or `tick` calls `then` at its end.
 
-        `held`: it can be cancelled even after its answer has come, until `release`.
+        `held`: the request can be cancelled even after its answer has come, until `release`.
 
         Raises:
-            WireError: it has a frame that is too long, or a field that cannot be sent. Nothing of it is left.
+            WireError: a frame is too long, or a field cannot be sent. The request leaves no trace.
         """
         check_frames(call.frames)
         if not self._is_connected:
@@ -152,7 +153,7 @@ class Connection:
         return number
 
     def receive(self) -> bool:
-        """Take in a message; whether there was one."""
+        """Take in a message; return whether there was one."""
         message = receive(self.socket, copied=1)
         if message is None:
             return False
@@ -160,18 +161,18 @@ class Connection:
         return True
 
     def tick(self) -> None:
-        """Send again what is due, and give up what has waited too long. Does nothing before `Patience.tick_s`."""
+        """Repeat the due requests, and give up those that waited too long. Do nothing before `Patience.tick_s`."""
         now = self._clock()
         if now < self._ticked + self._patience.tick_s:
             return
         self._forgive(now - self._ticked)
         self._ticked = now
         while not self.socket.closed and self.receive():
-            pass  # what has come in time is not late because nobody looked
+            pass  # a message that came in time is not late because nobody looked
         self._look_whether_cut_off(now)
         for number, request in list(self._requests.items()):
             if number not in self._requests:
-                continue  # ended with one before it
+                continue  # it ended with an earlier one
             if self._is_lost(request, now):
                 self._give_up(number, now)
             elif now >= request.retry_at and (self._known or request.entering):
@@ -180,13 +181,13 @@ class Connection:
                 self._send(number)
 
     def release(self, number: int) -> None:
-        """The answer of a held request has been made use of."""
+        """End the hold on a request whose answer has been used."""
         self._open.pop(number, None)
 
     def cancel(self, number: int) -> None:
-        """Have a request undone; `then` is not called any more. Harmless where it has ended and is not held.
+        """Have a request undone; `then` is not called any more. Harmless if it has ended and is not held.
 
-        The server hears of it like of any request, also where the connection is just being made anew.
+        The server gets this like any other request, even if ZeroMQ is just connecting again.
         """
         message = self._open.get(number)
         if message is None:
@@ -195,14 +196,17 @@ class Connection:
         if not message.mutates:
             del self._open[number]
             return
-        # until the server has heard, the request is open: its answer must still be known, to be undone
+        # the request stays open until the server has heard: its answer must still be known, to be undone
         self._open[number] = None
         undo = self._add(Call(self._endpoint, Cancel(number)), lambda _: self.release(number))
         if self._known:
             self._send(undo)
 
     def close(self) -> None:
-        """Have all undone that is under way, with QueueClosed. It may take a second to leave. Harmless twice."""
+        """Undo all requests under way, which end with QueueClosed. The last messages may take a second to leave.
+
+        Calling it twice is harmless.
+        """
         ended = list(self._requests.values())
         for number in list(self._open):
             self.cancel(number)
@@ -212,7 +216,7 @@ class Connection:
         self._hang_up(None if self._known else 0)
 
     def lose(self) -> None:
-        """The server is gone for good: hang up at once. What waits for an answer gets PeerLost."""
+        """Hang up at once, since the server is gone for good. Waiting requests end with PeerLost."""
         ended = list(self._requests.values())
         self._requests.clear()
         self._open.clear()
@@ -254,7 +258,7 @@ class Connection:
         try:
             header = decode_header(head[0])
         except WireError:
-            return  # nothing says whose answer it is; that request is sent again
+            return  # the request of this answer is unknown; it is sent again
         if header.number not in self._requests:
             return  # a second answer, or one that came too late
         self._heard = self._clock()
@@ -280,7 +284,7 @@ class Connection:
         request.then(result)
 
     def _forgive(self, passed_s: float) -> None:
-        """Time in which this process did not look, busy or stopped, is not the server's silence."""
+        """Do not count the time in which this process was busy or stopped as the server's silence."""
         unseen = passed_s - max(self._patience.tick_s, self._patience.limit_s / 4)
         if unseen > 0:
             for request in self._requests.values():
@@ -303,9 +307,9 @@ class Connection:
         request.then(error)
 
     def _look_whether_cut_off(self, now: float) -> None:
-        """What was under way when the connection was lost is sent again at once.
+        """Check for a lost connection, and repeat the requests that were under way at once.
 
-        Where it was refused, ZeroMQ goes on trying. Here, only the next request does.
+        ZeroMQ would go on trying to connect where it was refused. Here, only the next request tries again.
         """
         events = 0
         while not self.socket.closed and readable(self._events):
@@ -326,7 +330,7 @@ class Connection:
     # Saying Hello
 
     def _be_a_stranger(self, number: int) -> None:
-        """The server does not know this connection (any more): it was made anew, or the server was."""
+        """Say Hello: the server does not know this connection, since ZeroMQ reconnected or the server restarted."""
         if self._known or self._requests[number].entering:
             self._known = False
             for entering in [number for number, request in self._requests.items() if request.entering]:
@@ -360,5 +364,5 @@ class Connection:
 
     def _refuse(self, error: TailraceError) -> None:
         for number in list(self._requests):
-            if number in self._requests:  # else it ended with one before it
-                self._end(number, type(error)(str(error)))  # each its own: they are raised in different places
+            if number in self._requests:  # else it ended with an earlier one
+                self._end(number, type(error)(str(error)))  # a copy for each: they are raised in different places

@@ -1,11 +1,11 @@
-"""One message as ZeroMQ frames: a header, then raw bytes that are not copied, but for long ones.
+"""One message as ZeroMQ frames: a header, then raw bytes, which are copied only if they are long.
 
     [ msgpack of (number, oldest, message) ] [ cells ] [ cells ] …
-    [ CUT and the lengths of all of these  ] [ piece ] [ piece ] …      where one is longer than PIECE_BYTES
+    [ CUT and the lengths of all of these  ] [ piece ] [ piece ] …      if one of these is longer than PIECE_BYTES
 
-`number` counts the requests of a connection; an answer bears its request's. `oldest` is the smallest number whose
-answer the sender still waits for: the server forgets what it kept for those before. Whatever the bytes, reading them
-allocates no more than they are: msgspec grows with what is there, not with what a length says.
+`number` counts the requests of a connection; an answer has its request's number. `oldest` is the smallest number whose
+answer the sender still waits for: the server forgets the answers that it kept for those before. Reading a message
+never allocates more than its bytes: msgspec grows with the bytes that are there, not with a length that they state.
 """
 
 import operator
@@ -23,17 +23,17 @@ T = TypeVar("T")
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 MAX_FRAME_BYTES = 2**30
-"""Of one frame."""
+"""The most bytes of one frame."""
 PIECE_BYTES = 2**22
-"""Of what ZeroMQ sees: sockets refuse a longer piece before they make room for it. A stranger may send one piece."""
+"""The most bytes of a ZeroMQ frame. Sockets refuse a longer one before they make room. A stranger may send one."""
 CUT = b"\xc1"
-"""Begins no msgpack."""
+"""A byte that begins no msgpack."""
 _LENGTHS = np.dtype("<i8")
 _NUMBER = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The first frame, its message not looked at yet."""
+    """The first frame, with its message not yet decoded."""
 
     number: _NUMBER
     oldest: _NUMBER
@@ -47,23 +47,23 @@ class _Outgoing(msgspec.Struct, array_like=True):
 
 
 class Reply(NamedTuple):
-    """An answer and the frames that came, or go, along."""
+    """An answer with its frames, received or to be sent."""
 
     answer: Message
     frames: Sequence[Buffer] = ()
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=operator.index)  # of integers that are not Python's own, as numpy's
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=operator.index)  # the hook takes integers such as numpy's
 _UNFIT = (TypeError, ValueError, OverflowError, RecursionError)
-"""What encoding raises for a value that has no form in msgpack: a foreign type, a number too big, bad Unicode."""
+"""The errors of encoding a value that has no form in msgpack: a foreign type, too big a number, bad Unicode."""
 _HEADERS = msgspec.msgpack.Decoder(Header)
 
 
 def encode_request(message: Message) -> msgspec.Raw:
-    """A request as it travels, for `encode`.
+    """Encode a request's message, for `encode`.
 
     Raises:
-        WireError: a field holds what cannot travel.
+        WireError: a field holds a value that cannot be sent.
     """
     try:
         return msgspec.Raw(_ENCODER.encode(message))
@@ -72,7 +72,7 @@ def encode_request(message: Message) -> msgspec.Raw:
 
 
 def _unfit(message: Message) -> str:
-    """The first field that cannot be encoded, to begin a message with."""
+    """The first field that cannot be encoded, as the beginning of an error text."""
     for name in message.__struct_fields__:
         value = getattr(message, name)
         try:
@@ -83,12 +83,12 @@ def _unfit(message: Message) -> str:
 
 
 def encode(number: int, oldest: int, message: Message | msgspec.Raw, frames: Sequence[Buffer] = ()) -> list[Buffer]:
-    """The frames of a message."""
+    """Return the frames of a message."""
     return _in_pieces([_ENCODER.encode(_Outgoing(number, oldest, message)), *frames])
 
 
 def _in_pieces(frames: list[Buffer]) -> list[Buffer]:
-    """As they are, or where one is too long cut, after a frame that says how."""
+    """Return the frames as they are. If one is too long, cut all, and put a frame with their lengths first."""
     if len(frames) == 1 and len(frames[0]) <= PIECE_BYTES:
         return frames
     views = [memoryview(frame).cast("B") for frame in frames]
@@ -99,10 +99,10 @@ def _in_pieces(frames: list[Buffer]) -> list[Buffer]:
 
 
 def joined(first: bytes, pieces: Sequence[memoryview]) -> tuple[bytes, list[memoryview]]:
-    """The header and the other frames of a message that was cut.
+    """Return the header and the other frames of a message that was cut.
 
     Raises:
-        WireError: the pieces are not those that `first` tells of.
+        WireError: the pieces do not match the lengths in `first`.
     """
     packed = first[len(CUT) :]
     if len(packed) % _LENGTHS.itemsize:
@@ -121,10 +121,10 @@ def joined(first: bytes, pieces: Sequence[memoryview]) -> tuple[bytes, list[memo
 
 
 def check_frames(frames: Sequence[Buffer]) -> None:
-    """Whether frames can be sent along.
+    """Check that frames can be sent.
 
     Raises:
-        WireError: one is longer than MAX_FRAME_BYTES.
+        WireError: a frame is longer than MAX_FRAME_BYTES.
     """
     for frame in frames:
         if (nbytes := memoryview(frame).nbytes) > MAX_FRAME_BYTES:
@@ -132,7 +132,7 @@ def check_frames(frames: Sequence[Buffer]) -> None:
 
 
 def decode_header(frame: Buffer) -> Header:
-    """The header of a message.
+    """Decode the header of a message.
 
     Raises:
         WireError: these bytes are none.
@@ -141,7 +141,7 @@ def decode_header(frame: Buffer) -> Header:
 
 
 def decode(decoder: "msgspec.msgpack.Decoder[T]", data: Buffer | msgspec.Raw, what: str) -> T:
-    """The bytes as what the decoder is for, which is called `what` in errors.
+    """Decode bytes by `decoder`; `what` names the expected type in errors.
 
     Raises:
         WireError: these bytes are none.

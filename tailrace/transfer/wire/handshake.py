@@ -1,10 +1,10 @@
-"""Who may speak: both ends of a connection prove that they know the token, and neither says it.
+"""The handshake: both ends of a connection prove that they know the token, and neither sends it.
 
     client ──Hello(name, nonce)──▶ server ──Challenge(nonce, proof)──▶ client ──Prove(proof)──▶ server ──Accepted──▶
 
 Before that, ZeroMQ has let the connection in by its password (`porter`). A proof is an HMAC-SHA-256 under the token
-over a word for the side, both nonces and the client's name. It holds for one connection: ZeroMQ gives every new one a
-routing id of its own, and a server knows its peers by that.
+over a word for the side, both nonces and the client's name. It holds for one connection: ZeroMQ gives every new
+connection a new routing id, and a server knows its peers by that.
 """
 
 import hmac
@@ -19,19 +19,19 @@ from tailrace.transfer.wire.porter import Password
 from tailrace.transfer.wire.sockets import host_id
 
 _MAX_CHALLENGED = 1024
-"""Connections that have said Hello but not proved anything; the oldest is forgotten for one more."""
+"""The most connections that have said Hello but not proved anything. One more replaces the oldest."""
 
 
 _EXPECTED = b"expected "
-"""Begins what stands for the connection of a client that has none yet; ZeroMQ's names of connections begin with 0."""
+"""Prefix of the stand-in for the connection of a client that has none yet. ZeroMQ's connection names begin with 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A connection as servers know it, also when ZeroMQ has made it anew."""
+    """The identity by which servers know a client's connection, also after ZeroMQ has reconnected."""
 
     name: str
-    """For people; no other identity has the same `unique`."""
+    """A name for people to read. No other identity has the same `unique`."""
     token: bytes = field(repr=False)
     unique: str = field(init=False)
     password: Password = field(init=False, repr=False)
@@ -47,7 +47,7 @@ class Identity:
         return Hello(self.unique, host_id(), PROTOCOL, secrets.token_bytes(NONCE_BYTES))
 
     def prove(self, hello: Hello, challenge: Challenge, *, hint: str) -> Prove:
-        """The answer to a challenge. `hint`: ends the error text, see `Protocol.address_hint`.
+        """The answer to a challenge. `hint` ends the error text; see `Protocol.address_hint`.
 
         Raises:
             WireError: the server does not know the token.
@@ -60,12 +60,12 @@ class Identity:
 
 
 def name_of(unique: str) -> str:
-    """The name, as far as it goes in there, of an identity."""
+    """The name of an identity, as far as `unique` holds it."""
     return unique.rpartition("-")[0]
 
 
 def check_token(token: bytes) -> None:
-    """A token must not be one that can be guessed.
+    """Check that a token cannot be guessed.
 
     Raises:
         WireError: it is shorter than 16 bytes.
@@ -75,7 +75,7 @@ def check_token(token: bytes) -> None:
 
 
 def check_name(name: str) -> None:
-    """A client's name must be text that can be sent.
+    """Check that a client's name is text that can be sent.
 
     Raises:
         WireError: it is not.
@@ -87,12 +87,12 @@ def check_name(name: str) -> None:
 
 
 def proof_of_server(token: bytes, hello: Hello, nonce: bytes) -> bytes:
-    """What a server that knows the token says to `hello`, with a nonce of its own."""
+    """The proof of a server that knows the token, in answer to `hello`; `nonce` is the server's own."""
     return _proof(token, b"server", hello, nonce)
 
 
 def proof_of_client(token: bytes, hello: Hello, nonce: bytes) -> bytes:
-    """What a client that knows the token says to the server's nonce."""
+    """The proof of a client that knows the token, in answer to the server's nonce."""
     return _proof(token, b"client", hello, nonce)
 
 
@@ -107,19 +107,19 @@ class _Known:
 
 
 class Authenticator:
-    """A server's side: which connection belongs to which client. `now` never goes back, in seconds."""
+    """A server's record of which connection belongs to which client. `now` is in seconds and never goes back."""
 
     def __init__(self, token: bytes, *, silence_s: float) -> None:
-        """`silence_s`: after that long without a word, a connection has to say Hello again."""
+        """`silence_s`: seconds without a message after which a connection has to say Hello again."""
         check_token(token)
         self._token = token
         self._silence_s = silence_s
         self._challenged: OrderedDict[bytes, tuple[Hello, bytes]] = OrderedDict()
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
-        """By the time of their last word."""
+        """The known connections, in the order of their last messages."""
 
     def client(self, connection: bytes, now: float) -> str | None:
-        """Whose words these are; None for someone who has not proved anything."""
+        """The client of a connection that has just sent a message; None if it has not proved anything."""
         known = self._known.get(connection)
         if known is None:
             return None
@@ -131,12 +131,12 @@ class Authenticator:
         """The answer to Hello.
 
         Raises:
-            WireError: it speaks another protocol.
+            WireError: the client speaks another protocol.
         """
         if hello.protocol != PROTOCOL:
             raise WireError(f"client {hello.client!r} speaks protocol {hello.protocol}, this server {PROTOCOL}")
         known, nonce = self._challenged.get(connection, (None, b""))
-        if known != hello:  # else it came twice, and the answer to the first may be on its way
+        if known != hello:  # else Hello came twice, and the first answer may be on its way
             nonce = secrets.token_bytes(NONCE_BYTES)
             self._challenged[connection] = (hello, nonce)
         if len(self._challenged) > _MAX_CHALLENGED:
@@ -144,10 +144,10 @@ class Authenticator:
         return Challenge(nonce, proof_of_server(self._token, hello, nonce))
 
     def enter(self, connection: bytes, prove: Prove, now: float) -> str | None:
-        """Let a connection in: the name of its client; None where it has not said Hello (or too long ago).
+        """Let a connection in; return its client, or None if it has not said Hello or did so too long ago.
 
         Raises:
-            WireError: its proof is wrong.
+            WireError: the proof is wrong.
         """
         challenged = self._challenged.pop(connection, None)
         if challenged is None:
@@ -155,23 +155,23 @@ class Authenticator:
         hello, nonce = challenged
         if not hmac.compare_digest(prove.proof, proof_of_client(self._token, hello, nonce)):
             raise WireError(f"client {hello.client!r} does not know the token of this server; give both the same")
-        self._known.pop(connection, None)  # the newest word comes last
+        self._known.pop(connection, None)  # the connection with the newest message comes last
         self._known[connection] = _Known(hello.client, now)
         return hello.client
 
     def expect(self, client: str, now: float) -> None:
-        """A client from before this server was started: it counts as silent where it does not come in time."""
+        """Expect a client of the server before this one: it counts as silent unless it comes in time."""
         self._known[_EXPECTED + client.encode()] = _Known(client, now)
 
     @property
     def next_deadline(self) -> float | None:
-        """When the next connection has been silent for too long."""
+        """The time when the next connection will have been silent for too long."""
         return next(iter(self._known.values())).heard + self._silence_s if self._known else None
 
     def silent(self, now: float, is_there: Callable[[bytes], bool]) -> set[str]:
-        """Forget connections that were silent for too long; the clients that have no other.
+        """Forget connections that were silent for too long; return the clients that have no other connection.
 
-        `is_there`: whether a connection still stands. One that does counts as heard: its client has nothing to say.
+        `is_there`: whether a connection still stands. If it does, it counts as heard: its client has nothing to say.
         """
         gone: set[str] = set()
         while (deadline := self.next_deadline) is not None and deadline <= now:

@@ -1,7 +1,7 @@
 """The messages of the wire itself: msgpack arrays that begin with their name.
 
-    client ──Hello──▶ Challenge ──Prove──▶ Accepted    at every server first; nothing else is heard before
-    client ──Beat, Cancel──▶ Accepted                  like the requests of a `Protocol`, which come next
+    client ──Hello──▶ Challenge ──Prove──▶ Accepted    first, at every server; no other message counts before
+    client ──Beat, Cancel──▶ Accepted                  after that, like the requests of a `Protocol`
     any request ──▶ Waiting, Stranger, Failure         in place of its answer
 
 A request that `mutates` is carried out once however often it is sent: a repetition gets the first answer again.
@@ -16,7 +16,7 @@ from tailrace import errors
 from tailrace.errors import TailraceError, WireError
 
 PROTOCOL = 7
-"""Raised with every change of a message, here or in a `Protocol`; only equal ones talk to each other."""
+"""The version of all messages, here and in each `Protocol`: raise it with every change. Both sides must be equal."""
 NONCE_BYTES = DIGEST_BYTES = 32
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -27,66 +27,66 @@ Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """Base of all."""
+    """The base of all messages."""
 
     mutates: ClassVar[bool] = False
-    """Whether the server keeps the answer for a repetition, and a sender that gives up sends Cancel."""
+    """Whether the server keeps the answer for a repetition. A sender that gives up then sends Cancel."""
 
 
 class Hello(Message, frozen=True):
-    """The first word of a connection."""
+    """The first message of a connection."""
 
     client: Name
-    """Unique, also among processes that have ended: what was asked under it counts once."""
+    """A unique name, also among processes that have ended: each request under it counts once."""
     host: Name
     protocol: int
     nonce: Nonce
-    """For the server to prove with that it knows the token."""
+    """The nonce with which the server proves that it knows the token."""
 
 
 class Challenge(Message, frozen=True):
     """Answer to Hello."""
 
     nonce: Nonce
-    """For the client."""
+    """The nonce with which the client proves that it knows the token."""
     proof: Digest
     """See `handshake.proof_of_server`."""
 
 
 class Prove(Message, frozen=True):
-    """Second word of a connection."""
+    """The second message of a connection."""
 
     proof: Digest
     """See `handshake.proof_of_client`."""
 
 
 class Beat(Message, frozen=True):
-    """A sign of life, and how soon the next one will come."""
+    """A sign of life, and the time limit for the next one."""
 
     limit_s: Seconds
-    """After so long without any word the client counts as dead. One that never says this is not watched."""
+    """Seconds without a message after which the client counts as dead. A client that sends no Beat is not watched."""
 
 
 class Cancel(Message, frozen=True):
-    """The sender does not wait for one of its requests any more: forget it, or undo what it has brought about."""
+    """Ask to forget a request that the sender no longer waits for, or to undo its effects."""
 
     number: Count
 
 
 class Accepted(Message, frozen=True):
-    """Answer to all that need no other."""
+    """Answer to all requests that need no other."""
 
 
 class Waiting(Message, frozen=True):
-    """Answer to a repetition: the request has come, and its answer will."""
+    """Answer to a repetition: the request has come, and its answer will follow."""
 
 
 class Stranger(Message, frozen=True):
-    """Answer to all on a connection that has not said Hello: say it, then ask again."""
+    """Answer to any request on a connection that has not said Hello: say it, then ask again."""
 
 
 class Failure(Message, frozen=True):
-    """The answer is an error."""
+    """Answer that is an error."""
 
     kind: str
     """The name of a class in tailrace.errors."""
@@ -94,12 +94,12 @@ class Failure(Message, frozen=True):
 
     @classmethod
     def of(cls, error: TailraceError) -> "Failure":
-        """The failure that says `error`; a class of elsewhere goes by its nearest base in tailrace.errors."""
+        """Make the failure for `error`; a class from elsewhere is named by its nearest base in tailrace.errors."""
         known = (base.__name__ for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base)
         return cls(next(known), str(error))
 
     def error(self) -> TailraceError:
-        """What to raise for it."""
+        """Make the error to raise for this failure."""
         kind = getattr(errors, self.kind, None)
         if isinstance(kind, type) and issubclass(kind, TailraceError):
             return kind(self.text)

@@ -1,4 +1,4 @@
-"""What a client knows about the servers that it calls."""
+"""A client's knowledge of the servers that it calls."""
 
 from collections.abc import Set
 
@@ -6,23 +6,23 @@ from tailrace.transfer.wire.calls import Call, Outcome
 
 
 class Peers:
-    """Servers of which nothing is known but their endpoints; a subclass says more.
+    """Servers of which only the endpoints are known; a subclass knows more.
 
-    A client passes on what it sees: servers are silent that give no sign of life although it waits for them, see
-    `Connection.is_silent`. It asks one question at a time, and takes those for lost that are gone.
+    A client reports the servers that are silent: they give no sign of life although it waits for them, see
+    `Connection.is_silent`. It asks one question at a time. It counts the servers in `gone` as lost.
     """
 
     def name(self, endpoint: str) -> str:
-        """What this server is called in error texts."""
+        """The name of this server in error texts."""
         return "the server"
 
     def question(self, silent: Set[str]) -> Call | None:
-        """What to ask another server about these endpoints, if anything now. `hear` gets what becomes of it."""
+        """The question to ask another server about these endpoints, if any is due. `hear` gets its outcome."""
         return None
 
     def hear(self, outcome: Outcome) -> None:
-        """The answer to the question."""
+        """Take in the outcome of the question."""
 
     def gone(self, silent: Set[str]) -> Set[str]:
-        """Those of these endpoints that have turned out to be no server's any more. Each answer tells so once."""
+        """The endpoints among these that have turned out to have no server any more. Each answer says so once."""
         return set()

@@ -1,18 +1,18 @@
-"""Refuses connections that do not know the token. At most 32 may wait, and ZeroMQ takes in no message of theirs.
+"""Refuses connections that do not know the token. At most 32 may wait, and ZeroMQ takes in none of their messages.
 
     ZeroMQ ──a connection has come, is gone──▶ Porter ──too many strangers, or too long──▶ the first is hung up on
            ──name, password──────────────────▶        ──right or wrong───────────────────▶ let in, or hung up on
-    server ──who is behind a connection has proved it──▶
+    server ──a connection has proved itself───────▶
 
-A message of several frames may grow for as long as its sender likes, so a stranger must not begin one. ZeroMQ keeps at
-most one frame, of PIECE_BYTES, of a connection that was not let in.
+A message of several frames may grow without a limit, so a stranger must not begin one. ZeroMQ keeps at most one frame,
+of PIECE_BYTES, of a connection that was not let in.
 
-The password is an HMAC under the token over the name, which is a random one. It is no proof of who speaks, since
-whoever listens on the way can say it again; that proof comes next, see `handshake`. A connection stays a stranger until
-then, and for ten seconds at most.
+The password is an HMAC under the token over a random name. It does not prove who sends it, since a listener on the way
+can repeat it. That proof comes next; see `handshake`. A connection stays a stranger until then, for at most ten
+seconds.
 
-A thread of its own, which waits on nobody else: it answers although the server's loop is busy. Should it fail, the
-server ends.
+Waiting: the porter has a separate thread, which waits for no other: it answers while the server's loop is busy. If it
+fails, the server ends.
 """
 
 import hmac
@@ -33,31 +33,31 @@ from typing import Any, NamedTuple
 import zmq
 
 _MAX_STRANGERS = 32
-"""Connections behind which nobody has proved who it is; good clients do within milliseconds."""
+"""The most connections that have not proved that they know the token; good clients do so within milliseconds."""
 _HANDSHAKE_S = 10.0
-"""After which a stranger is hung up on."""
+"""Seconds after which a stranger's connection is ended."""
 _AT_ONCE = 10_000
-"""Events taken in before somebody is hung up on."""
+"""The most events that are taken in before connections are ended."""
 _OTHER_DESCRIPTORS = 256
-"""That are no connections: files, threads, sockets of this process's own."""
+"""Descriptors that are no connections: files, threads, this process's own sockets."""
 _END_LIMIT_S = 10.0
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _EVENT = struct.Struct("=HI")
-"""What happened, and mostly the descriptor of the connection."""
+"""The layout of an event: its kind, and mostly the descriptor of the connection."""
 _DOMAIN = b"tailrace"
 _ZAP = "inproc://zeromq.zap.01"
-"""Where ZeroMQ asks, in each context."""
+"""The endpoint at which ZeroMQ asks, in each context."""
 
 
 class Password(NamedTuple):
-    """What a client says of itself before its first message."""
+    """The credentials that a client sends before its first message."""
 
     name: bytes
     word: bytes
 
     @classmethod
     def of(cls, token: bytes) -> "Password":
-        """A new one, for a client that knows the token."""
+        """Make a password for a client that knows the token."""
         name = secrets.token_hex(16).encode()
         return cls(name, _word(token, name))
 
@@ -67,7 +67,7 @@ def _word(token: bytes, name: bytes) -> bytes:
 
 
 Ends = tuple[Any, Any] | None
-"""The addresses of a connection's two ends."""
+"""The addresses of a connection's two ends; None if it is gone."""
 
 
 class _Stranger(NamedTuple):
@@ -76,7 +76,7 @@ class _Stranger(NamedTuple):
 
 
 class Porter:
-    """For one socket of a server, before it listens. Alone in its context."""
+    """Guards one socket of a server. Made before the socket listens; the only one in its context."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Porter:
         token: bytes,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """`on_failure`: called in the porter's thread, which has ended: nobody new is let in."""
+        """Start to guard. `on_failure`: called in the porter's thread when it fails, so that it lets nothing in."""
         self._token = token
         self._on_failure = on_failure
         self._server = server
@@ -100,36 +100,36 @@ class Porter:
         self._told.connect(events)
         self._open: set[int] = set()
         self._strangers: dict[int, _Stranger] = {}
-        """In the order in which they came."""
+        """The connections that are not known yet, in the order in which they came."""
         self._known: deque[int] = deque()
-        """By the server's thread."""
+        """The connections that `know` was called for and that `_watch` has not taken in yet."""
         self._hanging_up = threading.Lock()
-        """So that who is known is not hung up on: before that, or not at all."""
+        """Held while connections are ended or become known: a known connection is not ended."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        few = max(limit - _OTHER_DESCRIPTORS, limit // 2)  # a process may have no more than macOS gives it, 256
+        few = max(limit - _OTHER_DESCRIPTORS, limit // 2)  # macOS may allow a process only 256
         self._most = sys.maxsize if limit == resource.RLIM_INFINITY else few
         self._thread = threading.Thread(target=self._run, name="porter", daemon=True)
         self._thread.start()
 
     def know(self, connection: int) -> None:
-        """Who is behind this connection, a descriptor, has proved it: it is no stranger. From the server's thread.
+        """Record that this connection, a descriptor, has proved itself: it is no stranger. For the server's thread.
 
-        Before the answer that welcomes the client, which therefore never comes from a connection that is hung up on.
+        Call this before the answer that welcomes the client. So no welcome comes from a connection that is being ended.
         """
         with self._hanging_up:
             self._known.append(connection)
 
     def close(self) -> None:
-        """Before the server's socket is closed."""
+        """Stop guarding. Called before the server's socket is closed."""
         self._server.disable_monitor()  # the last event
         self._thread.join(_END_LIMIT_S)
 
     def _run(self) -> None:
         try:
             self._watch()
-        except BaseException as error:  # whatever it is, the server must not go on as if all were well
+        except BaseException as error:  # after any failure the server must not go on
             self._on_failure(error)
-            while self._next_event()[0] != zmq.EVENT_MONITOR_STOPPED:  # ZeroMQ waits for whoever it tells of events
+            while self._next_event()[0] != zmq.EVENT_MONITOR_STOPPED:  # ZeroMQ waits for the reader of its events
                 pass
             raise
         finally:
@@ -145,7 +145,7 @@ class Porter:
             poller.poll(self._wait_ms())
             while self._asked.poll(0):
                 self._answer()
-            known = len(self._known)  # the arrival of these is among what ZeroMQ has told
+            known = len(self._known)  # ZeroMQ has already reported the arrival of these
             for _ in range(_AT_ONCE):
                 if not (goes_on and self._told.poll(0)):
                     break
@@ -155,19 +155,19 @@ class Porter:
             self._send_away()
 
     def _wait_ms(self) -> int | None:
-        """Until the stranger who came first has been there for too long."""
+        """Milliseconds until the first stranger has been there for too long; None without strangers."""
         if not self._strangers:
             return None
         first = next(iter(self._strangers.values()))
         return max(0, math.ceil((first.came_at + _HANDSHAKE_S - time.monotonic()) * 1000))
 
     def _answer(self) -> None:
-        version, request, _, _, _, _, name, word = self._asked.recv_multipart()  # as of a PLAIN server
+        version, request, _, _, _, _, name, word = self._asked.recv_multipart()  # the request of a PLAIN server
         right = hmac.compare_digest(word, _word(self._token, name))
         self._asked.send_multipart([version, request, b"200" if right else b"400", b"", name if right else b"", b""])
 
     def _take_in(self) -> bool:
-        """Take in what has happened; False once nothing will any more."""
+        """Take in an event; return False after the last one."""
         event, descriptor = self._next_event()
         match event:
             case zmq.EVENT_ACCEPTED:
@@ -180,12 +180,12 @@ class Porter:
         return bool(event != zmq.EVENT_MONITOR_STOPPED)
 
     def _next_event(self) -> tuple[int, int]:
-        """What has happened, with the descriptor of the connection; waits for it."""
+        """Wait for an event; return its kind and the descriptor of the connection."""
         event, descriptor = _EVENT.unpack_from(self._told.recv_multipart()[0])
         return event, descriptor
 
     def _send_away(self) -> None:
-        """Hang up on the first where too many wait, or for too long; on the last where descriptors end."""
+        """End the first strangers if too many wait or they wait too long, and the last ones if descriptors run out."""
         latest = time.monotonic() - _HANDSHAKE_S
         with self._hanging_up:
             strangers = [descriptor for descriptor in self._strangers if descriptor not in self._known]
@@ -198,14 +198,14 @@ class Porter:
 
 
 def hang_up(descriptor: int, ends: Ends) -> None:
-    """End the connection between these two, unless ZeroMQ has: the descriptor may be of somebody else by now."""
+    """End the connection between these ends, unless ZeroMQ has: the descriptor may belong to another one by now."""
     with suppress(OSError), _connection(descriptor) as connection:
         if (connection.getsockname(), connection.getpeername()) == ends:
             connection.shutdown(socket.SHUT_RDWR)
 
 
 def ends_of(descriptor: int) -> Ends:
-    """None of a connection that is gone already."""
+    """The addresses of a connection's ends; None if it is gone already."""
     try:
         with _connection(descriptor) as connection:
             return connection.getsockname(), connection.getpeername()
@@ -215,10 +215,10 @@ def ends_of(descriptor: int) -> Ends:
 
 @contextmanager
 def _connection(descriptor: int) -> Iterator[socket.socket]:
-    """It by another descriptor, since ZeroMQ closes its own.
+    """The connection by another descriptor, since ZeroMQ closes its own.
 
     Raises:
-        OSError: it is closed, or no socket.
+        OSError: the descriptor is closed, or no socket's.
     """
     copy = os.dup(descriptor)
     try:

@@ -1,4 +1,4 @@
-"""What the servers of one kind are asked and answer, beside the messages of the wire itself."""
+"""The requests and answers of one kind of server, beside the messages of the wire itself."""
 
 from types import UnionType
 
@@ -9,15 +9,16 @@ from tailrace.transfer.wire.messages import Message, WireAnswer, WireRequest
 
 
 class Protocol:
-    """The messages that clients and servers of one kind understand; whatever else comes is refused."""
+    """The messages that clients and servers of one kind understand. Any other message is refused."""
 
     def __init__(
         self, requests: UnionType, answers: UnionType, *, servers: str, state_hint: str, address_hint: str
     ) -> None:
         """`requests`, `answers`: unions of `Message` types.
 
-        The others are parts of error texts. `servers`: what the servers are together, such as "the queue's processes".
-        `state_hint`: how to see whether they still serve; may be empty. `address_hint`: how to find the right one.
+        The other arguments are parts of error texts. `servers`: a name for all servers together, such as "the queue's
+        processes". `state_hint`: how to see whether they still serve; may be empty. `address_hint`: how to find the
+        right server.
         """
         self.servers = servers
         self.state_hint = state_hint
@@ -26,17 +27,17 @@ class Protocol:
         self._answers: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(answers | WireAnswer)
 
     def decode_request(self, header: Header) -> Message:
-        """What is asked.
+        """Decode a request.
 
         Raises:
-            WireError: no request of this protocol, or its fields are not as they must be.
+            WireError: it is no request of this protocol, or has invalid fields.
         """
         return decode(self._requests, header.message, "a request")
 
     def decode_answer(self, header: Header) -> Message:
-        """What is answered.
+        """Decode an answer.
 
         Raises:
-            WireError: no answer of this protocol, or its fields are not as they must be.
+            WireError: it is no answer of this protocol, or has invalid fields.
         """
         return decode(self._answers, header.message, "an answer")

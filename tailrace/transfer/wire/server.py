@@ -4,11 +4,12 @@
                              └──client──▶ answered before? the same answer again
                                           waits? "it waits"       else ──▶ handler ──▶ answer now, or `reply` later
 
-Who waits on whom: nobody on a handler, which returns at once; one whose answer needs something else to happen returns
-None and keeps the ticket. The loop waits for messages, for the service's next deadline and for `stop`. A handler's
-TailraceError is the answer to that request alone. Bytes that are no message are dropped: there is nobody to answer.
+Waiting: a handler returns at once. If its answer needs something else to happen, it returns None and keeps the ticket.
+The loop waits for messages, for the service's next deadline and for `stop`. A handler's TailraceError is the answer to
+that request alone. Bytes that are no message are dropped, since their sender is unknown.
 
-Time in which the loop did not turn, since its process was stopped or busy, is nobody's silence: see `RunningClock`.
+Time in which the loop did not turn, since its process was stopped or busy, does not count as silence: see
+`RunningClock`.
 """
 
 import math
@@ -53,11 +54,11 @@ from tailrace.transfer.wire.sockets import DEFAULT_ENDPOINTS, Listener, send
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _AT_ONCE = 256
-"""Messages taken in before timers are looked at again."""
+"""The most messages that are taken in before timers are checked again."""
 _MAX_WAIT_S = LONGEST_STEP_S / 2
-"""Of one poll, so that the clock goes on."""
+"""The longest wait of one poll, so that the clock goes on."""
 _NOBODYS = 0
-"""The number of no request: clients count from 1, and pass over an answer to it."""
+"""The number of no request: clients count from 1, and ignore an answer to it."""
 
 
 class Ticket(NamedTuple):
@@ -69,42 +70,42 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request with who asks."""
+    """A request and its sender."""
 
     ticket: Ticket
     message: Any
-    """Of the type that its handler is for."""
+    """The message, of the type that its handler is for."""
     frames: Sequence[memoryview]
-    """Not to be kept longer than the memory of the whole message may be kept."""
+    """The frames after the header. Keeping one keeps the memory of the whole message."""
 
 
 Handler = Callable[[Incoming], Reply | None]
-"""Returns the answer, or None to give it later by `Server.reply`. A TailraceError that it raises is the answer, too."""
+"""Returns the answer, or None to give it later by `Server.reply`. A TailraceError that it raises becomes the answer."""
 
 
 class Service(ABC):
-    """What a server is for. Everything is called in the thread of `Server.run`."""
+    """The work of a server. Everything is called in the thread of `Server.run`."""
 
     @property
     @abstractmethod
     def handlers(self) -> Mapping[type[Message], Handler]:
-        """By the type of the request; read once. Hello and Prove are the server's; Beat is accepted by default.
+        """The handlers by type of request; read once. The server handles Hello and Prove, and Beat by default.
 
-        That of Cancel undoes what `Server.answers` says was done for the request, or forgets its ticket.
+        The handler of Cancel undoes the work that `Server.answers` shows for the request, or forgets its ticket.
         """
 
     @property
     @abstractmethod
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do, by the server's clock."""
+        """The time when `tick` has something to do, by the server's clock."""
 
     @abstractmethod
     def tick(self, now: float) -> None:
-        """Do what is due."""
+        """Do the work that is due."""
 
     @abstractmethod
     def gone(self, client: str) -> None:
-        """A client is forgotten: silent for long, on a connection that is gone. If it lives, it says Hello again."""
+        """Forget a client that was silent for long, on a connection that is gone. If it lives, it says Hello again."""
 
 
 class Server:
@@ -122,13 +123,14 @@ class Server:
         patience: Patience | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Listens from now on. `silence_s`: see `Authenticator`; `patience`: of links; `clock`: else a `RunningClock`.
+        """Start to listen.
 
-        `signs_of_life`: all clients promise to speak more often than that, so that a silent one counts as dead though
-        its connection stands. It may be stopped.
+        `silence_s`: see `Authenticator`. `patience`: the limits of links. `clock`: by default a `RunningClock`.
+        `signs_of_life`: all clients promise to send messages more often than `silence_s`. So a silent client counts as
+        dead though its connection stands: its process may be stopped.
 
         Raises:
-            WireError: it cannot listen there, or the token is too short.
+            WireError: it cannot listen at an endpoint, or the token is too short.
         """
         self.name = name
         self._token = token
@@ -138,11 +140,11 @@ class Server:
         self._patience = patience or Patience()
         self._clock = clock or RunningClock()
         self.answers = Answers()
-        """To the requests of all clients."""
+        """The answers to the requests of all clients."""
         self._links: dict[Any, Connection] = {}
         self._stopped = False
         self.stopped_by = ""
-        """Why `run` has ended."""
+        """The reason why `run` has ended."""
         self._wake, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         self._context: zmq.Context[Any] = zmq.Context()
@@ -164,16 +166,16 @@ class Server:
 
     @property
     def endpoints(self) -> list[str]:
-        """Where it listens."""
+        """The endpoints at which it listens."""
         return list(self._listener.endpoints)
 
     @property
     def now(self) -> float:
-        """Seconds, by the clock of deadlines."""
+        """The time in seconds, by the clock of deadlines."""
         return self._clock()
 
     def link(self, endpoint: str, *, peer: str) -> Connection:
-        """A connection to another server of the protocol, as a client of it, that this server's loop drives.
+        """Connect to another server of the protocol as its client. This server's loop drives the connection.
 
         `peer`: see `Connection`.
 
@@ -193,10 +195,10 @@ class Server:
         link.close()
 
     def run(self, service: Service) -> None:
-        """Serve until `stop`, then close everything. Requests that wait stay without an answer."""
+        """Serve until `stop`, then close everything. Waiting requests get no answer."""
         handlers = dict(service.handlers)
         handlers.setdefault(Beat, lambda _: Reply(Accepted()))
-        for client in self.answers.clients:  # of a server before this one
+        for client in self.answers.clients:  # those of the server before this one
             self._authenticator.expect(client, self.now)
         try:
             while not self._stopped:
@@ -205,23 +207,23 @@ class Server:
             self._close()
 
     def stop(self, reason: str = "") -> None:
-        """End `run` after the message in hand. From any thread or signal handler."""
+        """End `run` after the current message. For any thread or signal handler."""
         if not self._stopped:
             self.stopped_by = reason
         self._stopped = True
         self._interrupt()
 
     def call(self, action: Callable[[], None]) -> None:
-        """Have `action` called by `run`, soon; never once that has ended. From any thread."""
+        """Have `run` call `action` soon, but never after its end. For any thread."""
         self._calls.append(action)
         self._interrupt()
 
     def _interrupt(self) -> None:
-        with suppress(OSError):  # it has ended, or there are so many calls that it wakes up anyway
+        with suppress(OSError):  # `run` has ended, or so many calls wait that it wakes up anyway
             self._waker.send(b"!")
 
     def reply(self, ticket: Ticket, answer: Message, frames: Sequence[Buffer] = ()) -> None:
-        """Answer a request whose handler returned None. One that was cancelled is left without.
+        """Answer a request whose handler returned None. A cancelled request gets no answer.
 
         Raises:
             WireError: a frame is too long.
@@ -355,7 +357,7 @@ class Server:
 
 @contextmanager
 def stopped_by_signals(server: Server) -> Iterator[None]:
-    """SIGINT and SIGTERM stop `server` in the block. For the main thread."""
+    """Stop `server` at SIGINT or SIGTERM inside the block. For the main thread."""
 
     def stop(number: int, _: object) -> None:
         server.stop(signal.Signals(number).name)

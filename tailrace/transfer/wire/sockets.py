@@ -1,4 +1,4 @@
-"""ZeroMQ sockets of clients and servers, and where they listen."""
+"""ZeroMQ sockets of clients and servers, and the endpoints of servers."""
 
 import os
 import platform
@@ -17,25 +17,25 @@ from tailrace.transfer.wire.frames import CUT, PIECE_BYTES, Buffer, joined
 from tailrace.transfer.wire.porter import Password, Porter
 
 DEFAULT_ENDPOINTS = ("ipc://*", "tcp://127.0.0.1:*")
-"""A socket in a new directory that only this user may enter, and a free port of this machine alone."""
+"""A socket in a new directory that only this user may enter, and a free local port that only this machine reaches."""
 
 _MAX_PARENT_BYTES = 63
-"""Of the path below which a directory with sockets is made: a socket's path may have 103 on macOS, 107 on Linux."""
+"""Length limit of the path to a directory of sockets: a socket's path may have 103 bytes on macOS, 107 on Linux."""
 _SHORT_PARENT = Path("/tmp")
 _NOW, _NOW_AND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _HIGH_WATER = 100_000
-"""Messages on their way to or from one peer; those beyond are dropped by a server and sent again by the client."""
+"""The most messages on their way to or from one peer. A server drops those beyond; the client sends them again."""
 _LINGER_MS = 1000
-"""What a socket may still wait for its last messages to leave when it is closed."""
+"""The time that a closed socket may wait for its last messages to leave."""
 _HEARTBEAT_MS, _HEARTBEAT_LIMIT_MS = 5_000, 30_000
-"""Of connections: a host that vanished is noticed, and the connection made anew."""
+"""Heartbeats of connections: they show a host that has vanished, and ZeroMQ reconnects."""
 
 
 def private_directory(prefix: str, *, max_parent_bytes: int = _MAX_PARENT_BYTES) -> Path:
-    """A new directory for sockets, which only this user may enter; see `socket_parent` for where.
+    """Make a directory for sockets, which only this user may enter, in `socket_parent`.
 
     Raises:
-        WireError: it cannot be made.
+        WireError: the directory cannot be made.
     """
     parent = socket_parent(max_parent_bytes)
     try:
@@ -48,20 +48,20 @@ def private_directory(prefix: str, *, max_parent_bytes: int = _MAX_PARENT_BYTES)
 
 
 def socket_parent(max_bytes: int = _MAX_PARENT_BYTES) -> Path:
-    """Where directories of sockets are made: that of temporary files, or /tmp where its path has over `max_bytes`."""
+    """The parent of directories of sockets: that of temporary files, or /tmp if its path has over `max_bytes`."""
     parent = tempfile.gettempdir()
     try:
         fits = len(parent.encode()) <= max_bytes
-    except UnicodeEncodeError:  # bytes that are no text, which endpoints must be
+    except UnicodeEncodeError:  # its bytes are no text, which endpoints must be
         fits = False
     return Path(parent) if fits else _SHORT_PARENT
 
 
 def dealer(context: "zmq.Context[Any]", endpoint: str, password: Password) -> zmq.SyncSocket:
-    """The socket of a client; it connects in the background, again and again.
+    """Make the socket of a client. It connects in the background, again and again.
 
     Raises:
-        WireError: that is no endpoint.
+        WireError: `endpoint` is invalid.
     """
     socket = _tuned(context.socket(zmq.DEALER))
     socket.setsockopt(zmq.PLAIN_USERNAME, password.name)
@@ -88,8 +88,8 @@ class Listener:
     ) -> None:
         """Listen at `endpoints`; `ipc://*` is a socket in a new directory that only this user may enter.
 
-        `token`: whoever does not know it gets no message through. `on_failure`: see `Porter`. One listener for a
-        context.
+        `token`: a client that does not know it gets no message through. `on_failure`: see `Porter`. A context has one
+        listener.
 
         Raises:
             WireError: it cannot listen at one of them.
@@ -98,7 +98,7 @@ class Listener:
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # so that `send` tells whether the peer is there
         self._porter = Porter(context, self.socket, token, on_failure)
         self.endpoints: list[str] = []
-        """Where it listens, each `*` filled in."""
+        """The endpoints, with each `*` filled in."""
         self._directories: list[Path] = []
         for endpoint in endpoints:
             try:
@@ -112,7 +112,7 @@ class Listener:
             self.endpoints.append(self.socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def receive(self) -> tuple[int, list[bytes], list[memoryview]] | None:
-        """See `receive`: the connection's descriptor, then its name and the header, and the rest."""
+        """Receive a message: the connection's descriptor, then its name and the header, and the rest; see `receive`."""
         if not readable(self.socket):
             return None
         try:
@@ -127,7 +127,7 @@ class Listener:
         self._porter.know(connection)
 
     def close(self) -> None:
-        """Hang up; what was sent last may take a second to leave."""
+        """Hang up. The last messages may take a second to leave."""
         self._porter.close()
         self.socket.close()
         for directory in self._directories:
@@ -139,12 +139,12 @@ class Listener:
 
 
 def receive(socket: zmq.SyncSocket, copied: int) -> tuple[list[bytes], list[memoryview]] | None:
-    """The next message, or None where there is none: its first frames as bytes, the others as views without a copy.
+    """Receive a message, if there is one: its first frames as bytes, the others as views without a copy.
 
-    Fewer than `copied` frames come back where the message has no more. One that was cut is put together, and has an
-    empty header where that cannot be.
+    Fewer than `copied` frames come back if the message has no more. A message that was cut is put together. If that
+    fails, its header is empty.
     """
-    if not readable(socket):  # sooner said than by the exception of a recv
+    if not readable(socket):  # faster than the exception of a recv
         return None
     try:
         head = [socket.recv(_NOW)]
@@ -169,14 +169,14 @@ def _rest(socket: zmq.SyncSocket, head: list[bytes], *, copied: int) -> tuple[li
 
 
 def readable(socket: zmq.SyncSocket) -> bool:
-    """Whether a message is there."""
+    """Whether a message can be received."""
     return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def send(socket: zmq.SyncSocket, frames: Sequence[Buffer]) -> bool:
-    """Send without waiting; long frames without a copy, so they must not change. What finds no room is dropped.
+    """Send without waiting. Long frames are not copied, so they must not change. A message without room is dropped.
 
-    False where a server sends to a connection that is not there any more.
+    Return False if a server sends to a connection that is gone.
     """
     try:
         for frame in frames[:-1]:
@@ -193,7 +193,7 @@ def send(socket: zmq.SyncSocket, frames: Sequence[Buffer]) -> bool:
 
 @cache
 def host_id() -> str:
-    """The same for processes that share a machine and its /dev/shm, if it has one, and for no others."""
+    """An id that is equal only for processes that share a machine and its /dev/shm, if it has one."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # no Linux
@@ -206,9 +206,9 @@ def host_id() -> str:
 
 
 def reachable(endpoints: Sequence[str], host: str) -> list[str]:
-    """Those of the endpoints of a server on `host` that this process may reach, the best one first.
+    """The endpoints of a server on `host` that this process may reach, the best one first.
 
-    That is ipc where its path is seen here: a container may share the machine's /dev/shm, and not the files of others.
+    The best is ipc if its path exists here: a container may share the machine's /dev/shm, but not the files of others.
     """
     local = host == host_id()
     return sorted((endpoint for endpoint in endpoints if local or not endpoint.startswith("ipc:")), key=_detour)

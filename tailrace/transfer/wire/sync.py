@@ -17,25 +17,25 @@ T = TypeVar("T")
 class SyncClient(ClientBase):
     """Carries out operations one after the other: `with SyncClient("trainer", token, protocol) as client: ...`.
 
-    For one thread. Between calls it is silent, so whoever holds a lease renews it.
+    For one thread. It is silent between calls, so a caller that holds a lease has to renew it.
     """
 
     def __enter__(self) -> Self:
-        """Nothing to do: it connects where a call goes."""
+        """Return this client. It connects at the first call to each server."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close this client."""
         self.close()
 
     def run(self, operation: Operation[T], *, within_s: float | None = None, beside: Beside = nothing) -> T:
-        """The result of `operation`, given up after `within_s`, whatever it waits for. `beside`: see there.
+        """Return the result of `operation`, which is given up after `within_s` seconds. `beside`: see `Beside`.
 
         Raises:
-            PeerLost: it was given up.
-            TailraceError: what it raises.
+            PeerLost: the operation was given up.
+            TailraceError: the operation raised it.
         """
         deadline = math.inf if within_s is None else time.monotonic() + within_s
         try:
@@ -62,7 +62,7 @@ class SyncClient(ClientBase):
                 if time.monotonic() >= deadline:
                     raise TimeoutError
                 self._turn()
-        except BaseException:  # Ctrl-C, too
+        except BaseException:  # also at Ctrl-C
             self._break_off(exchange)
             raise
         return self._finish(exchange)
