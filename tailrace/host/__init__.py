@@ -1,1 +1,1 @@
-"""What Tailrace asks of its machine and its process: cores, memory, signals, streams, places for files."""
+"""Access to the machine and the process: cores, memory, signals, streams, places for files."""

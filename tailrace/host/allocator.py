@@ -1,8 +1,9 @@
 """Keeps the memory of freed tensors in the process.
 
-glibc gives large blocks back to the operating system when they are freed, and a training step frees and allocates the
-same gigabytes again and again: every page is faulted in and zeroed anew. On virtual machines, where the host takes back
-what the guest frees, the first steps of a run were seen to take ten times as long as the rest for this reason alone.
+glibc returns large blocks to the operating system when they are freed. A training step frees and allocates the same
+gigabytes again and again, so every page is faulted in and zeroed each time. On virtual machines the host takes back the
+memory that the guest frees: there the first steps of a run have taken ten times as long as the rest for this reason
+alone.
 """
 
 import ctypes
@@ -13,7 +14,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc to hold on to freed memory, in one arena for all threads; False where there is no glibc."""
+    """Tell glibc to keep freed memory, in one arena for all threads; return False without glibc."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt

@@ -1,4 +1,4 @@
-"""Where Tailrace keeps what it would have to make again: converted models, compiled kernels."""
+"""The cache of files that Tailrace would otherwise make again: converted models, compiled kernels."""
 
 import contextlib
 import fcntl
@@ -8,17 +8,16 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """$TAILRACE_CACHE, or `tailrace` in $XDG_CACHE_HOME or in ~/.cache."""
+    """The directory of the cache: $TAILRACE_CACHE, or `tailrace` in $XDG_CACHE_HOME or in ~/.cache."""
     if own := os.environ.get("TAILRACE_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "tailrace"
 
 
 def make_private(directory: Path) -> None:
-    """Make `directory` and what is missing above it, so that no other user can enter it, whatever the umask is.
+    """Make `directory` and its missing parents so that no other user can enter them, whatever the umask is.
 
-    What lies in the cache is run as code. A directory that is there already keeps its mode: it may be shared on
-    purpose.
+    Files in the cache are run as code. An existing directory keeps its mode: it may be shared on purpose.
     """
     if not directory.is_dir():
         make_private(directory.parent)
@@ -27,7 +26,7 @@ def make_private(directory: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock that is the file `path`. Waits as long as its holder works; that of a dead process is free."""
+    """Hold the lock on the file `path`. Wait as long as another process holds it; a dead process holds none."""
     with path.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""What all parts of Tailrace that start processes have in common: how they are started, ended and spoken of."""
+"""Common parts of starting processes, ending them and describing their end."""
 
 import os
 import signal
@@ -6,25 +6,25 @@ import sys
 from contextlib import suppress
 
 EXIT_LIMIT_S = 1.0
-"""A process closes its sockets and pipes a moment before it exits; the exit code is worth the wait."""
+"""Seconds to wait for an exit code: a process closes its sockets and pipes a moment before it exits."""
 KILL_LIMIT_S = 5.0
-"""A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
+"""Seconds to wait for a killed process. It is gone in milliseconds, unless it is stuck in the kernel."""
 
 
 def python_module(name: str, *options: str) -> tuple[str, ...]:
-    """The command that runs a module of Tailrace as a program. `options`: further ones of Python.
+    """The command that runs a module of Tailrace as a program. `options`: further options of Python.
 
-    With -P, a file of the working directory that is named like a module of Python does not take its place.
+    With -P, a file of the working directory does not replace a Python module of the same name.
     """
     return sys.executable, *options, "-P", "-m", name
 
 
 def kill_group(leader: int) -> None:
-    """Kill all processes of the group that `leader` has made; nothing where it is gone or another user's."""
+    """Kill all processes of the group that `leader` has made. Do nothing if it is gone or another user's."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def last_output(text: str) -> str:
-    """The last words of a process, to be put behind how it ended; empty where it said none."""
+    """The last output of a process, to be appended to a text about its end; empty if there was none."""
     return f"; its last output: {text}" if text else ""

@@ -1,4 +1,4 @@
-"""PyTorch in this process: its threads, its memory, and whether its device is there."""
+"""PyTorch in this process: its threads, its memory and its device."""
 
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def prepare_torch(device: str, threads: int | None) -> None:
-    """Set torch's threads and memory for the whole process, and see that the device is there.
+    """Set torch's threads and memory for the whole process, and check that the device can be used.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the device cannot be used.
     """
     keep_freed_memory()
     if threads is not None:

@@ -1,4 +1,4 @@
-"""What the CPU of this machine can do, and what of it this process may use."""
+"""The abilities of this machine's CPU, and the cores that this process may use."""
 
 import functools
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """In the words of /proc/cpuinfo; empty where there is none."""
+    """The CPU's flags as in /proc/cpuinfo; empty without that file."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -19,13 +19,15 @@ def cpu_flags() -> frozenset[str]:
 
 
 def usable_cores() -> list[int]:
-    """Those that this process may use, ascending; all of the machine where it does not bind processes to cores."""
+    """The cores that this process may use, ascending; all cores where the system does not bind processes to cores."""
     if sys.platform == "linux":
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether it has instructions for it (x86: AVX512-BF16, Arm: BF16). Without, bfloat16 is many times slower than
-    float32: PyTorch multiplies one number at a time."""
+    """Whether the CPU has instructions to multiply bfloat16 (x86: AVX512-BF16, Arm: BF16).
+
+    Without them bfloat16 is many times slower than float32: PyTorch multiplies one number at a time.
+    """
     return not cpu_flags().isdisjoint({"avx512_bf16", "bf16"})

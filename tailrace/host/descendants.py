@@ -1,4 +1,4 @@
-"""What is asked of the kernel about the processes below this one and the one above it (Linux; elsewhere nothing is)."""
+"""Requests to the kernel about this process's descendants and its parent (on Linux; nothing elsewhere)."""
 
 import ctypes
 import os
@@ -17,22 +17,22 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """From now on orphans among the descendants of this process become its children, daemons included."""
+    """Make orphans among the descendants of this process its children from now on, daemons included."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def signal_at_end_of_parent(number: signal.Signals) -> None:
-    """From now on this process gets that signal when its parent ends."""
+    """Have this process get the signal `number` when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def kill_descendants() -> None:
-    """Kill everything below this process, see `kill_all`."""
+    """Kill all descendants of this process; see `kill_all`."""
     kill_all(lambda: psutil.Process().children(recursive=True))
 
 
 def kill_all(left: Callable[[], Sequence[psutil.Process]], limit_s: float = KILL_LIMIT_S) -> None:
-    """Kill what `left` finds until it finds nothing, for at most `limit_s`."""
+    """Kill the processes that `left` finds until it finds none, for at most `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
     while (found := left()) and time.monotonic() < deadline:
         for process in found:
@@ -42,9 +42,9 @@ def kill_all(left: Callable[[], Sequence[psutil.Process]], limit_s: float = KILL
 
 
 def living(is_one: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
-    """The processes of this machine, without this one, of which `is_one` is true; they need be no descendants.
+    """The processes of this machine, except this one, for which `is_one` is true. They need not be descendants.
 
-    One that ends meanwhile, or that this user may not look at, is none.
+    A process that ends meanwhile, or that this user may not look at, does not count.
     """
     return [process for process in psutil.process_iter() if process.pid != os.getpid() and _is(process, is_one)]
 

@@ -1,4 +1,4 @@
-"""Messages between a process and its children: MessagePack, each behind its length in 4 bytes."""
+"""Messages between a process and its children, in MessagePack. The length of each precedes it, in 4 bytes."""
 
 import struct
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
     from asyncio import StreamReader
 
 LENGTH = struct.Struct(">I")
-"""Of what follows it, in bytes."""
+"""The length of the message that follows, in bytes."""
 
 
 def frame(message: Any) -> bytes:
-    """`message` as it is sent."""
+    """Encode `message` with its length."""
     body = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(body)) + body
 
 
 def read_frame(pipe: BinaryIO) -> bytes | None:
-    """The next message, yet to be decoded; None at the end of the pipe, be it in the middle of a message."""
+    """Read the next message, undecoded. Return None at the end of the pipe, even in the middle of a message."""
     head = pipe.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -29,7 +29,7 @@ def read_frame(pipe: BinaryIO) -> bytes | None:
 
 
 async def receive_frame(reader: "StreamReader") -> bytes:
-    """The next message, yet to be decoded.
+    """Read the next message, undecoded.
 
     Raises:
         asyncio.IncompleteReadError, ConnectionError: the other end has hung up.

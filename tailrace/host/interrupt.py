@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM or a terminal that closes: the first one asks a run to stop, the second one ends the process.
+"""Ctrl-C, SIGTERM or a terminal that closes: the first signal asks a run to stop, the second ends the process.
 
 Only a program's main thread gets signals. A run in another thread is asked to stop with `Interrupt.ask`.
 """
@@ -15,37 +15,37 @@ from contextlib import contextmanager
 from typing import Self
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+"""The exit code after Ctrl-C, as in shells."""
 _ALWAYS = (signal.SIGINT, signal.SIGTERM)
 _SAME_S = 1.0
-"""Signals that come within so many seconds count as one: `timeout` signals its child, then the group that it is in."""
+"""Signals within this many seconds count as one: `timeout` signals its child, then the child's group."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """What asks a process to stop: SIGINT, SIGTERM, and SIGHUP unless that is ignored, as `nohup` has it."""
+    """The signals that ask a process to stop: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under `nohup`."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return _ALWAYS if ignored else (*_ALWAYS, signal.SIGHUP)
 
 
 class Interrupt:
-    """Cancels the task that watches on the first signal of `stop_signals`; a second one exits at once."""
+    """Cancels the watching task on the first signal of `stop_signals`; a second one exits at once."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds."""
+        """`clock` returns seconds."""
         self.asked = False
         """Whether the run was asked to stop."""
         self._clock = clock
         self._signalled_at = -math.inf
-        """When the first signal came."""
+        """The time of the first signal."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """While a task watches, its loop."""
+        """The loop of the watching task, while one watches."""
         self._signals: tuple[signal.Signals, ...] = ()
-        """That are handled; a program's main thread alone gets any."""
+        """The handled signals; none outside a program's main thread."""
         self._changing = threading.Lock()
 
     @contextmanager
     def watching(self) -> Iterator[Self]:
-        """Watch in the block, for the current task. Only the main thread's loop handles the signals."""
+        """Watch for the current task inside the block. Only the main thread's loop handles the signals."""
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -65,19 +65,19 @@ class Interrupt:
                 loop.remove_signal_handler(number)
 
     def handle_signals(self) -> None:
-        """Handle them from now on; again, where a library may have put handlers of its own in the place of these."""
+        """Install the signal handlers. Call this again where a library may have installed its own in their place."""
         for number in self._signals:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def ask(self) -> None:
-        """Ask the run to stop, from any thread; one that has not begun stops when it does. Twice is harmless."""
+        """Ask the run to stop, from any thread. A run that has not begun stops when it begins. Twice is harmless."""
         with self._changing:
             if not self.asked and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._task.cancel)
             self.asked = True
 
     def accept(self) -> None:
-        """The cancellation has arrived: the task may wait for things again, to save them."""
+        """Accept the cancellation, so that the task may wait again in order to save its work."""
         self._task.uncancel()
 
     def _on_signal(self, number: signal.Signals) -> None:

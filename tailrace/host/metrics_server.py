@@ -1,4 +1,4 @@
-"""Answers the scrapes of Prometheus, from a thread; for runs and for queues that are served."""
+"""Answers the scrapes of Prometheus, in a thread, for runs and for served queues."""
 
 import socket
 import sys
@@ -12,19 +12,19 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from tailrace.errors import UserError
 
 HOST = "127.0.0.1"
-"""Metrics are for this machine alone."""
+"""The address of the server; only this machine reaches it."""
 _END_LIMIT_S = 5.0
 _MAX_SCRAPES = 16
-"""At once; each has a thread and a descriptor of the run."""
+"""The most concurrent scrapes; each takes a thread and a descriptor of the run."""
 _SILENCE_LIMIT_S = 5.0
-"""Of somebody who has connected."""
+"""Seconds of silence after which a connected client is dropped."""
 
 
 class _Handler(WSGIRequestHandler):
     timeout = _SILENCE_LIMIT_S
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody reads it."""
+        """Log nothing, since it is not read."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -36,7 +36,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._free = threading.Semaphore(_MAX_SCRAPES)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread, or not at all where there are too many."""
+        """Process a request in a thread, or refuse it if there are too many."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -54,7 +54,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who has gone needs no traceback."""
+        """Print no traceback for a client that has gone."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -63,10 +63,10 @@ class MetricsServer:
     """Serves the metrics of a registry at `http://127.0.0.1:<port>/metrics` until it is closed."""
 
     def __init__(self, registry: CollectorRegistry, port: int, *, setting: str) -> None:
-        """`port`: 0 for one that is free. `setting`: who asks for it.
+        """`port`: 0 for any free port. `setting`: the setting that asks for the port.
 
         Raises:
-            UserError: the port cannot be had, such as one that is taken.
+            UserError: the port cannot be used, for example because it is taken.
         """
         try:
             self._server = make_server(HOST, port, make_wsgi_app(registry), _Server, _Handler)
@@ -75,7 +75,7 @@ class MetricsServer:
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
         self.port: int = self._server.server_port
-        """Where it listens."""
+        """The port at which it listens."""
 
     def close(self) -> None:
         """Free the port."""
@@ -85,10 +85,10 @@ class MetricsServer:
 
 
 def check_port(port: int, *, setting: str) -> None:
-    """Whether metrics can have the port: better known before anything is started.
+    """Check that metrics can use the port, before anything is started.
 
     Raises:
-        UserError: they cannot.
+        UserError: the port cannot be used.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server of the metrics does

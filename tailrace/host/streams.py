@@ -1,4 +1,4 @@
-"""Standard output and error take every text, and a long run outlives whoever reads them."""
+"""Standard output and error: they take every text, and a long run outlives their readers."""
 
 import errno
 import io
@@ -13,14 +13,17 @@ from tailrace.errors import TailraceWarning, printable
 
 
 def replace_unencodable() -> None:
-    """From now on no text fails to be printed, whatever encoding the locale or PYTHONIOENCODING says."""
+    """Replace characters that the encoding of standard output or error lacks, so that every text can be printed.
+
+    The locale or PYTHONIOENCODING sets the encoding.
+    """
     for stream in _strict():
         stream.reconfigure(errors="replace")
 
 
 @contextmanager
 def unencodable_replaced() -> Iterator[None]:
-    """The same for a while, in a program whose streams are its own."""
+    """Do as `replace_unencodable` inside the block alone, in a program that owns its streams."""
     changed = _strict()
     replace_unencodable()
     try:
@@ -31,9 +34,9 @@ def unencodable_replaced() -> Iterator[None]:
 
 
 def warn_in_one_line(speaker: str = "") -> None:
-    """From now on a warning of Tailrace's is one line: where in its code it was given is of no interest.
+    """Print each warning of Tailrace as one line from now on, without its place in the code.
 
-    Warnings of other libraries stay as they are. `speaker`: how the line begins.
+    Warnings of other libraries stay as they are. `speaker`: the beginning of the line.
     """
 
     def show(
@@ -54,9 +57,9 @@ def warn_in_one_line(speaker: str = "") -> None:
 
 @contextmanager
 def outliving_readers() -> Iterator[None]:
-    """In the block, text goes nowhere once its terminal has closed, or the program that reads its pipe has ended.
+    """Drop printed text inside the block once the terminal has closed or the program that reads the pipe has ended.
 
-    Python would raise an error at each print: `train | tee log` loses its reader by the Ctrl-C that asks it to save.
+    Otherwise Python raises an error at each print: in `train | tee log`, the Ctrl-C that asks for a save ends `tee`.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (_outliving(stream) for stream in before)
@@ -69,7 +72,7 @@ def outliving_readers() -> Iterator[None]:
 
 
 def _outliving(stream: TextIO) -> TextIO:
-    """One that writes to the same file; `stream` itself where it has none, as in a notebook."""
+    """A stream that writes to the same file; `stream` itself if it has none, as in a notebook."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     try:
@@ -88,7 +91,7 @@ def _outliving(stream: TextIO) -> TextIO:
 
 class _Outliving(io.FileIO):
     def write(self, data: Any, /) -> int:
-        """See `io.FileIO`; of text for nobody, all is taken."""
+        """Write as `io.FileIO` does, but accept and drop all text once the reader is gone."""
         try:
             return super().write(data) or 0
         except OSError as error:
@@ -101,6 +104,9 @@ class _Outliving(io.FileIO):
 
 
 def _strict() -> list[io.TextIOWrapper]:
-    """Those that raise. Standard error escapes by default; a notebook has streams of another kind, for any text."""
+    """The streams that raise at unencodable text.
+
+    Standard error escapes it by default. A notebook has streams of another kind, which take any text.
+    """
     streams = (sys.stdout, sys.stderr)
     return [stream for stream in streams if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict"]

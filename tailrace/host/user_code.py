@@ -1,6 +1,6 @@
-"""What people bring themselves: any callable, by its dotted path, and how its errors are told. Imports no torch.
+"""The user's own code: any callable by its dotted path, and the description of its errors. Imports no torch.
 
-User code may raise anything, among it errors whose text cannot be had; telling them raises nothing.
+User code may raise anything, also errors whose text cannot be read. Describing them raises nothing.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from typing import Any
 from tailrace.errors import UserError, did_you_mean, one_line, printable, quoted
 
 _MAX_CHARS = 500
-"""Of a line."""
+"""The most characters of a line."""
 _MAX_TRACEBACK_CHARS = 4000
 _MAX_FRAMES = 20
 _OURS = str(Path(__file__).parents[1])
@@ -28,8 +28,8 @@ def load_callable(key: str, path: str) -> Callable[..., Any]:
     """Import `package.module.name`; the working directory is importable.
 
     Args:
-        key: where a recipe says so, for messages.
-        path: its value.
+        key: the key of the recipe, for messages.
+        path: the value of the key.
 
     Raises:
         UserError: one line that says which part of the path is wrong.
@@ -61,10 +61,10 @@ def load_callable(key: str, path: str) -> Callable[..., Any]:
 
 
 def check_call(key: str, path: str, function: Callable[..., Any], *arguments: str, **keywords: Any) -> None:
-    """Whether `function` is a plain one that takes these keywords, and an argument by position for each of `arguments`.
+    """Check that `function` is not async and takes these keywords, and a positional argument for each of `arguments`.
 
     Raises:
-        UserError: it does not.
+        UserError: it is async, or does not take them.
     """
     if inspect.iscoroutinefunction(function):
         raise UserError(f"{key} {path!r} is an async function; it must be a plain one")
@@ -97,7 +97,7 @@ def _unimportable(key: str, path: str, error: BaseException) -> UserError:
 
 
 def describe(error: BaseException) -> str:
-    """`ErrorName: message (file, line n)` on one line of bounded length; the file is the user's, where there is one."""
+    """Return `ErrorName: message (file, line n)` on one line of bounded length. The file is the user's, if any."""
     name, message = re.sub(r"[^\w.]", "_", type(error).__name__), _message(error)
     text = name if message == name else f"{name}: {message}"
     if len(text) > _MAX_CHARS:
@@ -110,12 +110,12 @@ def _message(error: BaseException) -> str:
         return str(error.msg)  # its text has the place, too
     try:
         return one_line(error)
-    except BaseException as problem:  # of the user's own __str__
+    except BaseException as problem:  # the user's own __str__ raised it
         return f"its text cannot be had ({type(problem).__name__})"
 
 
 def _place(error: BaseException) -> str:
-    """In parentheses, the last line of the user's own code that the error has passed; empty where there is none."""
+    """The last line of the user's own code that the error has passed, in parentheses; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({_short(error.filename)}, line {error.lineno})"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
@@ -124,7 +124,7 @@ def _place(error: BaseException) -> str:
 
 
 def _is_users(filename: str) -> bool:
-    """Whether it is neither Tailrace nor what Python imports modules with; it may be a library."""
+    """Whether a file is neither Tailrace's nor Python's import system; it may be a library's."""
     return not filename.startswith((_OURS, "<frozen")) and not filename.endswith("/importlib/__init__.py")
 
 
@@ -134,7 +134,7 @@ def _short(filename: str) -> str:
 
 
 def user_traceback(error: BaseException) -> str | None:
-    """Without the lines of Tailrace; None where no others are left."""
+    """The traceback without the lines of Tailrace; None if no other lines are left."""
     whole = traceback.TracebackException.from_exception(error)
     chain: traceback.TracebackException | None = whole
     while chain is not None:
@@ -148,5 +148,5 @@ def user_traceback(error: BaseException) -> str | None:
 
 
 def _writable(text: str) -> str:
-    """As a terminal and a message may have it: halves of surrogate pairs can be in a Python string, and in neither."""
+    """Make a text fit for terminals and messages, which, unlike Python, refuse halves of surrogate pairs."""
     return printable(text)
