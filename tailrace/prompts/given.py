@@ -15,18 +15,20 @@ from tailrace.registers import run_files
 
 
 def prompts_section() -> dict[str, Any]:
-    """The section `prompts.source` of a recipe for them."""
+    """The section `prompts.source` of a recipe for given prompts."""
     return {"type": "jsonl", "path": f"${{output_dir}}/{run_files.GIVEN_PROMPTS}"}
 
 
 def written_rows(rows: Iterable[Mapping[str, Any]], answer_column: str | None) -> bytes:
-    """Prompts as lines of JSON. NumPy's numbers become Python's. An answer that is a float becomes its shortest
-    decimal, as it does when a Parquet file is read.
+    """Write prompts as lines of JSON.
 
-    `answer_column`: of `prompts.source`.
+    NumPy's numbers become Python's. An answer that is a float becomes its shortest decimal, as when a Parquet file is
+    read.
+
+    `answer_column`: see `prompts.source`.
 
     Raises:
-        PromptError: there are none, or one is no mapping of texts, finite numbers, lists and the like.
+        PromptError: there are no prompts, or one is no mapping of texts, finite numbers, lists and the like.
     """
     if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
         raise PromptError(
@@ -51,7 +53,7 @@ def written_rows(rows: Iterable[Mapping[str, Any]], answer_column: str | None) -
 
 
 def _with_answer(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:
-    """The row, whose answer is a text where it is a float."""
+    """The row; an answer that is a float becomes a text."""
     try:
         answer = find_cell(row, column) if column is not None else None
     except KeyError:
@@ -63,10 +65,10 @@ def _with_answer(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any
 
 
 def _of_python(value: Any, name: str, levels: int = MAX_DEPTH + 1) -> Any:
-    """With Python's numbers in place of NumPy's.
+    """Replace NumPy's numbers by Python's.
 
     Raises:
-        NotPlainError: it has no end; names the row by `name`.
+        NotPlainError: the value is nested too deep, or without an end; the error names the row by `name`.
     """
     if isinstance(value, np.integer | np.floating | np.bool_):
         return value.item()

@@ -27,41 +27,41 @@ HELD_OUT = "held_out"
 WHOLE_SOURCE = "source"
 SOURCE = "prompts.source"
 _SPLIT_EPOCH = -1
-"""The split's permutation is none of an epoch of training."""
+"""The epoch of the split's permutation; no epoch of training has this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptSet:
-    """Each in the order of its source. No training prompt has the text of one that is evaluated."""
+    """Prompts by use, in the order of their source. No training prompt has the text of an evaluated one."""
 
     train: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
-    """Without two equal texts."""
+    """The held-out prompts; no two have the same text."""
     validation: Mapping[str, tuple[Prompt, ...]] = field(default_factory=dict)
-    """By the name of the set."""
+    """The validation sets by name."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Prompts that are in no set, by why they are not."""
+    """The number of prompts that are in no set, by reason."""
 
     @property
     def evaluated(self) -> dict[str, tuple[Prompt, ...]]:
-        """The sets that are not trained on, by name; none is empty."""
+        """The sets that are evaluated and not trained on, by name; none is empty."""
         return ({HELD_OUT: self.held_out} if self.held_out else {}) | dict(self.validation)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt."""
+        """The number of tokens of the longest prompt."""
         sets = (self.train, *self.evaluated.values())
         return max(len(prompt.prompt_ids) for prompts in sets for prompt in prompts)
 
     @property
     def by_source(self) -> dict[str, Sequence[Prompt]]:
-        """All of them, by the key of the recipe that their source has."""
+        """All prompts, by the key of their source in the recipe."""
         validation = {source_key(name): prompts for name, prompts in self.validation.items()}
         return {SOURCE: (*self.train, *self.held_out), **validation}
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal prompts of the source in equal order, with equal answers."""
+        """A digest that is equal for the same prompts and answers of the source, in the same order."""
         digest = blake2b(digest_size=16)
         for prompt in (*self.train, *self.held_out):
             digest.update(repr((prompt.text, prompt.answer)).encode())
@@ -74,7 +74,7 @@ def load_prompts(config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase", *,
 
     Raises:
         PromptError: a source cannot be read or is empty, a prompt is longer than `max_tokens` and is not to be dropped,
-            the tokenizer has no chat template where one is asked for, or nothing is left to train on.
+            the tokenizer lacks the chat template that is asked for, or nothing is left to train on.
     """
     reader = _Reader(config, tokenizer, max_tokens)
     validation = reader.validation()
@@ -88,7 +88,7 @@ def load_prompts(config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase", *,
 def load_evaluated(
     config: EvaluatedPromptsConfig, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int
 ) -> dict[str, tuple[Prompt, ...]]:
-    """Sets of prompts to evaluate, by name: what a run with the same `prompts` evaluates, or all of the source.
+    """The sets of prompts to evaluate, by name: those of a run with the same `prompts`, or the whole source.
 
     Raises:
         PromptError: see `load_prompts`.
@@ -107,28 +107,28 @@ def load_evaluated(
 
 
 def source_key(evaluated: str) -> str:
-    """The key of the recipe that the source of a set has which is not trained on."""
+    """The key in the recipe of the source of an evaluated set."""
     return SOURCE if evaluated in (HELD_OUT, WHOLE_SOURCE) else f"prompts.validation.{evaluated}"
 
 
 def tell_dropped(dropped: Mapping[str, int]) -> None:
-    """Say how many prompts are left out, and why."""
+    """Log the number of dropped prompts, by reason."""
     for why, count in dropped.items():
         _log.info("%d prompts are dropped: %s", count, why)
 
 
 class _Reader:
-    """Reads sources as a recipe has them presented."""
+    """Reads sources, and presents them as the recipe says."""
 
     def __init__(self, config: PromptSets, tokenizer: "PreTrainedTokenizerBase", max_tokens: int) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self.dropped: dict[str, int] = {}
-        """Prompts of a source that were too long, by what is to be said of them."""
+        """The number of prompts that were too long, by reason for the log."""
 
     def validation(self) -> dict[str, tuple[Prompt, ...]]:
-        """The sets of `prompts.validation`, by name.
+        """Read the sets of `prompts.validation`, by name.
 
         Raises:
             PromptError: see `load_prompts`.
@@ -137,7 +137,7 @@ class _Reader:
         return {name: self.read(source, source_key(name)) for name, source in sources.items()}
 
     def read(self, source: PromptSource, key: str) -> tuple[Prompt, ...]:
-        """The prompts of the source at `key` of the recipe.
+        """Read the prompts of the source at `key` of the recipe.
 
         Raises:
             PromptError: see `load_prompts`.
@@ -161,10 +161,10 @@ class _Reader:
 
 
 def check_lengths(prompts: Sequence[Prompt], max_tokens: int, remedy: str) -> None:
-    """Whether no prompt is longer than `max_tokens`; `remedy` ends the message.
+    """Check that no prompt is longer than `max_tokens`; `remedy` ends the message.
 
     Raises:
-        PromptError: one is.
+        PromptError: a prompt is longer.
     """
     longest = max(prompts, key=lambda prompt: len(prompt.prompt_ids))
     if len(longest.prompt_ids) > max_tokens:
@@ -176,7 +176,7 @@ def check_lengths(prompts: Sequence[Prompt], max_tokens: int, remedy: str) -> No
 
 
 def _without(prompts: Sequence[Prompt], validation: Mapping[str, Sequence[Prompt]]) -> list[Prompt]:
-    """Those whose text is not in a validation set."""
+    """The prompts whose text is not in a validation set."""
     texts = {prompt.text for of_set in validation.values() for prompt in of_set}
     left = [prompt for prompt in prompts if prompt.text not in texts]
     if not left:

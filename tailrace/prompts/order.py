@@ -11,11 +11,11 @@ from tailrace.types import IntArray
 class PromptOrder:
     """`order[k]` is the index of the run's k-th prompt. Each epoch visits every prompt once.
 
-    It has no position: a run that goes on at `k` reads on at `order[k]`.
+    It keeps no position: a run that resumes at `k` reads on at `order[k]`.
     """
 
     def __init__(self, *, count: int, seed: int, shuffle: bool) -> None:
-        """`shuffle`: a permutation of its own for each epoch; otherwise the order of the source."""
+        """`shuffle`: take another permutation in each epoch; otherwise keep the order of the source."""
         assert count > 0, "an order needs prompts"
         self._count = count
         self._seed = seed
@@ -29,26 +29,27 @@ class PromptOrder:
 
 
 def sample_seed(run_seed: int, position: int, index: int) -> int:
-    """63 bits, the random stream of sample `index` of the run's prompt at `position`; well mixed in all three."""
+    """The 63-bit seed of sample `index` of the run's prompt at `position`; well mixed in all three arguments."""
     return _mix("sample", run_seed, position, index) >> 1
 
 
 def evaluation_seed(run_seed: int, number: int, index: int) -> int:
-    """63 bits, the random stream of answer `index` to prompt `number` of an evaluation: the same in each evaluation."""
+    """The 63-bit seed of answer `index` to prompt `number` of an evaluation: the same in each evaluation."""
     return _mix("evaluation", run_seed, number, index) >> 1
 
 
 @lru_cache(maxsize=8)
 def permutation(count: int, seed: int, epoch: int) -> IntArray:
-    """[count], a shuffled 0 … count - 1.
+    """The numbers 0 … count - 1 in a shuffled order, `[count]`.
 
-    Sorted by raw random words: their stream never changes, where that of numpy's own shuffle may between releases.
+    The numbers are sorted by raw random words, whose stream never changes. Numpy's own shuffle may change between
+    releases.
     """
     words = np.random.PCG64(_mix("order", seed, epoch)).random_raw(count)
     return np.argsort(words, kind="stable")
 
 
 def _mix(purpose: str, *values: int) -> int:
-    """64 bits."""
+    """A 64-bit hash of the values, for one purpose."""
     text = ":".join([purpose, *map(str, values)])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

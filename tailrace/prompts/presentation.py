@@ -1,4 +1,4 @@
-"""From a row of a source to the text that a model reads, and its tokens."""
+"""Presents a row of a source as the text that a model reads, and as its tokens."""
 
 import inspect
 import re
@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ALSO_OF_TEMPLATES = ("tools", "documents")
-"""Arguments of the renderer that it hands on to the template."""
+"""Arguments of the tokenizer's renderer that it passes on to the template."""
 
 
 def present(rows: Iterable[Row], config: Presentation, tokenizer: "PreTrainedTokenizerBase") -> list[Prompt]:
-    """Prompts as the model reads them, tokenized, in the order of `rows`. Warns of arguments that no template reads.
+    """Present and tokenize prompts as the model reads them, in the order of `rows`.
+
+    Warns of arguments that the template does not read.
 
     Raises:
-        PromptError: the rows cannot be read, one cannot be presented or has no tokens, or the tokenizer has no chat
-            template where one is asked for.
+        PromptError: the rows cannot be read, one cannot be presented or has no tokens, or the tokenizer lacks the chat
+            template that is asked for.
     """
     _check_presentation(config, tokenizer)
     rows = list(rows)
@@ -75,7 +77,7 @@ def _check_arguments(arguments: dict[str, Any], tokenizer: "PreTrainedTokenizerB
 
 
 def _check_metadata(rows: Sequence[Row]) -> None:
-    """Refuse now what the queue would refuse in the middle of the run: integers beyond 64 bits."""
+    """Refuse integers beyond 64 bits now, which the queue would refuse in the middle of the run."""
     for row in rows:
         try:
             msgspec.msgpack.encode(row.metadata)
@@ -101,7 +103,7 @@ def _tokenize(rows: Sequence[Row], config: Presentation, tokenizer: "PreTrainedT
 
 
 def _present(row: Row, config: Presentation, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The text that the model reads."""
+    """The text of a row that the model reads."""
     if not config.chat_template:
         if not isinstance(row.prompt, str):
             raise PromptError(f"{row.prompt_id} is a list of chat messages; set prompts.chat_template: true")

@@ -1,1 +1,1 @@
-"""Where prompts come from: one file for each kind of source."""
+"""Sources of prompts: one file for each kind of source."""

@@ -1,4 +1,4 @@
-"""The seam of prompt sources: a source is a function that yields rows."""
+"""The interface of prompt sources: a source is a function that yields rows."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One problem as its source has it."""
+    """One problem, as it stands in its source."""
 
     prompt_id: str
-    """Says where it came from; unique in the source and stable."""
+    """The problem's place in the source; unique there, and stable."""
     prompt: str | list[Message]
     answer: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -42,13 +42,13 @@ def table_rows(
     *,
     narrow: NarrowFloats | None = None,
 ) -> Iterator[Row]:
-    """Rows of a table whose records come with their ids. Columns that are neither prompt nor answer become metadata.
+    """Yield the rows of a table whose records come with ids. Columns other than prompt and answer become metadata.
 
-    `key`: of the source in the recipe, for messages.
+    `key`: the key of the source in the recipe, for messages.
 
     Raises:
-        PromptError: a column is missing, a cell has the wrong type, or `answer_pattern` finds nothing in some answers:
-            that is raised at the end, with their number.
+        PromptError: a column is missing, a cell has the wrong type, or `answer_pattern` finds nothing in some answers.
+            The last is raised at the end, with the number of such answers.
     """
     answers = _Answers(columns, key, narrow or {})
     named = {columns.prompt_column, columns.answer_column}
@@ -66,12 +66,13 @@ def table_rows(
 
 
 class _Answers:
-    """Those of a table, or what `answer_pattern` finds in them."""
+    """The answers of a table, or the parts of them that `answer_pattern` finds."""
 
     def __init__(self, columns: ColumnsConfig, key: str, narrow: NarrowFloats) -> None:
-        """
+        """Read the settings of a table's answers.
+
         Raises:
-            PromptError: there is a pattern, and no column to look into.
+            PromptError: there is a pattern, but no column to search.
         """
         if columns.answer_pattern is not None and columns.answer_column is None:
             raise PromptError(f"{key}.answer_pattern needs {key}.answer_column, which is null")
@@ -83,7 +84,7 @@ class _Answers:
         self._missed: list[str] = []
 
     def read(self, record: Mapping[str, Any], prompt_id: str) -> str | None:
-        """The answer of a record, None where it has none.
+        """The answer of a record; None if it has none.
 
         Raises:
             PromptError: the column is missing, or its cell has no text.
@@ -103,9 +104,10 @@ class _Answers:
         return answer.strip()
 
     def check(self) -> None:
-        """
+        """Check that the pattern was found in all answers.
+
         Raises:
-            PromptError: the pattern has found nothing in some answer.
+            PromptError: it was not found in some answer.
         """
         if self._missed and self._pattern is not None:
             raise PromptError(

@@ -1,4 +1,4 @@
-"""Cells of tables: where they are, their text, and as JSON values."""
+"""Cells of tables: their places, their texts and their JSON values."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from tailrace.errors import quoted
 _COLUMNS_SHOWN = 40
 
 NarrowFloats = Mapping[str, type[np.floating[Any]]]
-"""Of columns whose floats have less than 64 bits, by dotted path: numpy's type. Python's float hides how they read."""
+"""Numpy's types of columns whose floats have less than 64 bits, by dotted path. Python's float hides their decimals."""
 
 
 class Written(str):
@@ -26,11 +26,11 @@ class Written(str):
 
 
 class CellError(ValueError):
-    """A cell is not what it has to be; says what it is."""
+    """A cell is not of the kind that is needed; the text says of what kind it is."""
 
 
 def find_cell(record: Mapping[str, Any], column: str) -> Any:
-    """The cell of a column, or of a field in it by a dotted path. A column whose own name has dots goes first.
+    """The cell of a column, or of a field in it by dotted path. A column whose own name has dots comes first.
 
     Raises:
         KeyError: there is none.
@@ -66,7 +66,7 @@ def with_cell(record: Mapping[str, Any], column: str, cell: Any) -> dict[str, An
 
 
 def column_names(record: Mapping[str, Any]) -> list[str]:
-    """The columns, and the fields in them as dotted paths; not more than messages can show."""
+    """The columns, and their fields as dotted paths; no more than a message can show."""
     return [path for path, _ in zip(_paths(record, "", MAX_DEPTH), range(_COLUMNS_SHOWN), strict=False)]
 
 
@@ -78,12 +78,12 @@ def _paths(record: Mapping[str, Any], prefix: str, levels: int) -> Iterator[str]
 
 
 def answer_text(value: Any, narrow: type[np.floating[Any]] | None = None) -> str | None:
-    """An answer as text: numbers as the source has written them, else the shortest decimal that reads as the same.
+    """An answer as text. A number is as the source has written it, else the shortest decimal that reads as the same.
 
-    None where it is missing: null, or a float that is no number. `narrow`: see `NarrowFloats`.
+    None for a missing answer: null, or a float that is no number. `narrow`: see `NarrowFloats`.
 
     Raises:
-        CellError: it has no text.
+        CellError: the value has no text.
     """
     match value:
         case None:
@@ -119,7 +119,7 @@ def json_value(value: Any) -> Any:
     """A cell as a JSON value; a float that is no number is null.
 
     Raises:
-        CellError: it cannot be one that keeps its value.
+        CellError: no JSON value can hold the cell's value.
     """
     try:
         return _plain(msgspec.to_builtins(value, str_keys=True, builtin_types=(Written,)), MAX_DEPTH)
@@ -160,7 +160,7 @@ def _finite(number: float, text: str) -> float | None:
 
 
 def shown(value: Any) -> str:
-    """A value of a source in a message, with its kind; a value that JSON has not has Python's name of its type."""
+    """A value of a source as a message shows it, with its kind. A value that JSON lacks has Python's type name."""
     match value:
         case Written():
             return f"number {quoted(str(value), 60)[1:-1]}"

@@ -17,10 +17,10 @@ _NARROW: Mapping[str, type[np.floating[Any]]] = {"float16": np.float16, "float32
 def dataset_rows(config: DatasetSource, key: str) -> Iterator[Row]:
     """The rows of a directory written by `save_to_disk`. Ids are `split:row`, from 0.
 
-    `key`: of the source in the recipe.
+    `key`: the key of the source in the recipe.
 
     Raises:
-        PromptError: no such directory or split, or `datasets` is not installed.
+        PromptError: there is no such directory or split, or `datasets` is not installed.
     """
     datasets = _library(key)
     path = Path(config.path)
@@ -35,7 +35,7 @@ def dataset_rows(config: DatasetSource, key: str) -> Iterator[Row]:
 def hub_rows(config: HubSource, key: str) -> Iterator[Row]:
     """The rows of a split of a data set of the hub. Ids are `split:row`, from 0.
 
-    `key`: of the source in the recipe.
+    `key`: the key of the source in the recipe.
 
     Raises:
         PromptError: the hub cannot be reached, or has no such data set, or `datasets` is not installed.
@@ -60,7 +60,7 @@ def _library(key: str) -> ModuleType:
 
 
 def _pick_split(loaded: Any, config: DatasetSource, key: str) -> tuple[str, Any]:
-    """A directory holds one data set, or a mapping from split names to data sets."""
+    """Choose a split of a directory, which holds one data set, or a mapping from split names to data sets."""
     if not isinstance(loaded, dict):
         name = str(loaded.split or "row")
         if config.split not in (None, name):
@@ -76,7 +76,7 @@ def _pick_split(loaded: Any, config: DatasetSource, key: str) -> tuple[str, Any]
 
 
 def _narrow(features: Mapping[str, Any], prefix: str = "") -> dict[str, type[np.floating[Any]]]:
-    """See `NarrowFloats`."""
+    """The narrow floats of a data set's features; see `NarrowFloats`."""
     found: dict[str, type[np.floating[Any]]] = {}
     for name, feature in features.items():
         if isinstance(feature, Mapping):

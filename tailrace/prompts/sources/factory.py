@@ -16,12 +16,12 @@ from tailrace.prompts.sources.jsonl import jsonl_rows
 
 
 def source_rows(config: PromptSource, key: str) -> Iterator[Row]:
-    """The rows of the source of `config.type`, in its order. What is slow to import is imported where it is used.
+    """The rows of the source of `config.type`, in its order. Slow imports happen only for their own source.
 
-    `key`: of the source in the recipe, for messages.
+    `key`: the key of the source in the recipe, for messages.
 
     Raises:
-        PromptError: it cannot be read.
+        PromptError: the source cannot be read.
     """
     match config:
         case JsonlSource():

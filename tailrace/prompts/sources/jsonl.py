@@ -1,4 +1,4 @@
-"""One JSON object a line."""
+"""Files with one JSON object a line."""
 
 import codecs
 import json
@@ -15,16 +15,16 @@ from tailrace.prompts.sources.cells import Written
 MAX_LINE_BYTES = 2**26
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _OTHER_MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16", b"\x1f\x8b": "gzip", b"PAR1": "Parquet"}
-"""What files of other kinds begin with."""
+"""The first bytes of files of other kinds."""
 
 
 def jsonl_rows(config: JsonlSource, key: str) -> Iterator[Row]:
-    """The objects of a file; blank lines are skipped. Ids are `name:line`, from 1. `key`: of the source in the recipe.
+    """The objects of a file; blank lines are skipped. Ids are `name:line`, from 1.
 
-    Numbers keep the text that they have in the file.
+    Numbers keep the text that they have in the file. `key`: the key of the source in the recipe.
 
     Raises:
-        PromptError: no such file, or a line is not a JSON object.
+        PromptError: there is no such file, or a line is not a JSON object.
     """
     return table_rows(_records(Path(config.path), key), config, key)
 

@@ -1,4 +1,4 @@
-"""Conversations of a source, as chat messages with text."""
+"""Conversations of a source, as chat messages with texts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,16 +7,16 @@ from tailrace.errors import nearest
 from tailrace.prompts.sources.cells import CellError, json_value, shown
 
 Message = dict[str, Any]
-"""A chat message: `role`, and `content`, a text; an assistant's with `tool_calls` may have no content."""
+"""A chat message: `role`, and `content`, a text. An assistant's message with `tool_calls` may have no content."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def conversation(value: Sequence[Any]) -> list[Message]:
-    """Chat messages; content that is a list of text parts becomes their text, joined without anything between.
+    """Read chat messages. Content that is a list of text parts becomes one text, joined without anything between.
 
     Raises:
-        CellError: one of them is none, has an unknown role or no text, or there is nothing to answer.
+        CellError: an item is no message, has an unknown role or no text, or there is nothing to answer.
     """
     if not value:
         raise CellError("the prompt is empty")
@@ -30,7 +30,7 @@ def conversation(value: Sequence[Any]) -> list[Message]:
 
 
 def _message(value: Any, where: str) -> Message:
-    # Tables write null into the fields of a message that others have.
+    # Tables write null into fields that only other messages have.
     fields = {k: v for k, v in value.items() if v is not None} if isinstance(value, Mapping) else {}
     role = fields.get("role")
     if type(role) is not str:

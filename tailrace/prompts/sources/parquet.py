@@ -16,11 +16,12 @@ _NARROW: Mapping[Any, type[np.floating[Any]]] = {pl.Float16(): np.float16, pl.Fl
 
 
 def parquet_rows(config: ParquetSource, key: str) -> Iterator[Row]:
-    """The rows of one file, or of the sorted matches of a glob. Ids are `path:row`, from 0. `key`: of the source in the
-    recipe.
+    """Yield the rows of one file, or of the sorted matches of a glob. Ids are `path:row`, from 0.
+
+    `key`: the key of the source in the recipe.
 
     Raises:
-        PromptError: no such file, or it is not Parquet.
+        PromptError: there is no such file, or it is not Parquet.
     """
     files = _files(config.path, key)
     for file in files:
@@ -52,7 +53,7 @@ def _read(file: str, key: str) -> pl.DataFrame:
 
 
 def _narrow(columns: Mapping[str, Any], prefix: str = "") -> dict[str, type[np.floating[Any]]]:
-    """See `NarrowFloats`."""
+    """The narrow floats of a table's columns; see `NarrowFloats`."""
     found: dict[str, type[np.floating[Any]]] = {}
     for name, kind in columns.items():
         if isinstance(kind, pl.Struct):

@@ -11,25 +11,25 @@ from tailrace.errors import PromptError, did_you_mean, one_line
 from tailrace.prompts.sources.base import Row
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it brings, when that is compiled at first use
+    warnings.simplefilter("ignore", SyntaxWarning)  # from a dependency, when it is compiled at first use
     import reasoning_gym  # type: ignore[import-untyped]
     from reasoning_gym.composite import DatasetSpec  # type: ignore[import-untyped]
     from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]
 
 _GENERATOR_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a generator's checks, and what they forgot to check, raise."""
+"""The errors of a generator's own checks, and of values that it does not check."""
 
 
 def reasoning_gym_rows(config: ReasoningGymSource, key: str) -> Iterator[Row]:
-    """Generated problems. Ids are `task:index`; metadata is the entry's, with the generator's `parameters`.
+    """Yield generated problems. Ids are `task:index`; metadata is the entry's, with the generator's `parameters`.
 
-    `key`: of the source in the recipe.
+    `key`: the key of the source in the recipe.
 
-    JSON has neither tuples nor integer keys, and scorers compare them: a tuple is kept as {"$tuple": [...]}, a mapping
-    with keys other than strings as {"$map": [[key, value], ...]}.
+    JSON has neither tuples nor integer keys, but scorers compare them. So a tuple is kept as {"$tuple": [...]}, and a
+    mapping with keys other than strings as {"$map": [[key, value], ...]}.
 
     Raises:
-        PromptError: no such task, or the generator refuses its parameters.
+        PromptError: there is no such task, or the generator refuses its parameters.
     """
     _check(config, key)
     try:
@@ -49,10 +49,10 @@ def reasoning_gym_rows(config: ReasoningGymSource, key: str) -> Iterator[Row]:
 
 
 def keep(value: Any) -> Any:
-    """`value` as JSON with the marks `$tuple` and `$map`.
+    """Convert `value` to JSON with the marks `$tuple` and `$map`.
 
     Raises:
-        TypeError: it holds something else than numbers, strings, lists, tuples and mappings.
+        TypeError: it holds anything but numbers, strings, lists, tuples and mappings.
     """
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value):
@@ -68,7 +68,7 @@ def keep(value: Any) -> Any:
 
 
 def _plain_scalar(value: Any) -> str | int | float:
-    """numpy's strings and numbers become Python's."""
+    """Convert numpy's strings and numbers to Python's."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Integral):
@@ -79,14 +79,14 @@ def _plain_scalar(value: Any) -> str | int | float:
 
 
 def _arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What the generator takes: `datasets` of the task `composite`, a mixture of tasks, are written as mappings."""
+    """The generator's arguments. In a recipe, the `datasets` of the task `composite`, a mixture, are mappings."""
     if "datasets" not in parameters:
         return dict(parameters)
     return {**parameters, "datasets": [DatasetSpec(**{"config": {}, **spec}) for spec in parameters["datasets"]]}
 
 
 def _parameters_of(entry: Mapping[str, Any], config: ReasoningGymSource) -> dict[str, Any]:
-    """The parameters of the task that made `entry`, which its scorer may need; a mixture makes none itself."""
+    """The parameters of the task that made `entry`, which its scorer may need; a mixture makes no entries itself."""
     parts = config.parameters.get("datasets", [])
     name = entry["metadata"]["source_dataset"]
     return next((part.get("config", {}) for part in parts if part["name"] == name), config.parameters)
