@@ -1,6 +1,6 @@
-"""Looks, before anything is generated, at whether the grader can find any response to the prompts right.
+"""Checks, before anything is generated, whether the grader can find any response to the prompts right.
 
-A pattern for `-?\\d+` can never find a worked solution, so that every reward would be 0, for ever and without an error.
+For example, the pattern `-?\\d+` can never find a worked solution: every reward would be 0, without an error.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from tailrace.rewards.pool import GraderPool
 from tailrace.types import Prompt
 
 _LOOKED_AT = 100
-"""Answers, spread over the prompts."""
+"""The most answers that are checked, spread over the prompts."""
 _LIMIT_S = 10.0
-"""For those of a set; what is not known by then is taken to be well."""
+"""Seconds for the answers of one set. An answer whose check takes longer counts as fine."""
 _WHY_NOT = {
     "exact": "are empty or have several lines, and a response has to be the answer letter for letter",
     "regex": "can never be what rewards.grader.pattern finds",
@@ -37,18 +37,18 @@ _WHY_NOT = {
 async def check_answers(
     config: RewardsConfig, sources: Mapping[str, Sequence[Prompt]], pool: GraderPool | None = None
 ) -> None:
-    """Warn of prompts to which no response can be right.
+    """Warn of prompts for which no response can be right.
 
     Args:
-        sources: prompts, by the key of the recipe that their source has.
-        pool: to ask; by default one of its own.
+        sources: prompts, by the key of their source in the recipe.
+        pool: the graders to ask; by default a new pool.
 
     Raises:
-        UserError: no prompt of a source has what the grader compares with; or the grader cannot be made.
+        UserError: no prompt of a source has an answer that the grader compares with, or the grader cannot be made.
     """
     sets = {key: prompts for key, prompts in sources.items() if prompts}
     if isinstance(config.grader, FunctionReward | GivenReward) or not sets:
-        return  # what a function does with an answer is its own affair
+        return  # only a function itself knows how it uses an answer
     for key, prompts in sets.items():
         _check_there_are_some(config, key, prompts)
     async with AsyncExitStack() as stack:
@@ -81,7 +81,7 @@ def _check_there_are_some(config: RewardsConfig, key: str, prompts: Sequence[Pro
 
 
 async def _ask(pool: GraderPool, prompts: Sequence[Prompt]) -> list[Grade | None]:
-    """What is known of each within the limit."""
+    """Check each prompt; None for those without a result within the limit."""
     asked = [asyncio.create_task(pool.can_be_right(_as_response(prompt))) for prompt in prompts]
     _, late = await asyncio.wait(asked, timeout=_LIMIT_S)
     for task in late:

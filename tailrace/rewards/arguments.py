@@ -1,4 +1,4 @@
-"""What a reward function asks for by the names of its parameters."""
+"""The arguments that a reward function asks for by the names of its parameters."""
 
 import inspect
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from tailrace.rewards.base import GradingRequest
 
 KEY = "rewards.grader.path"
 NAMES = GradingRequest.__struct_fields__
-"""What a function can ask for."""
+"""The arguments that a function can ask for."""
 
 
 def asked_for(config: FunctionReward | GivenReward, function: Callable[..., Any]) -> tuple[str, ...]:
-    """Those of `NAMES` that `function` has a parameter for, all of them where it takes any keyword.
+    """The `NAMES` that `function` has parameters for; all of them if it takes any keyword.
 
     Raises:
-        UserError: it cannot be called with them and the recipe's arguments.
+        UserError: the function cannot be called with them and the recipe's arguments.
     """
     named = f"reward {config.name!r}" if isinstance(config, GivenReward) else f"{KEY} {config.path!r}"
     call = f"{named} is called by name with {', '.join(NAMES)} and rewards.grader.arguments"

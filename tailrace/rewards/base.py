@@ -1,4 +1,4 @@
-"""The seam of reward functions."""
+"""The interface of reward functions."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -10,23 +10,23 @@ import msgspec
 from tailrace.errors import RewardError
 
 CORRECT = "correct"
-"""The part that says whether the response is right."""
+"""The name of the part that says whether the response is right."""
 
 
 class GradingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A response to score. Everything in it can be written as JSON."""
 
     prompt: str
-    """What the model has read: after the chat template."""
+    """The text that the model has read, after the chat template."""
     question: str | list[dict[str, Any]]
-    """What the source has: plain text, or chat messages."""
+    """The problem in the source: plain text, or chat messages."""
     response: str
     answer: Any
     metadata: Mapping[str, Any]
     tokens: list[int]
-    """Of the response."""
+    """The tokens of the response."""
     finish_reason: str
-    """`stop`, `length` or `abort`, see `FinishReason`."""
+    """`stop`, `length` or `abort`; see `FinishReason`."""
 
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,33 +34,33 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
 
     reward: float | None
     parts: Mapping[str, float] = {}
-    """Figures by name that the grader gave beside it. `correct` among them is 1 or 0: whether the response is right."""
+    """Further figures of the grader, by name. `correct` among them is 1 or 0: whether the response is right."""
     error: str | None = None
     """One line, its kind first: `timeout: …`, `died: …`, or `ErrorName: message` of the grader."""
     traceback: str | None = None
-    """Of that error, where the grader raised it: the lines of the user's own files, of bounded length."""
+    """The traceback of an error that the grader raised: the lines of the user's own files, of bounded length."""
 
     @property
     def correct(self) -> bool | None:
-        """Whether the response is right; None where the grader does not say."""
+        """Whether the response is right; None if the grader does not say."""
         return bool(self.parts[CORRECT]) if CORRECT in self.parts else None
 
 
 class Grader(ABC):
-    """Scores one response. Runs inside a worker process; may raise anything."""
+    """Scores one response. A grader runs inside a worker process, and may raise anything."""
 
     @abstractmethod
     def grade(self, request: GradingRequest) -> float | bool | Mapping[str, float]:
         """The reward of `request.response`, a finite number.
 
-        A truth value also says whether the response is right. A mapping has the reward as `reward`; what else it has
+        A truth value also says whether the response is right. A mapping has the reward as `reward`; its other entries
         are parts.
         """
 
     def can_be_right(self, request: GradingRequest) -> bool:
         """Whether this grader can find any response to the prompt right; `request.response` is the answer itself.
 
-        May raise what `grade` does, which says no, too. A grader that cannot tell says that it can.
+        It may raise the errors of `grade`, which also mean no. A grader that cannot tell returns True.
         """
         return True
 
@@ -69,7 +69,7 @@ class AsyncGrader(ABC):
     """Scores responses, several at a time."""
 
     concurrency: int
-    """Gradings at a time."""
+    """The number of concurrent gradings."""
 
     @abstractmethod
     async def grade(self, request: GradingRequest) -> float | bool | Mapping[str, float]:
@@ -77,10 +77,10 @@ class AsyncGrader(ABC):
 
 
 def expected_text(request: GradingRequest) -> str:
-    """The answer as stripped text; a number in the source counts as its text.
+    """The answer as stripped text. A number in the source counts as its text.
 
     Raises:
-        RewardError: the prompt came without an answer, or with an empty one, which an empty response would equal.
+        RewardError: the prompt has no answer, or an empty one, which an empty response would equal.
     """
     answer = "" if request.answer is None else str(request.answer).strip()
     if not answer:
@@ -95,16 +95,16 @@ def failure_kind(error: str) -> str:
 
 
 class FailureReport:
-    """What the event of some gradings says of those that failed."""
+    """Reports failed gradings in events."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
-        """Kinds whose traceback has been in an event."""
+        """The kinds whose traceback has been in an event."""
 
     def info(self, grades: Iterable[Grade]) -> dict[str, Any]:
-        """`failures`, how many there are of each kind; `errors`, a line each; `tracebacks`, the first of each kind.
+        """The report for one event: `failures`, the count of each kind; `errors`, a line each; `tracebacks`, by kind.
 
-        Empty where none failed.
+        Only the first traceback of each kind is reported. The report is empty if no grading failed.
         """
         failed = [grade for grade in grades if grade.error]
         if not failed:

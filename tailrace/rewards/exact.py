@@ -1,11 +1,11 @@
-"""Rewards a response that is the answer."""
+"""Rewards a response that equals the answer."""
 
 from tailrace.config.rewards import ExactReward
 from tailrace.rewards.base import Grader, GradingRequest, expected_text
 
 
 class ExactGrader(Grader):
-    """1 where the response, stripped of white space, equals the answer."""
+    """Gives 1 if the response, stripped of white space, equals the answer."""
 
     def __init__(self, config: ExactReward) -> None:
         self._ignore_case = config.ignore_case
@@ -15,7 +15,7 @@ class ExactGrader(Grader):
         return self._normal(request.response) == self._normal(expected_text(request))
 
     def can_be_right(self, request: GradingRequest) -> bool:
-        """A text of several lines is more than the answer: a worked solution, mostly."""
+        """Whether the answer is one line. A text of several lines is mostly a worked solution."""
         return "\n" not in expected_text(request)
 
     def _normal(self, text: str) -> str:

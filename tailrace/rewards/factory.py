@@ -13,7 +13,7 @@ from tailrace.rewards.base import AsyncGrader, Grader
 
 
 def make_grader(config: GraderConfig) -> Grader | AsyncGrader:
-    """The grader of `config.type`. Each imports its libraries only when it is asked for.
+    """Make the grader of `config.type`. Its libraries are imported only then.
 
     Raises:
         UserError: the grader cannot be made, such as for a dotted path that leads nowhere.

@@ -12,11 +12,13 @@ from tailrace.rewards.given import given_function
 
 
 def make_function_grader(config: FunctionReward | GivenReward) -> Grader | AsyncGrader:
-    """A grader that calls the function with what it asks for by the names of its parameters, and with the recipe's
-    arguments; one for several gradings at a time where the function is asynchronous.
+    """Make a grader that calls the function of `config`.
+
+    The function gets the arguments that its parameters name, and those of the recipe. If it is asynchronous, the grader
+    does several gradings at a time.
 
     Raises:
-        UserError: the module, the attribute or the signature is not as needed.
+        UserError: there is no such module or attribute, or the signature is wrong.
     """
     function = given_function(config) if isinstance(config, GivenReward) else load_callable(KEY, config.path)
     asked = asked_for(config, function)

@@ -1,8 +1,8 @@
 """A reward function that a program gives: `Trainer(recipe, reward=f)`.
 
-It is written into the configuration, by dill, since graders are processes of their own, maybe on other machines, and a
-resumed run needs it again. What stands in a module is named; all else goes along: closures, lambdas, functions and
-classes of a notebook.
+Dill writes the function into the configuration, since graders are other processes, maybe on other machines, and a
+resumed run needs it again. Objects of a module are stored by name. All others are stored whole: closures, lambdas,
+functions and classes of a notebook.
 """
 
 import base64
@@ -23,7 +23,7 @@ def reward_section(function: Callable[..., Any]) -> dict[str, Any]:
     """The section `rewards.grader` of a recipe for a function of this program.
 
     Raises:
-        ConfigError: it is none, or what it uses cannot go to another process.
+        ConfigError: it is no function, or it uses something that cannot go to another process.
     """
     if not callable(function):
         raise ConfigError(f"reward is {quoted(function)}; expected a function, as in Trainer(recipe, reward=score)")
@@ -34,10 +34,10 @@ def reward_section(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def given_function(config: GivenReward) -> Callable[..., Any]:
-    """The function that `reward_section` wrote. Its modules are looked for where the program had them.
+    """Read the function that `reward_section` wrote. Its modules are searched where the program had them.
 
     Raises:
-        UserError: another version of Python has written it, or what it uses is not there.
+        UserError: another version of Python has written it, or something that it uses is missing.
     """
     if config.python != _python():
         raise UserError(
@@ -50,7 +50,7 @@ def given_function(config: GivenReward) -> Callable[..., Any]:
         directories, code = dill.loads(base64.b64decode(config.pickled))
         sys.path.extend(directory for directory in directories if directory not in sys.path)
         function: Callable[..., Any] = dill.loads(code)
-    except Exception as error:  # what is unpickled imports a user's modules, which raise what they like
+    except Exception as error:  # unpickling imports a user's modules, which may raise anything
         raise UserError(f"reward {config.name!r} cannot be made: {describe(error)}") from error
     return function
 
@@ -66,7 +66,7 @@ def _pickled(name: str, function: Callable[..., Any]) -> str:
     directories = [os.getcwd(), *([str(Path(program).resolve().parent)] if program else [])]
     try:
         code = dill.dumps((directories, dill.dumps(function, recurse=True)))
-    except Exception as error:  # what it uses may raise anything while it is pickled
+    except Exception as error:  # pickling a user's objects may raise anything
         raise ConfigError(
             f"reward {name!r} cannot go to graders, which are other processes: {describe(error)}; make what it needs "
             "inside of it, or put it into a module"

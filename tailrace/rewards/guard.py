@@ -1,10 +1,10 @@
-"""The parent of a grading process: it ends whatever the grader has started, wherever that hid.
+"""The parent of a grading process. It ends every process that the grader has started, however hidden.
 
-    pool ── pipes ── guard ──▶ worker ──▶ what its grader starts
+    pool ── pipes ── guard ──▶ worker ──▶ processes that its grader starts
 
-The kernel gives orphans among the guard's descendants to the guard (Linux), so that a program which became a daemon is
-found, too. When the worker ends, when the pool asks (SIGTERM), or when the pool is gone, everything below is killed,
-and the guard ends as the worker has. The guard runs none of the user's code, so that it cannot hang.
+On Linux, orphans among the guard's descendants become its children, so that it also finds a program that became a
+daemon. When the worker ends, when the pool asks (SIGTERM), or when the pool is gone, the guard kills all descendants
+and ends as the worker has. The guard runs none of the user's code, so it cannot hang.
 """
 
 import os
@@ -21,9 +21,9 @@ _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 
 
 def fork_worker(requests_fd: int) -> None:
-    """Return in a new process, the worker; this one guards it to its end.
+    """Return in a new process, the worker. This process guards it to its end, and does not return.
 
-    `requests_fd`: hung up where the pool is gone.
+    `requests_fd`: the pipe of requests, which hangs up when the pool is gone.
     """
     news, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -41,7 +41,7 @@ def fork_worker(requests_fd: int) -> None:
     os.close(wake)
     signal_at_end_of_parent(signal.SIGKILL)
     with suppress(OSError):  # there is none outside of Linux
-        Path("/proc/self/oom_score_adj").write_text("1000")  # a grader that fills the memory, and not the trainer
+        Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, kill the grader, not the trainer
 
 
 def _guard(worker: int, news: int, requests_fd: int) -> NoReturn:
@@ -58,7 +58,7 @@ def _guard(worker: int, news: int, requests_fd: int) -> NoReturn:
 
 
 def _ended(worker: int, news: int, requests_fd: int) -> int | None:
-    """Wait until the worker ends, and return how; None where it is to be ended."""
+    """Wait until the worker ends, and return its exit code; return None if it is to be ended."""
     poll = select.poll()
     poll.register(news, select.POLLIN)
     poll.register(requests_fd, 0)  # reports a hang-up and nothing else: the requests are the worker's
@@ -72,7 +72,7 @@ def _ended(worker: int, news: int, requests_fd: int) -> int | None:
 
 
 def _reaped() -> tuple[int, int] | None:
-    """The next child that has ended, an orphan maybe; None where none has."""
+    """The next child that has ended, perhaps an orphan, with its status; None if none has."""
     try:
         pid, status = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:

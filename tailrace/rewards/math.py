@@ -1,8 +1,8 @@
 r"""Rewards a response whose final expression equals the answer mathematically.
 
-The answer is read as LaTeX, as math-verify reads what stands in \boxed{…}: it may hold dollar signs, line breaks and
-environments, which break out of $…$. An answer with mathematics of its own in it, such as `$2$ or $3$`, and one that is
-a sentence are read as a response is.
+The answer is read as LaTeX, as math-verify reads the content of \boxed{…}: it may hold dollar signs, line breaks and
+environments, which break out of $…$. An answer with mathematics inside it, such as `$2$ or $3$`, and an answer that is
+a sentence are read like a response.
 """
 
 import logging
@@ -20,7 +20,7 @@ from tailrace.rewards.base import Grader, GradingRequest, expected_text
 
 _MATH_INSIDE = re.compile(
     r"\\boxed|\\fbox|(?<!\\)\\\(|(?<!\\)\\\["
-    r"|(?<!\\)\$(?=\S)[^$]*(?<=[^\s\\])\$(?!\d)"  # a pair, as Pandoc reads them: two prices are none
+    r"|(?<!\\)\$(?=\S)[^$]*(?<=[^\s\\])\$(?!\d)"  # a pair by the rules of Pandoc: two prices are no pair
     r"|(?<!\\)\$\$[^$]+\$\$|\*\*"
 )
 _SENTENCE = re.compile(r"[^\\]*\b[A-Za-z]{2,}\s+[A-Za-z]{2,}\s+[A-Za-z]{2,}\b[^\\]*")
@@ -34,17 +34,17 @@ _MIXED = re.compile(
     r"| ?\\[dt]?frac(?:\{(?P<frac_over>\d{1,9})\}\{(?P<frac_under>\d{1,9})\}|(?P<digit_over>\d)(?P<digit_under>\d)))"
 )
 _AMONG_WORDS = re.compile(r"\d\s+\(?[A-Za-z]{3}|\d[A-Za-z]{4}|(?<!\\)\b[A-Za-z]{3,}:?\s+\d")
-"""A number beside a word, in what math-verify leaves of an answer: it makes each letter of the word a variable."""
+"""A number beside a word in the normalized text of an answer: math-verify makes each letter of it a variable."""
 _EXPONENT = re.compile(r"(?<![\w.])\d{1,30}(?:\.\d{1,30})?[eE][+-]?\d{1,2}(?![\w.]*\w)")
 
 
 class MathGrader(Grader):
-    r"""math-verify: 1/2 equals 0.5 equals \boxed{\frac{1}{2}}."""
+    r"""Compares by math-verify: 1/2 equals 0.5 equals \boxed{\frac{1}{2}}."""
 
     def __init__(self, config: MathReward) -> None:
         self._pattern = re.compile(config.pattern) if config.pattern is not None else None
         self._which = config.match
-        # It warns that its time limits are off; ours is the pool's, which ends loops that no signal handler can.
+        # math-verify warns that its time limits are off. The pool's limit also ends loops that no signal handler can.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def grade(self, request: GradingRequest) -> bool:
@@ -62,14 +62,14 @@ class MathGrader(Grader):
         return bool(verify(list(gold), list(theirs), timeout_seconds=None))
 
     def can_be_right(self, request: GradingRequest) -> bool:
-        """Whether the answer is read as anything, and as more than the letters of its words."""
+        """Whether the answer reads as an expression, and not as the letters of its words."""
         read = read_answer(expected_text(request))[:2]
         return bool(read) and not any(isinstance(text, str) and _AMONG_WORDS.search(text) for text in read)
 
 
 @lru_cache(maxsize=512)
 def read_answer(text: str) -> tuple[Any, ...]:
-    """What math-verify makes of `text` as an expression: that, and its normalized text. Empty where it is nothing."""
+    """Read an answer by math-verify: the expression, and its normalized text. Empty if it reads as nothing."""
     plain = _plain(text)
     if not plain:
         return ()
@@ -77,31 +77,31 @@ def read_answer(text: str) -> tuple[Any, ...]:
         return tuple(parse(plain, parsing_timeout=None))
     bare = plain.rstrip(".") or plain
     read = parse(f"\\boxed{{{bare}}}", [LatexExtractionConfig()], parsing_timeout=None)
-    if len(read) < 2 and "\\" not in bare:  # the text alone: it is no LaTeX
+    if len(read) < 2 and "\\" not in bare:  # only the text was read: it is no LaTeX
         read = parse(bare, parsing_timeout=None) or read
     return tuple(read) if bare == plain else (*read, plain)  # a response may have the full stop, too
 
 
 def read_response(text: str) -> tuple[Any, ...]:
-    """What math-verify makes of a response, which may say much else."""
+    """Read the expressions in a response by math-verify; the response may hold much other text."""
     return tuple(parse(_plain(text), parsing_timeout=None))
 
 
 def _plain(text: str) -> str:
-    """With one kind of minus, without tags, with mixed numbers and exponents as math-verify can read them."""
+    """Rewrite a text for math-verify: one kind of minus, no tags, and mixed numbers and exponents that it can read."""
     text = _without_tags(text.translate(_MINUS))
     return _EXPONENT.sub(_as_decimal, _MIXED.sub(_as_fraction, text)).strip()
 
 
 def _without_tags(text: str) -> str:
-    """One letter between the signs of an inequality is a tag where it is closed: `1<b>2` is none, `<b>2</b>` is."""
+    """Remove tags. One letter in angle brackets is a tag if it is closed: `1<b>2` has no tag, `<b>2</b>` has one."""
     closed = set(_LETTER_END.findall(text))
     text = _LETTER_TAG.sub(lambda match: " " if match[1] in closed else match[0], text)
     return _TAG.sub(" ", text)
 
 
 def _as_fraction(match: re.Match[str]) -> str:
-    """One term, so that what follows belongs to all of it, such as a percent sign."""
+    """Write a mixed number as one fraction, so that a sign that follows, such as percent, belongs to all of it."""
     whole = int(match["whole"].replace(",", ""))
     over, under = (int(match[name] or match[f"frac_{name}"] or match[f"digit_{name}"]) for name in ("over", "under"))
     return rf"\frac{{{whole * under + over}}}{{{under}}}" if under else match[0]

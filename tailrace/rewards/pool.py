@@ -2,11 +2,11 @@
 
     grade() ── waits for a place ──▶ worker process ── Grade ──▶ caller
        ▲                                   │ too late, died, cancelled: killed with all that its grader has started
-       └───── the place is free again ◀────┘ and started anew by the slot's next grading
+       └───── the place is free again ◀────┘ and restarted by the slot's next grading
 
-Who waits on whom: a grading waits for a place in one of `workers` slots, first come first served. It holds the place
-for at most the start limit and the time limit per attempt, so every grading ends. A slot has one place; with an
-asynchronous grader it has as many as that takes at a time.
+Waiting: a grading waits for a place in one of `workers` slots, first come first served. It holds the place for at most
+the start limit and the time limit per attempt, so every grading ends. A slot has one place. With an asynchronous grader
+it has as many places as the grader takes gradings at a time.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from tailrace.rewards.process import GraderDied, GraderProcess
 from tailrace.rewards.together import too_late
 
 _WORKER_BYTES = 40 * 2**20
-"""Of memory, at the least: Python with this package."""
+"""The least memory of a worker: Python with this package."""
 
 
 class _Slot:
-    """Of one worker, which may be dead until the slot's next grading."""
+    """A slot for one worker, which may be dead until the slot's next grading."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -49,9 +49,9 @@ class GraderPool:
         self._closed = False
         self._printed = Printed()
         self._starts = asyncio.Semaphore(2 * (os.cpu_count() or 1))
-        """More of them would only take turns at the cores."""
+        """Limits concurrent starts: more of them would only take turns at the cores."""
         self.capacity = config.workers
-        """Gradings at a time."""
+        """The number of concurrent gradings."""
 
     async def __aenter__(self) -> Self:
         """Start the workers.
@@ -91,13 +91,13 @@ class GraderPool:
                 grade = self._judged(await self._attempt(slot, request))
                 if grade.error is None:
                     break
-                self._check_open()  # it may have died by the hand of close
+                self._check_open()  # `close` may have killed it
         finally:
             self._places.put_nowait(slot)
         return grade
 
     async def can_be_right(self, request: GradingRequest) -> Grade:
-        """See `Grader.can_be_right`: a grade whose reward is 1 or 0, or whose error says why nothing can.
+        """Ask `Grader.can_be_right`. The grade's reward is 1 or 0, or its error says why no response can be right.
 
         Raises:
             RewardError: the pool is closed.
@@ -115,7 +115,7 @@ class GraderPool:
             return
         self._closed = True
         await asyncio.gather(*(slot.worker.kill() for slot in self._slots if slot.worker is not None))
-        # once each place has come back, no grading is left that could have started a process
+        # once each place has come back, no grading is left that could start a process
         places = [await self._places.get() for _ in range(self.capacity)]
         for slot in places:  # let the gradings that still wait for one see that the pool is closed
             self._places.put_nowait(slot)
@@ -133,7 +133,7 @@ class GraderPool:
             return Grade(reward=None, error=f"died: it cannot start again: {error}")
 
     def _judged(self, grade: Grade) -> Grade:
-        """With the word on whether it is right that the configuration says, where it does."""
+        """Add whether the response is right, if the configuration has a threshold of the reward for it."""
         threshold = self._config.correct_at
         if threshold is None or grade.reward is None:
             return grade
@@ -165,6 +165,6 @@ def _check_room(workers: int) -> None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The user's error behind a failed start, out of the task group's wrapping."""
+    """Take the user's error behind a failed start out of the task group's error."""
     cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
     return UserError(f"rewards.grader: at the start its process {cause}") if isinstance(cause, GraderDied) else cause

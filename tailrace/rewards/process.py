@@ -1,9 +1,9 @@
 """The pool's end of one grader process.
 
     grade() ──Call──▶ grader          _listen ◀──Reply── grader: each to the call with its number
-                                      _hear_output ◀──what the grader prints
+                                      _hear_output ◀──output of the grader
 
-Who waits on whom: a call on its reply, up to its limit; when the process ends, every call hears how.
+Waiting: a call waits for its reply, up to its limit. When the process ends, every call gets an error that says how.
 """
 
 import asyncio
@@ -28,27 +28,27 @@ from tailrace.rewards.output import Lines
 from tailrace.rewards.wire import Call, Message, Ready, Reply, Setup
 
 START_LIMIT_S = 120.0
-"""Importing a grader's libraries on a busy machine takes seconds; a module that takes longer hangs."""
+"""Seconds in which a grader must be made. Imports on a busy machine take seconds; a module that takes longer hangs."""
 _MARK = "TAILRACE_GRADER"
 _REAP_LIMIT_S = 5.0
-"""A guard ends at once, with all that it guards; one that is stopped is killed."""
+"""Seconds in which a guard must end. Mostly it ends at once, with all that it guards; a stopped guard is killed."""
 _GRACE_S = 1.0
-"""For a grader process to say itself that a grading among several took too long."""
+"""Further seconds in which a process with several gradings may itself report that one took too long."""
 
 
 class GraderDied(RewardError):
-    """The process ended, or broke the protocol, in the middle of a conversation: `died: how`."""
+    """The process ended or broke the protocol in the middle of its work. The text is `died: how`."""
 
 
 class GraderProcess:
-    """One running grader process. A late call kills it. So does a cancelled one, if it was alone."""
+    """One running grader process. A late call kills it. A cancelled call also kills it, if it was alone."""
 
     def __init__(self, process: Process, mark: str, on_line: Callable[[str], None]) -> None:
         self.concurrency = 1
-        """Calls that it takes at a time."""
+        """The number of concurrent calls that it takes."""
         self._process = process
         self._mark = mark
-        """What it and all that it starts have in their environment."""
+        """A mark in the environment of the process and of all that it starts."""
         self._killed = False
         self._why = ""
         self._lines = Lines(on_line)
@@ -59,7 +59,7 @@ class GraderProcess:
 
     @classmethod
     async def spawn(cls, on_line: Callable[[str], None]) -> "GraderProcess":
-        """Start a process, which waits for `prepare`. `on_line`: takes each line that its grader prints.
+        """Start a process, which waits for `prepare`. `on_line` is called with each line that its grader prints.
 
         Raises:
             GraderDied: the machine has no room for another process.
@@ -76,14 +76,14 @@ class GraderProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process can take calls."""
         return not self._killed and self._process.returncode is None
 
     async def prepare(self, config: RewardsConfig) -> None:
         """Wait until the grader is made.
 
         Raises:
-            UserError: it cannot be made.
+            UserError: the grader cannot be made.
             GraderDied: the process died on the way, or was killed after START_LIMIT_S.
         """
         setup = Setup(grader=config.grader.model_dump_json(), timeout_s=config.timeout_s)
@@ -106,18 +106,18 @@ class GraderProcess:
         self._listening = asyncio.create_task(self._listen())
 
     async def grade(self, request: GradingRequest, limit_s: float, *, is_check: bool = False) -> Grade:
-        """What the worker says of `request`; `is_check`: see `Call`.
+        """Have the worker grade `request`. `is_check`: see `Call`.
 
         Raises:
             GraderDied: the process died.
-            TimeoutError: it took longer than `limit_s`, and was killed.
+            TimeoutError: the grading took longer than `limit_s`, and the process was killed.
         """
         alone = self.concurrency == 1
         number = next(self._numbers)
         reply = self._calls[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(limit_s if alone else limit_s + _GRACE_S):
-                with suppress(ConnectionError):  # it has ended: _listen says how
+                with suppress(ConnectionError):  # the process has ended: `_listen` says how
                     await self._send(Call(number, request, is_check))
                 grade: Grade = await reply
                 return grade
@@ -126,23 +126,23 @@ class GraderProcess:
             await self.kill()
             raise
         except asyncio.CancelledError:
-            if alone:  # it would go on with that, and not with the next one
+            if alone:  # the process would go on with this call, not with the next
                 await self.kill()
             raise
         finally:
             del self._calls[number]
 
     async def kill(self) -> None:
-        """End it with all that its grader has started, and reap it. Killing twice is harmless."""
+        """End the process with all that its grader has started, and reap it. Calling it twice is harmless."""
         self._killed = True
         if self._process.returncode is None:
-            self._process.terminate()  # its guard sees to the rest
+            self._process.terminate()  # its guard kills the rest
             with suppress(TimeoutError):
                 async with asyncio.timeout(_REAP_LIMIT_S):
                     await self._process.wait()
         if self._process.returncode is None:
             kill_group(self._process.pid)
-        if self._process.returncode in (None, -signal.SIGKILL):  # its guard may have been killed, which saw to nothing
+        if self._process.returncode in (None, -signal.SIGKILL):  # its guard may have been killed, and killed nothing
             await asyncio.to_thread(kill_all, lambda: living(self._has_mark))
         tasks = {self._hearing, *({self._listening} if self._listening else ())} - {asyncio.current_task()}
         _, stuck = await asyncio.wait(tasks, timeout=_REAP_LIMIT_S)
@@ -167,7 +167,7 @@ class GraderProcess:
                 call.set_exception(death)
 
     async def _death(self) -> GraderDied:
-        """What to tell of the process, which has ended or is ended now."""
+        """End the process if it has not ended, and return the error that says how it ended."""
         with suppress(TimeoutError):
             async with asyncio.timeout(EXIT_LIMIT_S):
                 await self._process.wait()

@@ -1,4 +1,4 @@
-"""Rewards with the scorer of the reasoning-gym task that made the prompt; scores may be partial, and 1 is right."""
+"""Rewards by the scorer of the reasoning-gym task that made the prompt. Scores may be partial; 1 means right."""
 
 import re
 import warnings
@@ -13,16 +13,16 @@ from tailrace.errors import RewardError
 from tailrace.rewards.base import CORRECT, Grader, GradingRequest
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it brings, when that is compiled at first use
+    warnings.simplefilter("ignore", SyntaxWarning)  # from a dependency, when it is compiled at first use
     import reasoning_gym  # type: ignore[import-untyped]
     from reasoning_gym.dataset import ProceduralDataset  # type: ignore[import-untyped]
 
 
 class ReasoningGymGrader(Grader):
-    """Finds the task by `metadata["source_dataset"]`, with `metadata["parameters"]` where the prompt source kept them.
+    """Finds the task by `metadata["source_dataset"]`, with `metadata["parameters"]` if the prompt source kept them.
 
-    Scorers compare tuples and integer keys, which JSON has not: the metadata writes a tuple as {"$tuple": [...]} and
-    a mapping with keys other than strings as {"$map": [[key, value], ...]}.
+    Scorers compare tuples and integer keys, which JSON lacks. So the metadata writes a tuple as {"$tuple": [...]} and a
+    mapping with keys other than strings as {"$map": [[key, value], ...]}.
     """
 
     def __init__(self, config: ReasoningGymReward) -> None:
@@ -41,7 +41,7 @@ class ReasoningGymGrader(Grader):
         return {"reward": score, CORRECT: score >= 1.0}
 
     def can_be_right(self, request: GradingRequest) -> bool:
-        """Whether the prompt is of a task."""
+        """Whether a task of reasoning-gym made the prompt."""
         return bool(self._task(request.metadata))
 
     def _task(self, metadata: Mapping[str, Any]) -> ProceduralDataset:
@@ -55,7 +55,7 @@ class ReasoningGymGrader(Grader):
 
 
 def _text(question: str | list[dict[str, Any]]) -> str:
-    """The problem, which a conversation ends with."""
+    """The text of the problem; in a conversation, that of the last message."""
     return question if isinstance(question, str) else str(question[-1].get("content", ""))
 
 

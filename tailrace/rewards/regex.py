@@ -8,7 +8,7 @@ from tailrace.rewards.base import Grader, GradingRequest, expected_text
 
 
 class RegexGrader(Grader):
-    """1 where the first or last match of a pattern equals the answer, both stripped of white space."""
+    """Gives 1 if the first or last match of a pattern equals the answer, both stripped of white space."""
 
     def __init__(self, config: RegexReward) -> None:
         self._pattern = re.compile(config.pattern)

@@ -1,4 +1,4 @@
-"""What a grader may return, and what is made of it."""
+"""The results that a grader may return, and the grades that they become."""
 
 import inspect
 import re
@@ -11,13 +11,13 @@ from tailrace.rewards.base import CORRECT, Grade
 REWARD = "reward"
 MAX_PARTS = 64
 _LARGEST = 1e9
-"""Of a number: metrics add up squares of rewards, and training computes with them in fp32."""
+"""The largest number: metrics add up squares of rewards, and training computes with rewards in fp32."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-"""Of a part: it becomes the name of a metric."""
+"""The allowed names of a part, since they become names of metrics."""
 
 
 def graded(result: Any) -> Grade:
-    """The grade of what a grader returned; raises as `read_result`."""
+    """The grade of a grader's result. Raises the errors of `read_result`."""
     reward, parts = read_result(result)
     return Grade(reward=reward, parts=parts)
 
@@ -28,10 +28,10 @@ def failed(error: BaseException) -> Grade:
 
 
 def read_result(result: Any) -> tuple[float, dict[str, float]]:
-    """The reward and the parts in what a grader returned.
+    """The reward and the parts in a grader's result.
 
     Raises:
-        TypeError: it is neither a number nor a mapping of numbers with a `reward`.
+        TypeError: the result is neither a number nor a mapping of numbers with a `reward`.
         ValueError: a number is not finite, `correct` is neither 0 nor 1, or the name of a part cannot be a metric's.
     """
     if inspect.isawaitable(result):
@@ -52,15 +52,15 @@ def read_result(result: Any) -> tuple[float, dict[str, float]]:
 
 
 def _is_truth(value: Any) -> bool:
-    """Python's truth values, and NumPy's."""
+    """Whether a value is a truth value of Python or NumPy."""
     return isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b"
 
 
 def _finite(value: Any, expected: str, name: Any) -> float:
-    if isinstance(value, str | bytes) or not isinstance(value, SupportsFloat):  # NumPy's and scalar tensors are
+    if isinstance(value, str | bytes) or not isinstance(value, SupportsFloat):  # NumPy's numbers and scalar tensors are
         raise TypeError(f"{expected}, not {type(value).__name__}")
     number = float(value)
-    if not abs(number) <= _LARGEST:  # nor is NaN
+    if not abs(number) <= _LARGEST:  # NaN fails this, too
         raise ValueError(
             f"the grader returned {number:g}; a {name} must be a number from {-_LARGEST:g} to {_LARGEST:g}"
         )
@@ -72,4 +72,4 @@ def _name(name: Any) -> str:
         raise ValueError(
             f"the name of part {str(name)[:80]!r} cannot be that of a metric: give letters, digits and _ . -"
         )
-    return str.__str__(name)  # a subclass may write itself in another way
+    return str.__str__(name)  # a subclass may have another `__str__`

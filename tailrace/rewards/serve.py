@@ -1,9 +1,9 @@
-"""One grading process: `python -m tailrace.rewards.serve`, started by the pool.
+"""A grading process: `python -m tailrace.rewards.serve`, started by the pool.
 
-It reads calls from its standard input and answers on its standard output, and ends when its input does. Before a grader
-is loaded, both pipes move to descriptors of their own, so that what a grader prints goes to standard error, and a guard
-becomes its parent (guard.py). One call is worked on at a time, and the pool limits its time by killing this process; of
-an asynchronous grader there are several, each with its own limit (together.py).
+It reads calls from its standard input, answers on its standard output, and ends when its input does. Before a grader is
+loaded, both pipes move to other descriptors, so that the grader's prints go to standard error, and a guard becomes the
+parent (guard.py). One call is worked on at a time, and the pool limits its time by killing this process. An
+asynchronous grader works on several calls, each with its own limit (together.py).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from tailrace.rewards.wire import Call, Ready, Reply, Setup, read
 def main() -> None:
     """Serve until the input ends."""
     requests, replies = _take_pipes()
-    replace_unencodable()  # what a grader prints fails no grading
+    replace_unencodable()  # no text that a grader prints makes a grading fail
     fork_worker(requests.fileno())
     os.register_at_fork(after_in_child=lambda: _close(requests.fileno(), replies.fileno()))
     setup = read(requests, Setup)
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The protocol's two pipes, on descriptors that no program inherits; 0 becomes empty and 1 standard error."""
+    """Move the protocol's two pipes to descriptors that no program inherits; 0 becomes empty and 1 standard error."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -85,10 +85,10 @@ def _grade(grader: Grader, request: GradingRequest) -> Grade:
 
 
 def _check(grader: Grader, request: GradingRequest) -> Grade:
-    """1 or 0, whether some response can be right; an error where the grader says that there can be none, or why."""
+    """Grade 1 if some response can be right, else 0; an error if the grader says why none can."""
     try:
         return Grade(reward=float(grader.can_be_right(request)))
-    except Exception as error:  # as above, but of the libraries of Tailrace's own graders
+    except Exception as error:  # here the libraries of Tailrace's own graders raise it
         return failed(error)
 
 

@@ -1,7 +1,6 @@
-"""Several gradings at a time in one process, for graders that wait for others: a service, a model, a database.
+"""Concurrent gradings in one process, for graders that wait for a service, a model or a database.
 
-Each has a time limit, at which it is cancelled. One that does not give way is left to the pool, which then kills the
-process.
+Each grading has a time limit, at which it is cancelled. If it does not end then, the pool kills the process.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ Write = Callable[[Reply], None]
 
 
 async def serve_together(grader: AsyncGrader, requests: BinaryIO, write: Write, limit_s: float) -> None:
-    """Until the input ends, answer each call as soon as its grading has ended. The pool bounds how many there are."""
+    """Answer each call as soon as its grading has ended, until the input ends. The pool bounds the number of calls."""
     worker = os.getpid()
 
     async def answer(call: Call) -> None:

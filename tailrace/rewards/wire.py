@@ -1,7 +1,7 @@
-"""What the pool and its workers say to each other, in frames (tailrace/host/frames.py).
+"""The messages between the pool and its workers, in frames (tailrace/host/frames.py).
 
 pool → worker   Setup, then Call, Call, …
-worker → pool   Ready, then one Reply for each call; in any order where the grader is asynchronous
+worker → pool   Ready, then one Reply for each call; in any order if the grader is asynchronous
 """
 
 from typing import BinaryIO, TypeVar
@@ -15,41 +15,41 @@ Message = TypeVar("Message")
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The first word of the pool."""
+    """The first message of the pool."""
 
     grader: str
-    """Its configuration, as JSON."""
+    """The grader's configuration, as JSON."""
     timeout_s: float
-    """For one grading of an asynchronous grader; others are timed by the pool."""
+    """The time limit of one grading by an asynchronous grader. The pool itself times other graders."""
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The first word of a worker."""
+    """The first message of a worker."""
 
     error: str | None = None
-    """Why it has no grader."""
+    """The reason why the worker has no grader, if it has none."""
     concurrency: int = 1
-    """Calls that it takes at a time."""
+    """The number of concurrent calls that the worker takes."""
 
 
 class Call(msgspec.Struct, frozen=True):
     """A response to grade."""
 
     number: int
-    """Of the call; its reply has the same."""
+    """The number of the call; its reply has the same number."""
     request: GradingRequest
     is_check: bool = False
-    """It is asked whether any response can be right; see `Grader.can_be_right`."""
+    """Whether to check that any response can be right; see `Grader.can_be_right`."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What came of a call."""
+    """The result of a call."""
 
     number: int
     grade: Grade
 
 
 def read(pipe: BinaryIO, kind: type[Message]) -> Message | None:
-    """The next message, or None at the end of the input."""
+    """Read the next message; return None at the end of the input."""
     body = read_frame(pipe)
     return None if body is None else msgspec.msgpack.decode(body, type=kind)
