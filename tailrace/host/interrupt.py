@@ -70,7 +70,7 @@ class Interrupt:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def ask(self) -> None:
-        """Ask the run to stop, from any thread. A run that has not begun stops when it begins. Twice is harmless."""
+        """Ask the run to stop, from any thread; one that has not begun stops when it begins. Repeats are harmless."""
         with self._changing:
             if not self.asked and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._task.cancel)

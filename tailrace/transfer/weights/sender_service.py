@@ -42,7 +42,7 @@ from tailrace.transfer.wire.server import Handler, Incoming, Server, Service, Ti
 _FAN_OUT = 2
 """The most receivers of a datacentre that get weights from one process over the network."""
 _OLDER = 2
-"""The most versions that are kept beside the newest, for receivers that still fetch them. The oldest are kept."""
+"""The most versions that are kept beside the newest, for receivers that still fetch them: those that began first."""
 
 
 @dataclass(slots=True)

@@ -197,9 +197,9 @@ class Piece(NamedTuple):
     part: slice
     """The elements, as a slice of the flat tensor."""
     room: slice
-    """Their place, counted in elements from the beginning of the payload."""
+    """The place of the elements, counted in elements from the beginning of the payload."""
     end: int
-    """Their end, in bytes from the beginning of the payload."""
+    """The end of the elements, in bytes from the beginning of the payload."""
 
 
 def pieces_by_chunk(manifest: Manifest) -> list[list[Piece]]:

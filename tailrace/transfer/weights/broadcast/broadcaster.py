@@ -202,7 +202,7 @@ class Broadcaster:
     # In the worker's thread
 
     def _form(self, membership: Membership | None, listener: socket | WeightsError | None, given_up: Event) -> None:
-        """Form a group. `listener`: None if no group is wanted, or the error that it could not be opened for."""
+        """Form a group. `listener`: None if no group is wanted; the error if it could not be opened."""
         with ExitStack() as stack:
             if isinstance(listener, socket):
                 stack.enter_context(listener)  # until the store has it
