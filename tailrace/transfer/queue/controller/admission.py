@@ -24,15 +24,15 @@ from tailrace.types import WeightVersion
 
 
 class Admission(ABC):
-    """Rows that were admitted and are being written. They are confirmed and enter, or are undone."""
+    """Admitted rows that are being written. The admission is confirmed and its rows enter, or it is undone."""
 
     def __init__(self, client: str, ids: list[RowId], packed: bytes, units: Sequence[int]) -> None:
-        """`client`: who writes them. `packed`: the ids, [n, 2]. `units`: each gets all of them."""
+        """`client` writes the rows. `packed`: the ids, [n, 2]. `units`: each of them gets all rows."""
         self.client = client
         self.ids = ids
         self.packed = packed
         self.missing = {unit: set(ids) for unit in units}
-        """By unit: rows that it has not got yet. A unit that dies leaves it."""
+        """The rows that each unit has not got yet, by unit. A unit that dies is removed."""
         self.timer: Timer | None = None
 
     @property
@@ -42,44 +42,44 @@ class Admission(ABC):
 
     @abstractmethod
     def confirm(self) -> None:
-        """Every unit has them: write it into the journal. Whoever brought the rows may then go on while they enter."""
+        """Record in the journal that every unit has the rows. After that the producer may go on while they enter."""
 
     @abstractmethod
     def enter(self) -> None:
-        """Tasks may have them."""
+        """Add the rows to the control plane: from now on tasks may claim them."""
 
     @abstractmethod
     def undo(self) -> None:
-        """They will not be written."""
+        """Take the admission back: the rows will not be written."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offer:
-    """What a producer wants to put."""
+    """The rows that a producer wants to put."""
 
     rows: list[RowHeader]
     facts: list[CellFacts]
-    """What is known of the cells of each row."""
+    """The facts about the cells of each row."""
     sizes: list[int]
     """Bytes of each row."""
     nbytes: int
     """The bytes of all rows."""
     not_before: WeightVersion
-    """See `NewRow.not_before`: the newest among them."""
+    """The newest `NewRow.not_before` of the rows."""
 
 
 @dataclass(slots=True, eq=False)
 class SmallPut:
-    """A put whose cells came along with its Admit, and which is answered when the controller has written them."""
+    """A put whose cells came with its Admit. It is answered when the controller has written them."""
 
     ticket: Ticket
     cells: bytes
     error: TailraceError | None = None
-    """Why a unit has refused them."""
+    """The error with which a unit refused the cells."""
 
 
 class PutAdmission(Admission):
-    """New rows."""
+    """The admission of new rows by a put."""
 
     def __init__(
         self, context: Context, record: log.PutAdmitted, offer: Offer, ids: list[RowId], small: SmallPut | None
@@ -87,7 +87,7 @@ class PutAdmission(Admission):
         super().__init__(record.client, ids, record.rows, record.units)
         self._context = context
         self.record = record
-        """What the journal says of it."""
+        """The admission's record in the journal."""
         self._offer = offer
         self.small = small
         context.accounts.add(ids, offer.sizes, record.units)
@@ -120,7 +120,7 @@ class PutAdmission(Admission):
 
 
 class RestoreAdmission(Admission):
-    """The rows of a snapshot, for an empty queue. Each is written as one part, under tag 0."""
+    """The admission of a snapshot's rows to an empty queue. Each row is written as one part, under tag 0."""
 
     def __init__(self, context: Context, client: str, state: ControlState, units: Sequence[int]) -> None:
         ids = [record.id for record in state.rows]
@@ -146,7 +146,7 @@ class RestoreAdmission(Admission):
         self._context.control.restore(self._state)
 
     def undo(self) -> None:
-        """See `Admission.undo`: it may be tried again, with the same ids."""
+        """See `Admission.undo`. The snapshot may be restored later, with the same ids."""
         self._context.accounts.withdraw(self.ids, self._units)
 
 
@@ -157,35 +157,35 @@ class Admissions:
         self._by_row: dict[RowId, Admission] = {}
 
     def __contains__(self, row: RowId) -> bool:
-        """Whether a row is on its way."""
+        """Whether a row was admitted and is still being written."""
         return row in self._by_row
 
     def __iter__(self) -> Iterator[Admission]:
-        """All of them; the loop may add and remove some."""
+        """Iterate over all admissions; the loop may add and remove some."""
         return iter({id(admission): admission for admission in self._by_row.values()}.values())
 
     def add(self, admission: Admission, timer: Timer) -> None:
-        """Rows are on their way, until `timer` ends it."""
+        """Add an admission; `timer` ends it."""
         admission.timer = timer
         for row in admission.ids:
             self._by_row[row] = admission
 
     def remove(self, admission: Admission) -> None:
-        """They have come, or will not."""
+        """Remove an admission that is over: its rows are written, or will not be."""
         if admission.timer is not None:
             admission.timer.cancel()
         for row in admission.ids:
             del self._by_row[row]
 
     def is_under_way(self, admission: Admission) -> bool:
-        """Whether it was not removed yet."""
+        """Whether `admission` is still among these."""
         return self._by_row.get(admission.ids[0]) is admission
 
     def all_of(self, rows: Sequence[RowId]) -> Admission | None:
-        """The admission of these rows; None where it is over.
+        """The admission that has exactly these rows; None where it is over.
 
         Raises:
-            QueueError: these are not all rows of it.
+            QueueError: the admission has other rows too.
         """
         admission = self._by_row.get(rows[0]) if rows else None
         if admission is not None and admission.ids != list(rows):
@@ -193,7 +193,7 @@ class Admissions:
         return admission
 
     def written(self, unit: int, rows: Sequence[RowId]) -> tuple[list[Admission], list[RowId]]:
-        """A unit has these rows. Returns admissions that are whole now, and rows that are not on their way to it."""
+        """Note that `unit` has `rows`. Return admissions that are whole now, and rows that were not on their way."""
         strange: list[RowId] = []
         touched: dict[int, Admission] = {}
         for row in rows:
@@ -206,7 +206,7 @@ class Admissions:
         return [admission for admission in touched.values() if admission.is_whole], strange
 
     def written_packed(self, unit: int, packed: bytes) -> tuple[list[Admission], list[RowId]]:
-        """`written` of rows that are packed as [n, 2]: mostly all rows of one admission."""
+        """`written` for rows packed as [n, 2]; quick where they are all rows of one admission, as they mostly are."""
         first = row_ids(packed[:ROW_ID_BYTES])
         admission = self._by_row.get(first[0]) if first else None
         if admission is None or admission.packed != packed or unit not in admission.missing:
@@ -215,5 +215,5 @@ class Admissions:
         return [admission] if admission.is_whole else [], []
 
     def of_unit(self, unit: int) -> list[RowId]:
-        """Rows that are on their way to a unit."""
+        """The rows of all admissions in which `unit` takes part."""
         return [row for admission in self for row in admission.ids if unit in admission.missing]

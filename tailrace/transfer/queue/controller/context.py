@@ -1,4 +1,4 @@
-"""What the parts of a controller work on together."""
+"""The state that the parts of a controller share."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ from tailrace.transfer.wire.server import Server
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """The state of a controller, and what it speaks through."""
+    """The state of a controller, and the server through which it answers."""
 
     server: Server
     timers: Timers
     config: ServiceQueueConfig
     codec: PartCodec
     journal: Journal
-    """Every decision is written there before anybody hears of it."""
+    """Every decision is written here before anybody hears of it."""
     control: ControlPlane
     units: Units
     accounts: UnitAccounts

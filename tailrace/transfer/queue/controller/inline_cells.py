@@ -1,8 +1,8 @@
-"""Cells that are quicker said than fetched.
+"""Copies of small cells at the controller: a claim's answer can hold them, so that nothing has to be fetched.
 
-A put of a few KB brings its cells along with its Admit, and the controller hands them on to the units: one trip instead
-of two. Until the row leaves it keeps a copy, so that the claim of few such rows is answered with their cells. The truth
-is with the units: a copy that is not there, such as after a restart, is read like any other cell.
+A put of a few KB brings its cells with its Admit, and the controller writes them to the units: one trip instead of two.
+The controller keeps a copy until the row leaves. A claim of few such rows is answered with their cells. The units hold
+the cells that count: where there is no copy, such as after a restart, the cell is read from a unit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,13 @@ from tailrace.transfer.queue.messages import Inline, Run, pack
 from tailrace.transfer.queue.policies.base import CellFacts
 
 _MAX_BYTES = 64 * 2**20
-"""Of all copies; what comes beyond that is not copied."""
+"""The limit of all copies together; cells beyond it are not copied."""
 _MAX_ROWS = 16
-"""Of a claim that is answered with cells: a unit reads many rows at once sooner."""
+"""The most rows of a claim that is answered with cells; for more rows, reading from a unit is quicker."""
 
 
 class InlineCells:
-    """Copies of the parts that puts have brought along."""
+    """Copies of the parts that came with puts."""
 
     def __init__(self, codec: PartCodec) -> None:
         self._codec = codec
@@ -29,7 +29,7 @@ class InlineCells:
         self._nbytes = 0
 
     def add(self, rows: Sequence[RowId], facts: Sequence[CellFacts], sizes: Sequence[int], cells: bytes) -> None:
-        """The parts of `rows` lie one after the other in `cells`, each with so many bytes."""
+        """Copy the parts of `rows`, which lie one after the other in `cells`. `sizes`: bytes of each part."""
         if self._nbytes + len(cells) > _MAX_BYTES:
             return
         start = 0
@@ -39,7 +39,7 @@ class InlineCells:
         self._nbytes += len(cells)
 
     def drop(self, rows: Iterable[RowId]) -> None:
-        """Rows have left."""
+        """Drop the copies of rows that have left."""
         if not self._parts:
             return
         for row in rows:
@@ -47,7 +47,7 @@ class InlineCells:
             self._nbytes -= len(part)
 
     def read(self, rows: Sequence[RowId], columns: Sequence[str]) -> Inline | None:
-        """The cells that a put has brought of these rows; None where there are too many, or not all have a copy."""
+        """The cells of these rows; None where there are too many rows, or one of them has no copy."""
         if len(rows) > _MAX_ROWS or not all(row in self._parts for row in rows):
             return None
         lengths, starts, parts, end = [], [], [], 0
@@ -62,7 +62,7 @@ class InlineCells:
 
 
 def cut(cells: bytes, runs: Sequence[Run], sizes: Sequence[int]) -> list[bytes]:
-    """A frame for each run, of cells that lie one after the other; `sizes` are those of rows."""
+    """Cut `cells`, which lie one after the other, into a frame for each run. `sizes`: bytes of each row."""
     if len(runs) == 1:
         return [cells]
     frames, row, start = [], 0, 0

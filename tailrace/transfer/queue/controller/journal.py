@@ -1,11 +1,11 @@
-"""What survives a controller: a file to which every decision is added before anybody hears of it.
+"""The journal: a file that outlives its controller. Every decision is added to it before anybody hears of it.
 
     [ length, checksum, checksum of these two │ msgpack of a record ] …
 
-The first record is a Base, each other one a change. A process that is killed loses nothing that it wrote; what it was
-writing is cut off when the file is opened again. Anything else that is not whole is an error. The operating system
-writes to the disk in its own time: a machine that loses power may lose the last seconds. When changes outweigh the
-state by far, the file is replaced by one that begins with the state of the moment.
+The first record is a Base, every other one a change. A process that is killed loses no record that it wrote whole. A
+record that it was still writing is cut off when the file is opened again. Anything else that is not whole is an error.
+The operating system writes to the disk in its own time: a machine that loses power may lose the last seconds. When the
+changes are several times as long as the state, the file is replaced by one that begins with the present state.
 """
 
 import errno
@@ -26,32 +26,32 @@ from tailrace.transfer.queue.rows.state import ControlState
 from tailrace.types import TaskSpec
 
 _RECORD = struct.Struct("<II")
-"""Bytes of the record, and their CRC-32."""
+"""The length of the record in bytes, and its CRC-32."""
 _CHECK = struct.Struct("<I")
-"""CRC-32 of the two numbers before it: a wrong length must not pass for a record that ends behind the file."""
+"""The CRC-32 of the two numbers before it: a wrong length must not pass for a record that was cut off."""
 _HEADER_BYTES = _RECORD.size + _CHECK.size
 _LEAST_BYTES = 64 * 2**20
 """A journal shorter than this is not replaced."""
 
 VERSION = 2
-"""Raised with every change of a record, or of what it means: a journal that begins with another one is refused."""
+"""The version of the format, raised with every change of a record or its meaning. Other versions are refused."""
 
 _log = logging.getLogger(__name__)
 
 
 class JournalError(OSError):
-    """The file cannot be read or written. No answer to a request, unlike a TailraceError: the controller must end."""
+    """The file cannot be read or written. Unlike a TailraceError it is no answer to a request: the controller ends."""
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of all."""
+    """The base class of all records."""
 
 
 class Base(Record, frozen=True, tag=f"Base {VERSION}"):
-    """The first record: a state to which the others are changes."""
+    """The first record: the state to which the other records are changes."""
 
     tasks: list[TaskSpec]
-    """The table that it is of."""
+    """The queue's table."""
     state: ControlState
     closed: bool
     next_unit: int
@@ -59,7 +59,7 @@ class Base(Record, frozen=True, tag=f"Base {VERSION}"):
 
 
 class UnitNamed(Record, frozen=True):
-    """A unit got its number. The next one gets another, also when this one has died."""
+    """A unit got its number. No later unit gets the same one, even when this unit has died."""
 
     unit: int
     name: str
@@ -82,7 +82,7 @@ class RowsEntered(Record, frozen=True):
     rows: bytes
     """[n, 2]"""
     units: list[int]
-    """Those that have them."""
+    """The units that have the rows."""
 
 
 class PutWithdrawn(Record, frozen=True):
@@ -93,7 +93,7 @@ class PutWithdrawn(Record, frozen=True):
 
 
 class RowsLeased(Record, frozen=True):
-    """Rows went to a task."""
+    """Rows were leased to a task."""
 
     client: str
     number: int
@@ -118,17 +118,17 @@ class RowsReturned(Record, frozen=True):
     rows: bytes
     """[n, 2]"""
     expired: bool
-    """Whether it counts as an expiry."""
+    """Whether this counts as an expiry."""
 
 
 class UnitGone(Record, frozen=True):
-    """A unit died with what it had."""
+    """A unit died, and its copies of rows are lost."""
 
     unit: int
 
 
 class RowsGone(Record, frozen=True):
-    """A unit turned out not to have these rows."""
+    """A unit lacks these rows, which it should have."""
 
     unit: int
     rows: bytes
@@ -136,13 +136,13 @@ class RowsGone(Record, frozen=True):
 
 
 class Restored(Record, frozen=True):
-    """An empty queue took over the state of a snapshot, with the units that have its rows."""
+    """An empty queue took over the state of a snapshot. `state` names the units that have its rows."""
 
     state: ControlState
 
 
 class VersionAdvanced(Record, frozen=True):
-    """Weights of this version are there."""
+    """The weights of this version are available."""
 
     version: int
 
@@ -155,7 +155,7 @@ class ClientWatched(Record, frozen=True):
 
 
 class RequestAnswered(Record, frozen=True):
-    """An answer that its client may ask for again; only in a journal that was replaced."""
+    """An answer that its client may ask for again. It is only in a journal that was replaced."""
 
     client: str
     number: int
@@ -188,22 +188,22 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class Journal:
-    """A journal that is being written. All that it does to its file may end in a JournalError."""
+    """A journal that is being written. Every access to its file may raise a JournalError."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file; `records` are to be read first, then `replace` or `append` may follow."""
+        """Open or make the file. Read `records` first; then `replace` and `append` may follow."""
         self._path = path
         with _explained(path, "opened"):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self._bytes = self._base_bytes = 0
         self.changes = 0
-        """That were appended since it began anew."""
+        """Changes appended since the last `replace`."""
 
     def records(self) -> Iterator[Base | Change]:
-        """What was written before. A record that was not written whole ends it, and is cut off.
+        """The records of the file, in order. A last record that was not written whole is cut off.
 
         Raises:
-            QueueError: it is corrupt, no journal, or of another version.
+            QueueError: the file is corrupt, no journal, or of another version.
         """
         with _explained(self._path, "read"):
             data = memoryview(self._path.read_bytes())
@@ -232,15 +232,15 @@ class Journal:
 
     @property
     def is_long(self) -> bool:
-        """Whether it is time to `replace` it."""
+        """Whether the file has grown so long that it is time to `replace` it."""
         return self._bytes > max(_LEAST_BYTES, 4 * self._base_bytes)
 
     def append(self, change: Change) -> None:
-        """Add a change.
+        """Append a change to the file.
 
         Raises:
-            JournalError: it cannot be written, such as to a full disk. The file is as it was before, but the controller
-                is ahead of it: it must end, and be started anew from what is written.
+            JournalError: the change cannot be written, such as to a full disk. The file is as it was before, but the
+                controller is ahead of it. The controller must end and be restarted from the file.
         """
         try:
             self._bytes += _write(self._file, self._bytes, [change])
@@ -249,10 +249,10 @@ class Journal:
         self.changes += 1
 
     def replace(self, base: Base, changes: Sequence[Change]) -> None:
-        """Begin anew with these; the old file stays until the new one is whole.
+        """Replace the file by one with these records. The old file stays until the new one is whole.
 
         Raises:
-            JournalError: it cannot be written; the old one is still there.
+            JournalError: the new file cannot be written; the old one is still there.
         """
         new = self._path.with_suffix(".new")
         with _explained(self._path, "written"):
@@ -269,18 +269,18 @@ class Journal:
         self.changes = 0
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)
 
     def _record_at(self, data: memoryview, start: int) -> memoryview | None:
-        """The record that begins there; None where it was not written whole, or there is none.
+        """The record that begins at `start`; None where it was not written whole, or there is none.
 
         Raises:
-            QueueError: what is there is something else.
+            QueueError: the bytes there are no record.
         """
         left = len(data) - start
         if left == 0 or (start > 0 and (left < _HEADER_BYTES or not any(data[start:]))):
-            return None  # what a machine that lost power had not written yet may be zeros
+            return None  # zeros: a machine that lost power may have left them where data was not yet on the disk
         if left >= _HEADER_BYTES:
             length, checksum = _RECORD.unpack_from(data, start)
             [header_checksum] = _CHECK.unpack_from(data, start + _RECORD.size)
@@ -298,7 +298,7 @@ class Journal:
 
 
 def _write(file: int, start: int, records: Sequence[Base | Change]) -> int:
-    """Add records at the end, which is at `start`, all or none; returns their bytes."""
+    """Append records, all or none, to a file that ends at `start`. Return the number of bytes written."""
     frames: list[bytes] = []
     for record in records:
         data = _ENCODER.encode(record)
@@ -318,7 +318,7 @@ def _write(file: int, start: int, records: Sequence[Base | Change]) -> int:
 
 @contextmanager
 def _explained(path: Path, what: str) -> Iterator[None]:
-    """Errors of the file are those of the journal, and say what helps."""
+    """Turn an OSError of the block into a JournalError with a fix."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Consumers at a controller: claims wait in lines, one for each task and rank; leases end by acks, nacks or time."""
+"""Consumers at a controller. Claims wait in lines, one for each task and rank. An ack, a nack or time ends a lease."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ from tailrace.transfer.wire.server import Incoming, Ticket
 
 
 class _Claim(Waiter):
-    """A consumer that wants rows."""
+    """A consumer that waits for rows."""
 
     def __init__(self, leases: "Leases", ticket: Ticket, message: Claim) -> None:
         super().__init__(ticket, message.wait_s)
@@ -55,7 +55,7 @@ class _Claim(Waiter):
 
 
 class Leases:
-    """Hands out rows and takes back what became of them."""
+    """Hands out rows under leases, and handles acks, nacks, renewals and expiries."""
 
     def __init__(self, context: Context, tasks: Sequence[QueueTask]) -> None:
         self._context = context
@@ -68,18 +68,18 @@ class Leases:
             for task in tasks
         }
         self._holders: dict[int, log.RowsLeased] = {}
-        """Of each lease that may be live: to whom it went, and which rows at first."""
+        """The record of each lease that may be live, by lease id: its client, and the rows that it held at first."""
         self._closed = False
         self.wait_s = dict.fromkeys(self._specs, 0.0)
-        """By task, seconds that claims which have been answered had to wait, in all."""
+        """Seconds that answered claims have waited in all, by task."""
 
     # Requests
 
     def claim(self, incoming: Incoming) -> None:
-        """A consumer wants rows.
+        """Handle Claim: a consumer wants rows.
 
         Raises:
-            QueueError: no such task or rank.
+            QueueError: there is no such task or rank.
         """
         message: Claim = incoming.message
         if self._closed:
@@ -90,7 +90,7 @@ class Leases:
         self._serve(message.task)
 
     def ack(self, incoming: Incoming) -> bool:
-        """Rows were worked on, and their outputs written. Whether rows have left.
+        """Handle Ack: rows are consumed, and their outputs are written. Return whether rows have left.
 
         Raises:
             LeaseError, StaleRowError, ColumnError: see `ControlPlane.ack`.
@@ -114,7 +114,7 @@ class Leases:
         return bool(retired)
 
     def nack(self, incoming: Incoming) -> Reply:
-        """Rows come back.
+        """Handle Nack: a consumer gives rows back.
 
         Raises:
             LeaseError, StaleRowError: see `ControlPlane.nack`.
@@ -124,7 +124,7 @@ class Leases:
         return Reply(Accepted())
 
     def renew(self, incoming: Incoming) -> Reply:
-        """A consumer is still at work.
+        """Handle Renew: a consumer is still at work.
 
         Raises:
             LeaseError: see `ControlPlane.renew`.
@@ -136,41 +136,41 @@ class Leases:
     # Events
 
     def serve(self) -> None:
-        """Rows may have become ready."""
+        """Serve the waiting claims; called when rows may have become ready."""
         for task in self._context.control.ready_tasks:
             self._serve(task)
 
     def give_back(self, lease_id: int, rows: Sequence[RowId] | None) -> None:
-        """A consumer does not want (some) rows of its lease any more, if it has some."""
+        """Make rows of a lease ready again: `rows`, or with None all that it still holds, which may be none."""
         self._ended([Ended(lease_id, self._context.control.nack(lease_id, rows))], expired=False)
 
     def expire(self) -> None:
-        """Leases whose time is over end."""
+        """End the leases whose time is over."""
         self._ended(self._context.control.expire(self._context.server.now), expired=True)
 
     def lose_client(self, client: str) -> None:
-        """A consumer died."""
+        """End the leases and claims of a client that has died."""
         self.forget(lambda ticket: ticket.client == client)
         held = [number for number, lease in self._holders.items() if lease.client == client]
         self._ended(list(map(self._context.control.end, held)), expired=True)
 
     def forget(self, gone: Callable[[Ticket], bool]) -> None:
-        """Nobody waits for these answers any more."""
+        """Drop the claims whose client no longer waits for the answer; `gone` tells by ticket."""
         for task, lines in self._lines.items():
             if any([line.forget(gone) for line in lines.values()]):
                 self._serve(task)
 
     def close(self) -> None:
-        """Send all consumers away, now and later."""
+        """Answer all waiting and later claims with QueueClosed."""
         self._closed = True
         for lines in self._lines.values():
             for line in lines.values():
                 line.send_away(lambda: QueueClosed("the queue was closed"))
 
     def restore(self, state: ControlState, leases: Sequence[log.RowsLeased]) -> dict[Ticket, Answer]:
-        """The state of before the controller was started anew, with the leases that go on.
+        """Take over the state from before the controller restarted, with the leases that go on.
 
-        Returns what the claims were answered, or would have been, that these leases went to.
+        Return the answers to the claims of these leases, by ticket, whether they were sent before the restart or not.
         """
         context = self._context
         records = [LeaseRecord(lease.lease_id, lease.task, row_ids(lease.rows)) for lease in leases]
@@ -182,12 +182,12 @@ class Leases:
         }
 
     def forget_over(self) -> None:
-        """Rows were lost: leases that held no others are over."""
+        """Drop the records of leases that hold no rows any more; called after rows were lost."""
         for lease_id in list(self._holders):
             self._forget_if_over(lease_id)
 
     def leases(self) -> list[log.RowsLeased]:
-        """Those that are live, for a journal that begins anew."""
+        """The records of the live leases, for a journal that is replaced."""
         return [
             log.RowsLeased(lease.client, lease.number, number, lease.task, pack(rows))
             for number, lease in self._holders.items()
@@ -195,11 +195,11 @@ class Leases:
         ]
 
     def is_live(self, lease_id: int) -> bool:
-        """Whether something may still be written under a lease."""
+        """Whether a lease still holds rows, so that outputs may be written under it."""
         return bool(self._context.control.leased(lease_id))
 
     def stats(self) -> Mapping[str, TaskStats]:
-        """Counts by task."""
+        """The counts of each task."""
         counts = self._context.control.stats()
         for name, lines in self._lines.items():
             waiting = sum(map(len, lines.values()))
@@ -207,7 +207,7 @@ class Leases:
         return counts
 
     def lease_now(self, ticket: Ticket, message: Claim) -> Claimed | Wait:
-        """Lease rows, if there are some.
+        """Lease rows and return the answer, or Wait where there are none.
 
         Raises:
             QueueError: see `ControlPlane.claim`.
@@ -227,7 +227,7 @@ class Leases:
     def _serve(self, task: str) -> None:
         lines = list(self._lines[task].values())
         while any([line.serve()[0] for line in lines]) and len(lines) > 1:
-            pass  # a rank may have waited for another to take its part
+            pass  # try again: a rank may have waited for another rank to take its part
 
     def _claimed(self, lease: Lease) -> Claimed:
         control = self._context.control
@@ -249,9 +249,9 @@ class Leases:
         )
 
     def _ended(self, leases: Sequence[Ended], *, expired: bool) -> None:
-        """Rows of leases are ready again; what was written under them will not be read.
+        """Record that rows of these leases are ready again. What was written under the leases will not be read.
 
-        The journal has it of all of them before anybody is handed a row of one.
+        All of it is in the journal before any of these rows is handed out.
         """
         for ended in leases:
             if ended.rows:
@@ -272,6 +272,6 @@ class Leases:
 
 
 def _spread(units: tuple[int, ...], lease_id: int, width: int) -> list[int]:
-    """The units of a row, another one first for every lease, so that replicas share the reading."""
+    """The units of a row, rotated by `lease_id` so that replicas share the reads, and filled up to `width`."""
     first = lease_id % len(units)
     return [*units[first:], *units[:first], *[NO_UNIT] * (width - len(units))]

@@ -3,9 +3,9 @@
     Admit ──decide──▶ units: rows are admitted and written ──▶ they enter
               └─────▶ an obstacle: a line for each weight version that rows wait for; the oldest first
 
-Groups that were lost wait in a line of their own, before all others, and for a unit only: the room that they take was
-theirs before, and those who wait for room may wait for them. A group that is being written is put a second time by a
-producer that was started anew: it stands aside until that writing is over, one way or the other.
+Lost groups wait in their own line, before all others. They wait for a unit only, not for room in the queue: their room
+was theirs before, and puts that wait for room may depend on them. A restarted producer may put a group that is still
+being written: this second put steps aside until the writing has succeeded or failed.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -61,11 +61,11 @@ from tailrace.transfer.wire.messages import Accepted
 from tailrace.transfer.wire.server import Incoming, Ticket
 
 _LOST = -1
-"""The line of groups that are put again."""
+"""The key of the line of lost groups that are put again."""
 
 
 class Obstacle(Enum):
-    """What bars rows from coming in."""
+    """A reason why rows cannot be admitted now."""
 
     RECOVERING = "units have not come back"
     RESTORING = "a snapshot is being restored"
@@ -76,7 +76,7 @@ class Obstacle(Enum):
 
 
 class _Put(Waiter):
-    """A producer that wants to put rows."""
+    """A producer that waits for its put."""
 
     def __init__(self, puts: "Puts", ticket: Ticket, message: Admit, offer: Offer) -> None:
         super().__init__(ticket, message.wait_s)
@@ -98,34 +98,34 @@ class _Put(Waiter):
 
 
 class Puts:
-    """Admits new rows, and lets them in when they are written."""
+    """Admits new rows, and adds them to the queue when they are written."""
 
     def __init__(
         self, context: Context, leases: Leases, put_columns: Collection[str], task_columns: Collection[str]
     ) -> None:
-        """`put_columns`: every row brings them. `task_columns`: tasks write them, so no row brings them."""
+        """`put_columns`: every new row brings these. `task_columns`: tasks write these, so no new row brings them."""
         self._context = context
         self._leases = leases
         self._put_columns = frozenset(put_columns)
         self._task_columns = frozenset(task_columns)
         self._admissions = Admissions()
         self._small: dict[Ticket, PutAdmission] = {}
-        """Those that the controller is writing, by the put whose answer waits for that."""
+        """The admissions whose cells the controller is writing, by the ticket of the put that waits for it."""
         self._restoring: Admission | None = None
-        """The snapshot that is being restored: nobody else is let in."""
+        """The snapshot that is being restored; meanwhile no put is admitted."""
         self._lines: dict[int, WaitLine[_Put]] = {}
-        """By the weight version that their rows wait for."""
+        """The waiting puts, by the weight version that their rows wait for."""
         self._closed = False
         self.wait_s = 0.0
-        """Seconds that puts which have been answered had to wait, in all."""
+        """Seconds that answered puts have waited in all."""
 
     # Requests
 
     def admit(self, incoming: Incoming) -> Reply | None:
-        """A producer wants to put rows.
+        """Handle Admit: a producer wants to put rows.
 
         Raises:
-            QueueError: it never can.
+            QueueError: the rows can never be admitted.
         """
         message: Admit = incoming.message
         if self._closed:
@@ -133,7 +133,7 @@ class Puts:
         offer = self._offer(message)
         put = _Put(self, incoming.ticket, message, offer)
         if self._lines:
-            self._context.control.check_groups(offer.rows)  # what can never come in does not wait
+            self._context.control.check_groups(offer.rows)  # rows that can never be admitted do not wait
             self._line_of(offer).join(put)
             self.serve()
             return None
@@ -145,17 +145,17 @@ class Puts:
         return None
 
     def withdraw(self, incoming: Incoming) -> Reply:
-        """A producer will not write what was admitted."""
+        """Handle Withdraw: a producer will not write the admitted rows."""
         message: Withdraw = incoming.message
         self.withdraw_rows(row_ids(message.rows))
         groups = unpack(message.groups, 1)[:, 0].tolist()
         return Reply(Withdrawn(not any(map(self._context.control.has_entered, groups))))
 
     def written(self, incoming: Incoming) -> Reply | None:
-        """A unit has rows.
+        """Handle Written: a unit has rows.
 
         Raises:
-            StaleRowError: they were withdrawn, or have left: it is told to forget them.
+            StaleRowError: some were withdrawn, or have left. The unit is told to forget those.
         """
         message: Written = incoming.message
         whole, others = self._admissions.written_packed(message.unit, message.rows)
@@ -166,10 +166,11 @@ class Puts:
         return None if whole else Reply(Accepted())
 
     def restore(self, incoming: Incoming) -> Reply:
-        """A client has a snapshot for an empty queue, which it writes to the units row by row.
+        """Handle Restore: a client has a snapshot for an empty queue, and will write its rows to the units.
 
         Raises:
-            QueueError: rows have been here, the state contradicts itself, or there is no unit for it.
+            QueueError: the queue has held rows, the state contradicts itself, another snapshot is being restored, or
+                no unit has room.
         """
         message: Restore = incoming.message
         context, state = self._context, message.state
@@ -191,36 +192,36 @@ class Puts:
     # Events
 
     def found(self, unit: int, rows: Sequence[RowId]) -> None:
-        """A unit has these rows, and is told to forget those that it should not have."""
+        """Note that a unit has these rows; it is told to forget those that it should not have."""
         whole, strange = self._admissions.written(unit, rows)
         self._refuse(unit, strange)
         self._finish(whole)
 
     def withdraw_rows(self, rows: Sequence[RowId]) -> None:
-        """What was admitted together will not be written; harmless where it has entered, or was withdrawn before.
+        """Undo the admission of `rows`; harmless where they have entered, or were withdrawn before.
 
         Raises:
-            QueueError: these are not all rows of it.
+            QueueError: the admission has other rows too.
         """
         admission = self._admissions.all_of(rows)
         if admission is not None:
             self._undo(admission)
 
     def withdraw_small(self, ticket: Ticket) -> None:
-        """Nobody waits any more for what the controller is writing for this put; harmless where that is nothing."""
+        """Undo the put of `ticket`, whose client gave up; harmless where the controller is not writing its cells."""
         if ticket in self._small:
             self._undo(self._small[ticket])
 
     def awaits(self, row: RowId) -> bool:
-        """Whether a row is on its way."""
+        """Whether a row was admitted and is still being written."""
         return row in self._admissions
 
     def on_their_way(self, unit: int) -> list[RowId]:
-        """Rows that are being written to a unit."""
+        """The rows of all admissions that `unit` takes part in."""
         return self._admissions.of_unit(unit)
 
     def serve(self) -> None:
-        """Room was made, weights or a unit came, or somebody gave up: let producers in, the oldest rows first."""
+        """Admit waiting puts, the oldest rows first: room was made, weights or a unit came, or a producer gave up."""
         for version in sorted(self._lines):
             line = self._lines[version]
             _, is_blocked = line.serve()
@@ -230,14 +231,14 @@ class Puts:
                 del self._lines[version]
 
     def resume(self, pending: Pending) -> None:
-        """Rows were admitted before the controller was started anew."""
+        """Resume an admission from before the controller restarted."""
         record, request = pending.record, pending.record.request
         self._context.control.reserve(pending.rows, pending.ids)
         offer = self._offered(request, pending.rows)
         self._expect(PutAdmission(self._context, record, offer, pending.ids, None))
 
     def lose_unit(self, unit: int) -> None:
-        """A unit died; what no other unit gets is withdrawn."""
+        """Go on without a unit that has died; undo admissions that no other unit takes part in."""
         for admission in self._admissions:
             if admission.missing.pop(unit, None) is None:
                 continue
@@ -248,19 +249,19 @@ class Puts:
         self.serve()
 
     def lose_client(self, client: str) -> None:
-        """A producer died."""
+        """Undo the puts of a client that has died."""
         self.forget(lambda ticket: ticket.client == client)
         for admission in self._admissions:
             if admission.client == client:
                 self._undo(admission)
 
     def forget(self, gone: Callable[[Ticket], bool]) -> None:
-        """Nobody waits for these answers any more."""
+        """Drop the waiting puts whose client no longer waits for the answer; `gone` tells by ticket."""
         if any([line.forget(gone) for line in self._lines.values()]):
             self.serve()
 
     def close(self) -> None:
-        """Send all producers away, now and later."""
+        """Answer all waiting and later puts with QueueClosed."""
         self._closed = True
         for line in self._lines.values():
             line.send_away(lambda: QueueClosed("the queue was closed"))
@@ -268,33 +269,33 @@ class Puts:
 
     @property
     def waiting(self) -> int:
-        """Producers that wait."""
+        """The number of puts that wait."""
         return sum(map(len, self._lines.values()))
 
     @property
     def blocked_by(self) -> str | None:
-        """What the first of them waits for."""
+        """The reason why the first waiting put waits, in words; None where none waits."""
         heads = (line.head for _, line in sorted(self._lines.items()) if len(line))
         return next((self.explain(head) for head in heads), None)
 
     def pending(self) -> list[log.PutAdmitted]:
-        """What was admitted and is not written, for a journal that begins anew."""
+        """The records of puts that are admitted but not written, for a journal that is replaced."""
         return [admission.record for admission in self._admissions if isinstance(admission, PutAdmission)]
 
     # Decisions
 
     def admit_now(self, put: _Put) -> Answer | Wait:
-        """Let rows in, if nothing bars them.
+        """Admit the rows of a put and return the answer, or Wait where an obstacle is in the way.
 
         Raises:
-            QueueError: they can never come in.
+            QueueError: the rows can never be admitted.
         """
         message, offer = put.message, put.offer
         units = self._decide(put)
         if isinstance(units, Obstacle):
             return Wait.ASIDE if units is Obstacle.BEING_PUT else Wait.HERE
         ids = self._context.control.reserve(offer.rows)
-        request = msgspec.structs.replace(message, cells=None, preferred=[], full=[])  # of use once
+        request = msgspec.structs.replace(message, cells=None, preferred=[], full=[])  # these serve the admission only
         record = log.PutAdmitted(*put.ticket, request, pack(ids), units)
         self._context.journal.append(record)
         if message.cells is None:
@@ -304,7 +305,7 @@ class Puts:
         return Wait.OVER
 
     def explain(self, put: _Put) -> str:
-        """What bars rows from coming in, in words."""
+        """The reason why a put cannot be admitted now, in words."""
         try:
             obstacle = self._decide(put)
         except QueueError as error:
@@ -330,10 +331,10 @@ class Puts:
         return "others were before it"
 
     def _decide(self, put: _Put) -> list[int] | Obstacle:
-        """The units for rows that may come in, or what bars them now.
+        """The units for the rows of a put, or the obstacle that it has to wait for.
 
         Raises:
-            QueueError: they can never come in.
+            QueueError: the rows can never be admitted.
         """
         context, message, offer = self._context, put.message, put.offer
         standing = context.control.check_groups(offer.rows)
@@ -369,10 +370,10 @@ class Puts:
         return self._lines[version]
 
     def _offer(self, message: Admit) -> Offer:
-        """What a producer wants to put.
+        """Validate an Admit, and return what it offers.
 
         Raises:
-            QueueError: it never can.
+            QueueError: the rows can never be admitted.
         """
         rows = new_rows(message)
         if not rows:
@@ -401,7 +402,7 @@ class Puts:
     # Writing
 
     def _write(self, admission: PutAdmission, offer: Offer) -> None:
-        """Write cells that came along, and answer when that has come about."""
+        """Write cells that came with an Admit to the units. The put is answered when they are written."""
         small, request = admission.small, admission.record.request
         assert small is not None, "cells came along"
         self._small[small.ticket] = admission
@@ -425,13 +426,13 @@ class Puts:
             self._undo(admission)
 
     def _expect(self, admission: Admission) -> None:
-        """A client is going to write rows, and has as long as a lease lasts."""
+        """Start an admission. It is undone if its rows are not written within the time of a lease."""
         context = self._context
         too_late = partial(self._undo, admission)
         self._admissions.add(admission, context.timers.at(context.server.now + context.config.lease_s, too_late))
 
     def _finish(self, whole: Sequence[Admission], told: Ticket | None = None) -> None:
-        """Rows are all written; whoever said so with the request `told` is answered when the journal has it."""
+        """Let whole admissions enter. The request `told`, which completed them, is answered after the journal entry."""
         for admission in whole:
             self._forget(admission)
             admission.confirm()
@@ -441,7 +442,7 @@ class Puts:
             admission.enter()
         if whole:
             self._leases.serve()
-            self.serve()  # and who puts the same group again has waited for this
+            self.serve()  # a second put of the same group has waited for this
 
     def _undo(self, admission: Admission) -> None:
         self._forget(admission)
@@ -456,7 +457,7 @@ class Puts:
             del self._small[admission.small.ticket]
 
     def _refuse(self, unit: int, rows: Iterable[RowId]) -> list[RowId]:
-        """Those of `rows` that a unit should not have; it is told to forget them."""
+        """Return the rows that a unit should not have, and tell it to forget them."""
         control = self._context.control
         strange = [row for row in rows if not (control.is_stored(row) and unit in control.units(row))]
         if strange:

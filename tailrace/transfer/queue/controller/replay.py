@@ -1,4 +1,4 @@
-"""From a journal to where its controller stood: every decision is carried out once more, on a bare control plane."""
+"""Replay of a journal: every decision is carried out again, on a bare control plane, to find the controller's state."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ from tailrace.transfer.wire.server import Ticket
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """Rows that were admitted and are not all written."""
+    """An admission whose rows are not all written yet."""
 
     record: PutAdmitted
     ids: list[RowId]
@@ -46,47 +46,47 @@ class Pending:
 
 @dataclass(slots=True, eq=False)
 class Recovered:
-    """Where a controller stood."""
+    """The state of a controller at the end of its journal."""
 
     state: ControlState
     leases: dict[int, RowsLeased] = field(default_factory=dict)
-    """With the rows that are still leased."""
+    """The leases by id, each with the rows that it still holds."""
     pending: dict[RowId, Pending] = field(default_factory=dict)
-    """By first row."""
+    """The pending admissions, by their first row."""
     units: dict[str, int] = field(default_factory=dict)
-    """Numbers by name."""
+    """The numbers of the units, by name."""
     watched: dict[str, float] = field(default_factory=dict)
-    """Limits by client."""
+    """The clients that promised signs of life, each with its limit in seconds."""
     answers: dict[Ticket, Answer] = field(default_factory=dict)
     closed: bool = False
     next_unit: int = 0
 
 
 class _Mute(Policy):
-    """Chooses nothing: the journal says which rows were chosen."""
+    """A policy that chooses nothing: the journal names the rows that were chosen."""
 
     def added(self, rows: Sequence[RowMeta], *, leased: bool = False) -> None:
-        """Passed over."""
+        """Do nothing."""
 
     def ready(self, row: RowMeta) -> None:
-        """Passed over."""
+        """Do nothing."""
 
     def consumed(self, row: RowMeta) -> None:
-        """Passed over."""
+        """Do nothing."""
 
     def lost(self, rows: Sequence[RowMeta]) -> None:
-        """Passed over."""
+        """Do nothing."""
 
     def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
-        """Nothing."""
+        """Return no rows."""
         return []
 
 
 def replay(records: Iterable[Base | Change], tasks: Sequence[QueueTask]) -> Recovered | None:
-    """Where the controller stood that wrote `records`; None where there are none.
+    """The state of the controller that wrote `records`; None where there are no records.
 
     Raises:
-        QueueError: they are of another table.
+        QueueError: they do not begin with a state, or are of another table.
     """
     changes = iter(records)
     base = next(changes, None)

@@ -1,4 +1,4 @@
-"""What requests say of rows and their cells, in the terms of the control plane."""
+"""Reads the rows and cell facts of requests, in the types of the control plane."""
 
 from collections.abc import Sequence
 
@@ -20,19 +20,19 @@ def new_rows(message: Admit) -> list[RowHeader]:
 
 
 def new_facts(message: Admit, count: int) -> list[CellFacts]:
-    """What is known of the cells of its `count` rows.
+    """The cell facts of the `count` new rows of an Admit.
 
     Raises:
-        WireError: it tells of other rows.
+        WireError: its versions or runs are of another number of rows.
     """
     return _cell_facts(message.runs, message.versions, count)
 
 
 def acked_facts(message: Ack) -> dict[RowId, CellFacts]:
-    """What an ack tells of its rows' outputs.
+    """The facts about the outputs of an Ack, by row.
 
     Raises:
-        WireError: it contradicts itself.
+        WireError: the ack contradicts itself.
     """
     ids = row_ids(message.rows)
     facts = dict(zip(ids, _cell_facts(message.runs, message.versions, len(ids)), strict=True))
@@ -42,7 +42,7 @@ def acked_facts(message: Ack) -> dict[RowId, CellFacts]:
 
 
 def part_bytes(codec: PartCodec, runs: Sequence[Run]) -> list[int]:
-    """Bytes that the parts of each row take.
+    """The bytes that the part of each row takes, in the order of the runs.
 
     Raises:
         ColumnError: an unknown column, or a length that no cell of it has.
@@ -51,7 +51,7 @@ def part_bytes(codec: PartCodec, runs: Sequence[Run]) -> list[int]:
 
 
 def _cell_facts(runs: Sequence[Run], versions: bytes, count: int) -> list[CellFacts]:
-    """For each of `count` rows; without runs, none has cells."""
+    """The facts of each of `count` rows; without runs, no row has cells."""
     known = unpack(versions, 1)[:, 0].tolist()
     rows = sum([run.rows for run in runs]) if runs else count
     if not len(known) == count == rows:

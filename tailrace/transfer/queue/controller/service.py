@@ -4,12 +4,13 @@
     consumers ──Claim──▶ Leases: lines, one for each task and rank ◀──ready rows─────────────┘
               ──Ack────▶ control plane ──rows that left──▶ UnitAccounts: Settle to their units; room for the first put
 
-It sees no cells but small ones (`inline_cells`): units have them, and clients write to and read from units. Every
-decision is in the journal before anybody hears of it, so a controller that is started anew goes on where this one
-stood, leases included; it first waits for its units, since only they know what they have.
+The controller sees small cells only (`inline_cells`). Units store the cells, and clients write to and read from units.
+Every decision is in the journal before anybody hears of it. So a restarted controller goes on from the same state,
+leases included. It first waits for its units, since only they know which parts they have.
 
-Who waits on whom: claims on ready rows, puts on room, a weight version or a unit, `lost_groups` on a loss: each in a
-line, up to its own limit. Nobody else. A client that promised signs of life and gives none loses leases and admissions.
+Waiting: a claim waits for ready rows; a put for room, a weight version or a unit; `lost_groups` for a loss. Each waits
+in a line, up to its own limit. No other request waits. A client that promised signs of life and gives none loses its
+leases and admissions.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,7 +73,7 @@ from tailrace.transfer.wire.server import Handler, Incoming, Server, Service, Ti
 
 
 class _LossWanted(Waiter):
-    """A client that wants to hear of groups that were lost."""
+    """A client that waits for lost groups."""
 
     def __init__(self, ticket: Ticket, wait_s: float, control: ControlPlane) -> None:
         super().__init__(ticket, wait_s)
@@ -88,7 +89,7 @@ class _LossWanted(Waiter):
         return QueueTimeout(f"no group was lost within {self.limit_s:g} s")
 
     def count_wait(self, seconds: float) -> None:
-        """Nobody asks how long."""
+        """Do nothing: no statistic counts these waits."""
 
 
 class Controller(Service):
@@ -103,10 +104,10 @@ class Controller(Service):
         columns: Mapping[str, ColumnKind] = COLUMNS,
         journal: Journal,
     ) -> None:
-        """`journal`: a new one, or that of a controller of the same table, which this one goes on from.
+        """`journal`: a new one, or one of the same table, from whose state this controller goes on.
 
         Raises:
-            QueueError: a table that rows cannot pass through, see `check_table`; a journal of another one.
+            QueueError: rows cannot pass through the table, see `check_table`; or the journal is of another table.
         """
         check_table(tasks, columns)
         self._specs = [task.spec for task in tasks]
@@ -115,7 +116,7 @@ class Controller(Service):
         self._columns = dict(columns)
         self._closed = False
         self._watches: dict[str, tuple[float, Timer]] = {}
-        """By client that promised signs of life: how soon, and what happens otherwise."""
+        """By client that promised signs of life: its limit in seconds, and the timer that declares it dead."""
         self._context = self._make_context(server, ControlPlane(tasks, lease_s=config.lease_s), config, journal)
         self._leases = Leases(self._context, tasks)
         written = {column for task in tasks for column in task.spec.writes}
@@ -182,16 +183,16 @@ class Controller(Service):
 
     def tick(self, now: float) -> None:
         """See `Service.tick`."""
-        if self._journal_is_long:  # not in the middle of a change, which is written before it is made
+        if self._journal_is_long:  # never during a change: it is written before it is made, and would be lost
             self._begin_journal()
         self._leases.expire()
         self._context.timers.run(now)
 
     def gone(self, client: str) -> None:
-        """See `Service.gone`: what it waited for is forgotten.
+        """See `Service.gone`. The requests that the client waits for are dropped.
 
-        It may live, and hold leases that another connection renews: those, and what it has not written yet, end at
-        their own deadlines.
+        The client may still live, and hold leases that another connection renews. Its leases and its unwritten
+        admissions end at their own deadlines.
         """
         self._forget_waiting(lambda ticket: ticket.client == client)
 
@@ -254,7 +255,7 @@ class Controller(Service):
         if context.units.recovering:
             raise PeerLost("units from before the controller was started anew have not all come back; try again")
         hold = context.accounts.hold(incoming.ticket.client)
-        # whoever reads it may die unnoticed, and the units would keep all that leaves
+        # the reader of the snapshot may die unnoticed, and the units would keep all rows that leave
         context.timers.at(context.server.now + context.config.lease_s, partial(context.accounts.release, hold))
         return Reply(Exported(context.control.export(), hold))
 
@@ -304,7 +305,7 @@ class Controller(Service):
             forget(gone)
 
     def _bury(self, client: str) -> None:
-        """A client is dead: it broke its promise of signs of life, or somebody saw it end."""
+        """End all that a dead client held: it gave no signs of life for too long, or was seen to end."""
         if client in self._watches:
             self._watches.pop(client)[1].cancel()
         self._leases.lose_client(client)
@@ -373,7 +374,7 @@ class Controller(Service):
         return journal.changes > 0 and journal.is_long
 
     def _begin_journal(self) -> None:
-        """Replace the journal by one of this moment."""
+        """Replace the journal by one that begins with the present state."""
         context = self._context
         base = Base(self._specs, context.control.export(), self._closed, context.units.next_number)
         context.journal.replace(base, list(self._open_ends()))
@@ -386,7 +387,7 @@ class Controller(Service):
         for client, (limit_s, _) in self._watches.items():
             yield log.ClientWatched(client, limit_s)
         for (client, number), answer in self._context.server.answers.items():
-            yield log.RequestAnswered(client, number, cast(Answer, answer))  # as its handlers return
+            yield log.RequestAnswered(client, number, cast(Answer, answer))  # the handlers return no other type
 
     def _recover(self, found: Recovered) -> None:
         context = self._context
@@ -398,7 +399,7 @@ class Controller(Service):
         for name, number in found.units.items():
             context.units.expect(number, name)
         for record in found.state.rows:
-            # parts are padded cell by cell, so those of one row are as long as one part with all
+            # parts are padded cell by cell, so the parts of a row are together as long as one part with all cells
             context.accounts.add([record.id], [context.codec.layout(record.facts.lengths).nbytes], record.units)
         for pending in found.pending.values():
             self._puts.resume(pending)
@@ -411,8 +412,9 @@ class Controller(Service):
             self._watch(client, limit_s)
 
     def _goes_on(self, lease: log.RowsLeased) -> bool:
-        """Whether a lease outlasts its controller: not where the rows of a batch are split among ranks.
+        """Whether a lease outlasts a restart of the controller: not where its task's batches are split among ranks.
 
-        How they were split is not known any more, so no rank may keep its part while another has lost its own.
+        The restarted controller does not know how a batch was split. So no rank may keep its part while another rank
+        has lost its part.
         """
         return lease.task not in self._split

@@ -1,10 +1,10 @@
-"""The storage units of a queue, as its controller sees them, and what they store.
+"""The storage units of a queue, as its controller sees them, and the rows that they store.
 
     Join ──▶ new: link to it, ask for its Inventory ──Parts──▶ ready ──silent for a while──▶ dead
-    Join of one that is known: a sign of life
+    Join of a known unit: a sign of life
 
-Who waits on whom: nobody on a unit. What it need not store any more is collected while messages are at hand, and sent
-then; what it does not hear of because it is gone, the inventory puts right when it comes back.
+Waiting: no request waits for a unit. Rows and parts that a unit need not store any more are collected while messages
+are at hand, and then sent to it. A unit that is away misses them; its inventory makes up for that when it comes back.
 """
 
 from collections import deque
@@ -31,10 +31,10 @@ from tailrace.transfer.wire.server import Server
 from tailrace.transfer.wire.sockets import reachable
 
 _SETTLE_AT_ONCE = 4096
-"""Rows and parts that are not collected for longer."""
+"""So many rows and parts are sent to the unit at once, and not collected further."""
 
 StoredParts: TypeAlias = Mapping[RowId, Mapping[int, Sequence[str]]]
-"""Rows of a unit, with the columns of each part by tag."""
+"""The rows of a unit, by row id; for each row, the columns of its parts, by tag."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,12 +47,12 @@ class KnownUnit:
     link: Connection | None = None
     endpoint: str = ""
     ready: bool = False
-    """Whether it has said what it has: rows may be written to it and read from it."""
+    """Whether it has sent its inventory: rows may be written to it and read from it."""
     max_bytes: int = 0
-    """That it can hold."""
+    """The bytes that it can hold."""
     rows: int = 0
     bytes: int = 0
-    """Of the rows that it has, as far as the controller knows."""
+    """The bytes of its rows, as far as the controller knows."""
     deadline: Timer | None = None
     settle: Timer | None = None
     lost_parts: list[PartId] = field(default_factory=list)
@@ -60,17 +60,17 @@ class KnownUnit:
 
 
 class UnitObserver(Protocol):
-    """Hears what becomes of units."""
+    """The interface by which a unit's changes of state are reported."""
 
     def unit_listed(self, unit: KnownUnit, expected: StoredParts, listed: set[PartId]) -> None:
-        """A unit has said which parts it has; when it was asked, it should have had `expected`. It is ready."""
+        """Take in a unit's inventory, `listed`; it is ready now. `expected`: the parts due when it was asked."""
 
     def unit_died(self, unit: KnownUnit) -> None:
-        """A unit was silent for too long, or was started anew without what it had. It is no unit any more."""
+        """Take in that a unit died: it was silent for too long, or restarted without its rows. It is removed."""
 
 
 class Units:
-    """All units by number."""
+    """All units, by number."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class Units:
         self._units: dict[int, KnownUnit] = {}
         self._names: dict[str, KnownUnit] = {}
         self._expected: list[KnownUnit] = []
-        """Those from before the controller was started anew that have not come back."""
+        """The units from before the controller restarted that have not come back."""
         self.next_number = 0
-        """Of the next unit: another one than of any that has died, which clients may still take for it."""
+        """The number of the next unit. Numbers of dead units are not used again: clients may still know them."""
 
     def get(self, number: int) -> KnownUnit | None:
         """The unit with this number, if there is one."""
@@ -102,30 +102,30 @@ class Units:
 
     @property
     def ready(self) -> int:
-        """How many may be written to."""
+        """The number of units that may be written to."""
         return sum(unit.ready for unit in self._units.values())
 
     @property
     def largest(self) -> int:
-        """Bytes that the largest of those that have joined holds."""
+        """The bytes that the largest of the joined units can hold."""
         return max((unit.max_bytes for unit in self._units.values()), default=0)
 
     @property
     def recovering(self) -> bool:
-        """Whether nobody is served yet: a unit that has rows has not come back, and may still do so."""
+        """Whether a unit with rows has not come back after a restart and still may; until then no request is served."""
         return bool(self._expected) and any(unit.rows for unit in self._expected)
 
     def expect(self, number: int, name: str) -> None:
-        """A unit from before the controller was started: it counts as dead where it does not join in time."""
+        """Expect a unit from before the controller restarted. It counts as dead if it does not join in time."""
         unit = self._add(number, name)
         self._expected.append(unit)
         self._watch(unit)
 
     def join(self, message: Join) -> KnownUnit:
-        """A unit says that it is there.
+        """Take in a Join: a new unit, a restarted one, or a sign of life.
 
         Raises:
-            WireError: it cannot be reached from here.
+            WireError: the unit cannot be reached from here.
         """
         unit = self._names.get(message.name)
         if unit is not None and unit.join is not None and unit.join.incarnation != message.incarnation:
@@ -134,7 +134,7 @@ class Units:
         if unit is None:
             unit = self._add(self.next_number, message.name)
             self._journal.append(UnitNamed(unit.number, unit.name))
-        if unit not in self._expected:  # one that comes back and never says what it has is not waited for any longer
+        if unit not in self._expected:  # an expected unit has one deadline: to have sent its inventory by then
             self._watch(unit)
         if unit.link is None:
             self._connect(unit, message)
@@ -143,10 +143,10 @@ class Units:
     def choose(
         self, nbytes: int, replicas: int, *, preferred: Collection[int] = (), full: Collection[int] = ()
     ) -> list[KnownUnit]:
-        """Units for rows of `nbytes`: those with the least; none where no unit has room.
+        """Choose units for rows of `nbytes`: the emptiest ones that have room; none where too few have room.
 
-        `preferred` ones are chosen also where they have up to `nbytes` more than others, `full` ones after all others:
-        a unit may have less room than the controller knows of, such as where its machine has.
+        `preferred` units are chosen even where they hold up to `nbytes` more than others. `full` units come after all
+        others: a unit may have less room than the controller knows of, such as when its machine has less memory.
         """
 
         ready = [unit for unit in self._units.values() if unit.ready]
@@ -164,13 +164,13 @@ class Units:
         return fit[:wanted]
 
     def write(self, number: int, message: Write, frames: Sequence[Buffer], then: Then) -> None:
-        """Have a unit that is ready store parts; `then` gets the outcome."""
+        """Write parts to a unit that is ready; `then` is called with the outcome."""
         unit = self._units[number]
         assert unit.link is not None, "units that are ready are linked to"
         unit.link.start(Call(unit.endpoint, message, frames), then)
 
     def insist(self, number: int, message: Message) -> None:
-        """Tell a unit what it has to have heard: where that fails, its next Join begins with an inventory."""
+        """Send a unit a message that it must not miss. Where that fails, its next Join begins with an inventory."""
         unit = self._units.get(number)
         if unit is None or unit.link is None:
             return
@@ -183,7 +183,7 @@ class Units:
         link.start(Call(unit.endpoint, message), then)
 
     def settle(self, numbers: Iterable[int], *, parts: Collection[PartId] = (), rows: Collection[RowId] = ()) -> None:
-        """Parts that lost, or rows that left, are not to be stored any more by these units."""
+        """Tell these units to drop parts that no longer count, and rows that left."""
         for number in numbers:
             unit = self._units.get(number)
             if unit is None or unit.link is None:
@@ -196,10 +196,10 @@ class Units:
                 unit.settle = self._timers.at(self._server.now, partial(self._settle, unit))
 
     def dismiss(self, number: int, parts: Iterable[PartId]) -> None:
-        """A unit has parts of rows that are not in the queue.
+        """Tell a unit to drop parts of rows that are not in the queue.
 
-        Of rows that have left it takes no others. Those that were never in, such as of a snapshot whose restoring broke
-        off, may come yet.
+        The unit takes no more parts of rows that have left. Rows that were never in the queue may still come, such as
+        those of a snapshot whose restoring broke off.
         """
         left, others = set(), []
         for part in parts:
@@ -211,7 +211,7 @@ class Units:
         self.settle([number], parts=others, rows=left)
 
     def listing(self) -> list[Unit]:
-        """The units for clients: all that have joined and are not dead, even before they have said what they have."""
+        """The units as clients see them: all that have joined and are not dead, even before their inventory."""
         return [
             Unit(unit.number, unit.join.endpoints, unit.join.host, unit.join.directory)
             for unit in self._units.values()
@@ -219,7 +219,7 @@ class Units:
         ]
 
     def stats(self) -> tuple[UnitStats, ...]:
-        """Of each unit that is there or may come back."""
+        """The counts of each unit that is there or may come back."""
         return tuple(
             UnitStats(
                 number=unit.number,
@@ -250,11 +250,11 @@ class Units:
         unit.max_bytes = message.max_bytes
         unit.endpoint = ways[0]
         unit.link = link = self._server.link(unit.endpoint, peer=STORAGE_UNIT)
-        expected = self._control.stored(unit.number)  # more may come until it answers
+        expected = self._control.stored(unit.number)  # read now: more rows may come until the unit answers
 
         def then(result: Reply | TailraceError) -> None:
             if unit.link is not link:
-                return  # it died meanwhile, or was started anew
+                return  # the unit has died or restarted meanwhile
             try:
                 if isinstance(result, TailraceError):
                     raise result
@@ -262,7 +262,7 @@ class Units:
             except QueueClosed:
                 return  # this server stops, and hangs up by itself
             except TailraceError:
-                self._disconnect(unit)  # its next Join begins anew
+                self._disconnect(unit)  # its next Join asks for the inventory again
             else:
                 unit.ready = True
                 self._expect_no_more(unit)
@@ -272,7 +272,7 @@ class Units:
         link.start(Call(unit.endpoint, Inventory()), then)
 
     def _retire(self, unit: KnownUnit, *, lasting: bool) -> None:
-        """The unit of this name was started anew."""
+        """Handle the restart of a unit: with a lasting store it is only reconnected, else it counts as dead."""
         if lasting:
             self._disconnect(unit)
         else:
@@ -285,7 +285,7 @@ class Units:
         self._disconnect(unit)
         self._expect_no_more(unit)
         unit.rows = unit.bytes = 0
-        del self._units[unit.number], self._names[unit.name]  # one that comes back is another unit, with no rows
+        del self._units[unit.number], self._names[unit.name]  # if it comes back, it is a new unit without rows
         self._observer.unit_died(unit)
 
     def _expect_no_more(self, unit: KnownUnit) -> None:
@@ -315,19 +315,22 @@ class UnitAccounts:
     """The rows that have been admitted, their bytes, and the units that store them."""
 
     def __init__(self, units: Units, cells: InlineCells) -> None:
-        """`cells`: copies of some of them."""
+        """`cells`: copies of the small parts of some rows."""
         self._units = units
         self._cells = cells
         self._sizes: dict[RowId, int] = {}
         self._holds: dict[int, str] = {}
         self._last_hold = first_number()
         self._held_back: deque[tuple[int, tuple[int, ...], list[RowId]]] = deque()
-        """The newest hold when rows left, the units, and those rows, which they keep for it and for older ones."""
+        """Rows that left while a hold was live: the newest hold at that time, the units, and the rows.
+
+        The units keep the rows until that hold and all older ones are released.
+        """
         self.nbytes = 0
-        """Of all rows, each counted once."""
+        """The bytes of all rows, each row counted once."""
 
     def add(self, rows: Sequence[RowId], sizes: Sequence[int], units: Collection[int]) -> None:
-        """Rows that are stored by `units` from now on, or that are being written there."""
+        """Count rows that `units` store from now on, or that are being written there. `sizes`: bytes of each row."""
         total = sum(sizes)
         self._sizes.update(zip(rows, sizes, strict=True))
         self.nbytes += total
@@ -335,20 +338,20 @@ class UnitAccounts:
             self._count(number, len(rows), total)
 
     def grow(self, row: RowId, nbytes: int, units: Collection[int]) -> None:
-        """Outputs of a row count."""
+        """Count `nbytes` of outputs that were added to a row."""
         self._sizes[row] += nbytes
         self.nbytes += nbytes
         for number in units:
             self._count(number, 0, nbytes)
 
     def forsake(self, rows: Sequence[RowId], number: int) -> None:
-        """A unit counts no more as having these rows, which others have."""
+        """Stop counting a unit as having these rows; other units have them."""
         for row in rows:
             self._count(number, -1, -self._sizes[row])
         self._units.settle([number], rows=rows)
 
     def leave(self, rows: Mapping[RowId, Collection[int]]) -> None:
-        """Rows that left the queue, with the units that store them."""
+        """Discount rows that left the queue, given with the units that store them, and have the units drop them."""
         self._cells.drop(rows)
         by_units: dict[tuple[int, ...], list[RowId]] = {}
         for row, units in rows.items():
@@ -361,22 +364,22 @@ class UnitAccounts:
                 self._units.settle(together, rows=leaving)
 
     def withdraw(self, rows: Sequence[RowId], units: Collection[int]) -> None:
-        """Rows of a snapshot that was not restored after all; it may be tried again, with the same ids."""
+        """Discount the rows of a snapshot that was not restored; it may be tried again, with the same ids."""
         self._discount(rows, units)
         self._units.settle(units, parts=[PartId(*row, 0) for row in rows])
 
     def size(self, row: RowId) -> int:
-        """Bytes of a row."""
+        """The bytes of a row."""
         return self._sizes[row]
 
     def hold(self, client: str) -> int:
-        """Have units keep what leaves from now on, for a client that reads a snapshot. Returns what to release."""
+        """Have units keep rows that leave from now on, for a client that reads a snapshot. Return the hold's number."""
         self._last_hold += 1
         self._holds[self._last_hold] = client
         return self._last_hold
 
     def release(self, hold: int) -> None:
-        """A snapshot has been read; harmless where its hold is gone."""
+        """Release a hold, whose snapshot has been read; harmless where it was released before."""
         self._holds.pop(hold, None)
         oldest = min(self._holds, default=self._last_hold + 1)
         while self._held_back and self._held_back[0][0] < oldest:
@@ -384,7 +387,7 @@ class UnitAccounts:
             self._units.settle(units, rows=rows)
 
     def lose_client(self, client: str) -> None:
-        """A client that was reading a snapshot is gone."""
+        """Release the holds of a client that is gone."""
         for hold in [hold for hold, holder in self._holds.items() if holder == client]:
             self.release(hold)
 

@@ -1,8 +1,8 @@
-"""Who waits at a controller, and for how long.
+"""Lines of requests that wait at a controller, and timers.
 
-A line is first come, first served: its head alone tries, so a big request is never overtaken for ever by small ones.
-One that stands aside, since it waits for something that nobody else does, lets the others pass. Nobody waits longer
-than it asked to.
+A line is first come, first served: only its head tries, so small requests never overtake a big one for ever. A request
+that waits for something that no other one waits for steps aside and lets the others pass. No request waits longer than
+it asked to.
 """
 
 import heapq
@@ -20,21 +20,21 @@ from tailrace.transfer.wire.server import Server, Ticket
 
 
 class Timer:
-    """One thing to do; `cancel` it where it is not needed any more."""
+    """A call at a set time; `cancel` it where it is not needed any more."""
 
     def __init__(self, timers: "Timers", then: Callable[[], None]) -> None:
         self._timers = timers
         self.then: Callable[[], None] | None = then
 
     def cancel(self) -> None:
-        """Do nothing when the time comes; harmless twice, and when it has come."""
+        """Cancel the call; harmless when it was cancelled before or has been made."""
         if self.then is not None:
             self.then = None
             self._timers.forget_one()
 
 
 class Timers:
-    """Things to do by their times. Those that were cancelled take no more room than those that were not."""
+    """Calls by their times. The cancelled ones take no more room than the others."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Timer]] = []
@@ -42,11 +42,11 @@ class Timers:
         self._cancelled = 0
 
     def __len__(self) -> int:
-        """Entries that are kept, those that were cancelled included."""
+        """The number of entries that are kept, including cancelled ones."""
         return len(self._heap)
 
     def at(self, when: float, then: Callable[[], None]) -> Timer:
-        """Do `then` at the time `when`."""
+        """Call `then` at the time `when`."""
         self._count += 1
         timer = Timer(self, then)
         heapq.heappush(self._heap, (when, self._count, timer))
@@ -54,14 +54,14 @@ class Timers:
 
     @property
     def next(self) -> float | None:
-        """When something is due."""
+        """The time of the next call; None where there is none."""
         while self._heap and self._heap[0][2].then is None:
             heapq.heappop(self._heap)
             self._cancelled -= 1
         return self._heap[0][0] if self._heap else None
 
     def run(self, now: float) -> None:
-        """Do what is due, in the order of the times."""
+        """Make the calls that are due, in the order of their times."""
         while (when := self.next) is not None and when <= now:
             timer = heapq.heappop(self._heap)[2]
             then, timer.then = timer.then, None
@@ -69,7 +69,10 @@ class Timers:
             then()
 
     def forget_one(self) -> None:
-        """A timer was cancelled: a claim that may wait for an hour and is served at once leaves one for an hour."""
+        """Count a cancelled timer, and remove the cancelled ones when they are more than half of all.
+
+        Without that, a claim that may wait an hour and is served at once would leave an entry for an hour.
+        """
         self._cancelled += 1
         if self._cancelled > 64 and 2 * self._cancelled > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[2].then is not None]
@@ -78,46 +81,46 @@ class Timers:
 
 
 class Wait(Enum):
-    """What an attempt returns instead of an answer."""
+    """The result of an attempt that brings no answer."""
 
     HERE = "here"
-    """It has to wait on, and so have those behind it."""
+    """The request has to wait on, and so have those behind it."""
     ASIDE = "aside"
-    """It has to wait on, the others have not."""
+    """The request has to wait on, but those behind it may try."""
     OVER = "over"
-    """It got what it waited for, and will be answered when that is done."""
+    """The request leaves the line; it is answered later, when its work is done."""
 
 
 class Waiter(ABC):
     """A request that may have to wait for its answer."""
 
     def __init__(self, ticket: Ticket, wait_s: float) -> None:
-        """`wait_s`: it gives up after so many seconds."""
+        """`wait_s`: seconds after which it gives up."""
         self.ticket = ticket
         self.wait_s = wait_s
         self.since = 0.0
-        """When it joined a line."""
+        """The time at which it joined a line."""
         self.timer: Timer | None = None
 
     @abstractmethod
     def attempt(self) -> Answer | Wait:
-        """The answer, if it can be had now.
+        """Return the answer if it can be had now.
 
         Raises:
-            QueueError: which is the answer.
+            QueueError: the request fails, and this error is its answer.
         """
 
     @abstractmethod
     def late(self) -> QueueError:
-        """The answer when its time is over."""
+        """The error to answer with when the time is over."""
 
     @abstractmethod
     def count_wait(self, seconds: float) -> None:
-        """It has its answer after so long in a line."""
+        """Add the seconds that the request has spent in a line to the statistics."""
 
     @property
     def limit_s(self) -> float:
-        """`wait_s` for an error: a client names what is left of its limit when the message leaves."""
+        """`wait_s` rounded for an error text: a client sends what is left of its limit when the message leaves."""
         return float(f"{self.wait_s:.3g}")
 
 
@@ -125,10 +128,10 @@ W = TypeVar("W", bound=Waiter)
 
 
 class WaitLine(Generic[W]):
-    """Waiters for one thing."""
+    """Requests that wait in one line."""
 
     def __init__(self, server: Server, timers: Timers, changed: Callable[[], object]) -> None:
-        """`changed`: called when one has given up, and the next may get what it could not."""
+        """`changed`: called when a waiter has given up, since the next one may get what it could not."""
         self._changed = changed
         self._server = server
         self._timers = timers
@@ -138,7 +141,7 @@ class WaitLine(Generic[W]):
         return len(self._waiters)
 
     def join(self, waiter: W) -> None:
-        """Wait; `serve` is called whenever something changes."""
+        """Join the end of the line; call `serve` whenever something changes."""
         waiter.since = self._server.now
         waiter.timer = self._timers.at(waiter.since + waiter.wait_s, partial(self._give_up, waiter))
         self._waiters.append(waiter)
@@ -149,7 +152,7 @@ class WaitLine(Generic[W]):
         return self._waiters[0]
 
     def serve(self) -> tuple[bool, bool]:
-        """Something may have changed. Whether somebody got what it waited for; and whether somebody bars the way."""
+        """Try the waiters in order. Return whether one was served, and whether one now blocks those behind it."""
         served, aside = False, 0
         while aside < len(self._waiters):
             waiter = self._waiters[aside]
@@ -173,12 +176,12 @@ class WaitLine(Generic[W]):
         return served, False
 
     def send_away(self, error: Callable[[], TailraceError]) -> None:
-        """Nobody gets anything any more."""
+        """Answer all waiters with an error."""
         for waiter in list(self._waiters):
             self._fail(waiter, error())
 
     def forget(self, gone: Callable[[Ticket], bool]) -> bool:
-        """Tickets that nobody waits for any more; whether there were such."""
+        """Drop the waiters whose tickets are `gone`; return whether there were any."""
         leaving = [waiter for waiter in self._waiters if gone(waiter.ticket)]
         for waiter in leaving:
             self._leave(waiter)
