@@ -1,6 +1,6 @@
-"""The state of every row and task, as a machine without I/O: every implementation of the queue runs it.
+"""The state of every row and task: a state machine without I/O, which every implementation of the queue runs.
 
 control_plane   puts, claims, acks, losses     groups       which groups were put, and which are lost
-state           what is saved of it            slots        row ids that are never used twice
-table           tasks and columns              schema       what a put or an ack may hold
+state           the state as values            slots        row ids that are never used twice
+table           tasks and columns              schema       checks of the cells of puts and acks
 """

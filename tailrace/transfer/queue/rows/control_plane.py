@@ -1,13 +1,13 @@
-"""Who may have which row (AsyncFlow, section 3.3): a state machine over row ids, without cells, clock or event loop.
+"""The control plane (AsyncFlow, section 3.3): a state machine over row ids, without cells, clock or event loop.
 
     reserve ─enter─▶ WAITING ──last input column written──▶ READY ──claim──▶ LEASED ──ack──▶ CONSUMED
         └─withdraw─▶ gone                                     ▲                │              (by every task: retired)
                                                               └── nack, expiry ┘
-    a storage unit dies: its rows, in whatever state, leave with their groups, which may be put again
+    a storage unit dies: its rows, in any state, leave with their groups, which may be put again
 
-A put, a claim, an ack and an expiry cost in proportion to the rows that they change: a written column counts down what
-its readers miss, a policy keeps the index of its task's ready rows, leases stand in the order in which they expire.
-What is rare scans all rows: the loss of a unit, the inventory of one, a snapshot.
+The cost of a put, a claim, an ack and an expiry is proportional to the rows that they change. A written column counts
+down the missing inputs of its readers, a policy indexes the ready rows of its task, and leases are kept in the order in
+which they expire. Rare operations scan all rows: the loss of a unit, the inventory of a unit, a snapshot.
 """
 
 from collections import OrderedDict
@@ -47,14 +47,14 @@ class _Row(msgspec.Struct, eq=False):
     group_size: int
     units: tuple[int, ...]
     states: list[TaskState]
-    """By task."""
+    """The state for each task, by the task's index."""
     missing: list[int]
-    """By task: input columns not written yet."""
+    """The number of input columns not written yet, by the task's index."""
     consumed: dict[int, int]
-    """By task: the lease under which it was consumed."""
+    """The lease under which the row was consumed, by the task's index."""
 
     def record(self) -> RowRecord:
-        """What an export has of it."""
+        """The row as an export holds it."""
         meta = self.meta
         return RowRecord(
             id=meta.id,
@@ -72,7 +72,7 @@ class _Task:
     index: int
     entry: QueueTask
     counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
-    """By state: rows stored, but CONSUMED since the queue was made."""
+    """The number of stored rows by state; for CONSUMED, all rows since the queue was made."""
     expired: int = 0
 
     @property
@@ -81,9 +81,9 @@ class _Task:
 
 
 class ControlPlane:
-    """The rows of one table (checked by `check_table`). `now` never goes back; its origin does not matter.
+    """The rows of one table, which `check_table` has checked. `now` never goes back; its origin does not matter.
 
-    A lease is alive until `expire` is called at or after its deadline, so call that before anything else.
+    A lease is live until `expire` is called at or after its deadline. So call `expire` before anything else.
     """
 
     def __init__(self, tasks: Sequence[QueueTask], *, lease_s: float) -> None:
@@ -97,7 +97,7 @@ class ControlPlane:
             for task in self._tasks.values()
             if not any(self._readers.get(column) for column in task.entry.spec.writes)
         ]
-        """Tasks whose outputs nobody reads: what they have consumed they are not handed again after a loss."""
+        """The indices of tasks whose outputs no task reads. After a loss they do not get consumed rows again."""
         self._writers = {column: task for task in self._tasks.values() for column in task.entry.spec.writes}
         self._waiting = [TaskState.WAITING] * len(tasks)
         """The states of a row that is new to every task."""
@@ -106,18 +106,18 @@ class ControlPlane:
         self._slots = Slots[_Row]()
         self._groups = Groups()
         self.version: WeightVersion = 0
-        """The newest weight version that was heard of."""
+        """The newest weight version that `advance` was called with."""
         self._leases: OrderedDict[int, Lease] = OrderedDict()
-        """By deadline: every lease lasts equally long, so the newest or last renewed one expires last."""
+        """The live leases in the order of their deadlines: all last equally long, so the last renewed expires last."""
         self._next_lease = 1
 
     def __len__(self) -> int:
-        """Rows stored."""
+        """The number of stored rows."""
         return len(self._slots)
 
     @property
     def next_deadline(self) -> float | None:
-        """When the next lease expires."""
+        """The deadline of the lease that expires next; None where there is no lease."""
         return next(iter(self._leases.values())).deadline if self._leases else None
 
     def state(self, task: str, row: RowId) -> TaskState:
@@ -131,11 +131,11 @@ class ControlPlane:
 
     @property
     def ready_tasks(self) -> list[str]:
-        """The tasks with rows that they could claim, as far as states go."""
+        """The tasks that have READY rows; their policies may still wait for more."""
         return [name for name, task in self._tasks.items() if task.counts[TaskState.READY]]
 
     def stats(self) -> dict[str, TaskStats]:
-        """Counts by task."""
+        """The counts of each task."""
         return {
             name: TaskStats(
                 waiting=task.counts[TaskState.WAITING],
@@ -149,39 +149,40 @@ class ControlPlane:
 
     @property
     def lost_groups(self) -> list[int]:
-        """Groups that have to be put again."""
+        """The ids of the groups that have to be put again."""
         return [group.group_id for group in self._groups.lost]
 
     def advance(self, version: WeightVersion) -> None:
-        """Weights of `version` are there; an older one than was heard of is passed over."""
+        """Note that weights of `version` are available; a version older than the newest one is ignored."""
         self.version = max(self.version, version)
 
     def check_groups(self, rows: Sequence[RowHeader]) -> Standing:
-        """Whether `rows` are whole groups that may enter: NEW ones, or LOST ones, whose room was theirs before.
+        """Check whether `rows` are whole groups that may enter, and return their standing.
 
-        BEING_PUT says that they have to wait: a group of them is reserved, and not written yet.
+        NEW groups may enter when there is room. LOST groups may enter at once: their room was theirs before. BEING_PUT
+        groups have to wait: one of them is reserved and not written yet.
 
         Raises:
             QueueError: a group is not whole.
-            GroupExists: a group was here before.
+            GroupExists: a group is in the queue, or was and has left.
         """
         return self._groups.check(rows)
 
     def has_entered(self, group_id: int) -> bool:
-        """Whether rows of a group are in the queue, or were, and are not lost."""
+        """Whether a group is in the queue, or was and is not lost."""
         return self._groups.standing(group_id) in (Standing.PRESENT, Standing.LEFT)
 
     def being_put(self, rows: Sequence[RowHeader]) -> int | None:
-        """A group of `rows` that is reserved and not written yet, if there is one."""
+        """The id of a group of `rows` that is reserved and not written yet; None where there is none."""
         standings = ((row.group_id, self._groups.standing(row.group_id)) for row in rows)
         return next((group_id for group_id, standing in standings if standing is Standing.BEING_PUT), None)
 
     def is_lost(self, rows: Sequence[RowHeader]) -> bool:
-        """Whether all of `rows` are of lost groups, even of such that are being put."""
+        """Whether all of `rows` are of lost groups, including lost groups that are being put again."""
         return all(self._groups.is_lost(row.group_id) for row in rows)
 
     def put(self, rows: Sequence[RowHeader], facts: Sequence[CellFacts]) -> list[RowId]:
-        """Add whole groups. `facts`: of the cells of each row.
+        """Add whole groups. `facts`: the facts about the cells of each row.
 
         Raises:
             QueueError, GroupExists: see `check_groups`; nothing was added.
@@ -193,9 +194,9 @@ class ControlPlane:
         return ids
 
     def reserve(self, rows: Sequence[RowHeader], ids: Sequence[RowId] | None = None) -> list[RowId]:
-        """Ids for whole groups that are being written: they count as stored, and no task can claim them yet.
+        """Return ids for whole groups that are being written. They count as stored, but no task can claim them yet.
 
-        `check_groups` has let them in. `ids`: those that they had before, when a journal is replayed.
+        The groups have passed `check_groups`. `ids`: the ids that the rows had before, when a journal is replayed.
         """
         self._groups.reserve(rows)
         if ids is None:
@@ -205,7 +206,7 @@ class ControlPlane:
         return list(ids)
 
     def withdraw(self, ids: Sequence[RowId], rows: Sequence[RowHeader]) -> None:
-        """Rows that were reserved will not be written."""
+        """Remove reserved rows that will not be written."""
         for row_id, row in zip(ids, rows, strict=True):
             self._free_slot(row_id.slot, row.group_id)
 
@@ -217,9 +218,9 @@ class ControlPlane:
         *,
         units: tuple[int, ...] = (),
     ) -> list[RowId]:
-        """Rows that were reserved are written, on `units`. Returns those that no task has still to consume: they left.
+        """Add reserved rows, which are now written on `units`. Return rows that have left at once.
 
-        There are such where a group was lost that some of its rows had left already.
+        A row leaves at once where no task has still to consume it: it had left before its group was lost.
         """
         groups: dict[int, list[_Row]] = {}
         left: list[RowId] = []
@@ -235,10 +236,10 @@ class ControlPlane:
         return left
 
     def check_claim(self, task: str, rank: int | None) -> None:
-        """Whether rows of `task` may be claimed for `rank`.
+        """Check whether rows of `task` may be claimed for `rank`.
 
         Raises:
-            QueueError: no such task, or its policy does not hand out rows to `rank`.
+            QueueError: there is no such task, or its policy does not hand out rows to `rank`.
         """
         self._task(task).entry.policy.check_rank(rank)
 
@@ -256,7 +257,7 @@ class ControlPlane:
         return self.hold(self._next_lease, task, [meta.id for meta in chosen], now)
 
     def hold(self, lease_id: int, task: str, row_ids: Sequence[RowId], now: float) -> Lease:
-        """Lease ready rows that the task's policy does not hold (any more)."""
+        """Lease ready rows that the task's policy does not hold, or no longer holds."""
         owner = self._task(task)
         rows = {row_id: self._row(row_id) for row_id in row_ids}
         assert len(rows) == len(row_ids), f"the policy of task {task!r} chose a row twice"
@@ -271,12 +272,13 @@ class ControlPlane:
         *,
         missed: Collection[int] = (),
     ) -> list[RowId]:
-        """Mark leased rows consumed and their outputs, which `facts` tells of, written; return the rows that left.
+        """Mark leased rows as consumed and their outputs as written; return the rows that left the queue.
 
-        `missed`: units that the outputs could not be written to; they count no more as having the rows.
+        `facts`: the facts about each row's outputs. `missed`: units that the outputs could not be written to; from now
+        on they do not count as having the rows.
 
         Raises:
-            StaleRowError, LeaseError: a row is gone, or not under this lease, or no unit has its outputs; nothing was
+            StaleRowError, LeaseError: a row is gone or not under this lease, or no unit has its outputs; nothing was
                 changed.
             ColumnError: the columns are not exactly the task's outputs; nothing was changed.
         """
@@ -298,7 +300,7 @@ class ControlPlane:
         ]
 
     def nack(self, lease_id: int, rows: Sequence[RowId] | None) -> list[RowId]:
-        """Make leased rows ready again, and return them; None gives back all that the lease still holds.
+        """Make leased rows ready again, and return them. With None, give back all rows that the lease still holds.
 
         Raises:
             StaleRowError, LeaseError: as for `ack`.
@@ -311,15 +313,15 @@ class ControlPlane:
         return [row.meta.id for row in held]
 
     def leased(self, lease_id: int) -> list[RowId]:
-        """The rows that a lease still holds; none where it has ended."""
+        """The rows that a lease still holds; empty where it has ended."""
         lease = self._leases.get(lease_id)
         return [] if lease is None else list(lease.rows)
 
     def renew(self, lease_id: int, now: float) -> None:
-        """Start the lease's time anew.
+        """Restart the lease's time limit.
 
         Raises:
-            LeaseError: it has expired, or all of its rows were acked or nacked.
+            LeaseError: the lease has expired, or all of its rows were acked or nacked.
         """
         lease = self._leases.get(lease_id)
         if lease is None:
@@ -331,14 +333,14 @@ class ControlPlane:
         self._leases.move_to_end(lease_id)
 
     def expire(self, now: float) -> list[Ended]:
-        """End every lease whose deadline has come; their rows are ready again."""
+        """End every lease whose deadline has come. Their rows are ready again."""
         ended = []
         while self._leases and (lease := next(iter(self._leases.values()))).deadline <= now:
             ended.append(self.end(lease.id))
         return ended
 
     def end(self, lease_id: int) -> Ended:
-        """The holder of a lease is dead; harmless where the lease has ended."""
+        """End a lease whose holder is dead or whose time is over; harmless where the lease has ended."""
         lease = self._leases.get(lease_id)
         if lease is None:
             return Ended(lease_id, [])
@@ -346,9 +348,9 @@ class ControlPlane:
         return Ended(lease_id, self.nack(lease_id, None))
 
     def lose(self, unit: int, row_ids: Collection[RowId] | None = None) -> Loss:
-        """A storage unit is gone, or it turns out not to have `row_ids`.
+        """Take in that a storage unit is gone, or that it does not have `row_ids`.
 
-        Rows that no other unit has leave, with the rest of their groups.
+        Rows that no other unit has leave the queue, with the rest of their groups.
         """
         groups: set[int] = set()
         for row in self._slots if row_ids is None else map(self._row, row_ids):
@@ -359,19 +361,19 @@ class ControlPlane:
         return self._lose_groups(groups)
 
     def has_left(self, row_id: RowId) -> bool:
-        """Whether a row was let in, and has left or was withdrawn."""
+        """Whether a row id was given out, and its row has left or was withdrawn."""
         return self._slots.has_freed(row_id)
 
     def is_stored(self, row_id: RowId) -> bool:
-        """Whether a row has entered and not left."""
+        """Whether a row has entered and has not left."""
         return self._slots.find(row_id) is not None
 
     def units(self, row_id: RowId) -> tuple[int, ...]:
-        """Numbers of the storage units that have a stored row."""
+        """The numbers of the storage units that have a stored row."""
         return self._row(row_id).units
 
     def tags(self, task: str, row_id: RowId) -> list[int]:
-        """For each column that `task` reads: 0 where the put of `row_id` brought it, else the lease that wrote it."""
+        """The tag of each column that `task` reads: 0 where the row's put brought it, else the lease that wrote it."""
         row = self._row(row_id)
         return [
             row.consumed[self._writers[column].index] if column in self._writers else 0
@@ -379,20 +381,20 @@ class ControlPlane:
         ]
 
     def stored(self, unit: int) -> dict[RowId, dict[int, list[str]]]:
-        """The rows that `unit` has: the columns of each of their parts, by tag."""
+        """The rows that `unit` has, by row id; for each row, the columns of its parts, by tag."""
         return {row.meta.id: self._parts(row) for row in self._slots if unit in row.units}
 
     def parts(self, row_id: RowId) -> dict[int, list[str]]:
-        """The columns of each part of a stored row that counts, by tag."""
+        """The columns of each valid part of a stored row, by tag."""
         return self._parts(self._row(row_id))
 
     def facts(self, row_id: RowId) -> CellFacts:
-        """Of all cells of a row written so far."""
+        """The facts about all cells of a row that are written so far."""
         meta = self._row(row_id).meta
         return CellFacts(lengths=meta.lengths, version=meta.version)
 
     def export(self) -> ControlState:
-        """The state of a snapshot. Reserved rows are not in it."""
+        """The state as a snapshot holds it. Reserved rows are not in it."""
         return ControlState(
             generations=list(self._slots.generations),
             next_lease=self._next_lease,
@@ -407,10 +409,10 @@ class ControlPlane:
     def restore(self, state: ControlState, *, leases: Sequence[LeaseRecord] = (), now: float = 0.0) -> list[Lease]:
         """Take over the state of another control plane of the same table. Rows become ready by their `order`.
 
-        `leases`: those that go on; their time starts anew. Other rows that were leased are ready.
+        `leases`: the leases that go on; their time limits restart. All other leased rows become ready.
 
         Raises:
-            QueueError: this one has held rows before, or `state` contradicts itself; nothing was changed.
+            QueueError: this control plane has held rows before, or `state` contradicts itself; nothing was changed.
         """
         self.check_restore(state)
         self._slots = Slots(state.generations)
@@ -428,10 +430,10 @@ class ControlPlane:
         return [self._lease(lease.id, lease.task, list(map(self._row, lease.rows)), now) for lease in leases]
 
     def check_restore(self, state: ControlState) -> None:
-        """Whether `state` may be restored.
+        """Check whether `state` may be restored.
 
         Raises:
-            QueueError: rows have been here, or `state` contradicts itself.
+            QueueError: this control plane has held rows before, or `state` contradicts itself.
         """
         if self._slots.generations:
             raise QueueError("a snapshot is restored into a new queue, and this one has held rows")
@@ -488,7 +490,7 @@ class ControlPlane:
                 self._announce(rows, task, held)
 
     def _missing(self, columns: tuple[str, ...]) -> list[int]:
-        """By task: input columns that are not among `columns`."""
+        """The number of input columns that are not among `columns`, by the task's index."""
         missing = self._missing_by_columns.get(columns)
         if missing is None:
             missing = [len(set(task.entry.spec.reads).difference(columns)) for task in self._tasks.values()]
@@ -496,7 +498,7 @@ class ControlPlane:
         return missing
 
     def _announce(self, rows: Sequence[_Row], task: _Task, held: Collection[tuple[str, RowId]]) -> None:
-        """Tell a task's policy of a group, then of the rows in it that are ready from the start; `held` are leased."""
+        """Announce a group to a task's policy, then its rows that are ready already. Rows in `held` are leased."""
         left = [row for row in rows if row.states[task.index] is TaskState.WAITING]
         if not left:
             return
@@ -511,7 +513,7 @@ class ControlPlane:
                 self._make_ready(row, task)
 
     def _consume(self, row: _Row, lease: Lease, task: _Task, outputs: CellFacts) -> bool:
-        """Finish a row for a task; whether that was the last task."""
+        """Finish a row for a task; return whether this was the last task."""
         self._release(row, lease)
         self._move(row, task, TaskState.CONSUMED)
         task.entry.policy.consumed(row.meta)
@@ -584,7 +586,11 @@ class ControlPlane:
         return row
 
     def _held(self, lease_id: int, row_ids: Iterable[RowId]) -> list[_Row]:
-        """The rows with these ids, all of them under the lease."""
+        """The rows with these ids, all of which are under the lease.
+
+        Raises:
+            StaleRowError, LeaseError: as for `ack`.
+        """
         rows = [self._row(row_id) for row_id in row_ids]
         lease = self._leases.get(lease_id)
         for row in rows:
@@ -593,7 +599,7 @@ class ControlPlane:
         return rows
 
     def _why_not(self, row: _Row, lease_id: int) -> str:
-        """Why a row is not under a lease, as far as that is known."""
+        """The reason why a row is not under a lease, as far as it is known."""
         if lease_id in row.consumed.values():
             return "it was acked under it before"
         if lease_id in self._leases:

@@ -1,6 +1,6 @@
-"""Which groups are in a queue, were, and were lost.
+"""The groups that are in a queue, that have left it, and that were lost.
 
-put ──▶ in the queue ──all rows left──▶ seen: it never comes again
+put ──▶ in the queue ──all rows left──▶ seen: it cannot be put again
              └── its storage unit dies ──▶ lost ──put again, whole──▶ in the queue
 """
 
@@ -14,16 +14,16 @@ from tailrace.transfer.queue.rows.state import ControlState, LostGroup, RowHeade
 
 
 class Standing(Enum):
-    """What a group is to a queue, or groups that are offered together."""
+    """The standing of a group, or of groups that are put together."""
 
     NEW = "new"
     BEING_PUT = "being put"
-    """Its rows are reserved, and not written yet."""
+    """The rows are reserved, and not written yet."""
     PRESENT = "present"
     LEFT = "left"
-    """All of its rows were consumed."""
+    """All rows were consumed."""
     LOST = "lost"
-    """It has to be put again."""
+    """The group has to be put again."""
 
 
 class Groups:
@@ -32,14 +32,14 @@ class Groups:
     def __init__(
         self, rows: Iterable[RowRecord] = (), seen: Iterable[tuple[int, int]] = (), lost: Iterable[LostGroup] = ()
     ) -> None:
-        """As in a ControlState."""
+        """The arguments are as in a ControlState."""
         self._rows = Counter(row.group_id for row in rows)
         self._seen = Intervals(seen)
         self._lost = {group.group_id: group for group in lost}
 
     @classmethod
     def of(cls, state: ControlState) -> "Groups":
-        """Those of an exported state."""
+        """Make the groups of an exported state."""
         return cls(state.rows, state.seen, state.lost)
 
     @property
@@ -49,15 +49,15 @@ class Groups:
 
     @property
     def lost(self) -> list[LostGroup]:
-        """Those that have to be put again."""
+        """The groups that have to be put again."""
         return list(self._lost.values())
 
     def check(self, rows: Sequence[RowHeader]) -> Standing:
-        """Whether `rows` are whole groups that may come: see `ControlPlane.check_groups`.
+        """Check whether `rows` are whole groups that may enter; see `ControlPlane.check_groups`.
 
         Raises:
             QueueError: a group is not whole.
-            GroupExists: a group was here before.
+            GroupExists: a group is in the queue, or was and has left.
         """
         sizes: defaultdict[int, int] = defaultdict(int)
         for row in rows:
@@ -79,7 +79,7 @@ class Groups:
         return Standing.NEW if Standing.NEW in standings else Standing.LOST
 
     def standing(self, group_id: int) -> Standing:
-        """What this group is to the queue now."""
+        """The present standing of a group."""
         if group_id in self._lost:
             return Standing.BEING_PUT if group_id in self._rows else Standing.LOST
         if group_id in self._rows:
@@ -87,33 +87,33 @@ class Groups:
         return Standing.LEFT if group_id in self._seen else Standing.NEW
 
     def is_lost(self, group_id: int) -> bool:
-        """Whether a group has to be put again, even where it is being put."""
+        """Whether a group has to be put again; true also while it is being put."""
         return group_id in self._lost
 
     def reserve(self, rows: Sequence[RowHeader]) -> None:
-        """Rows of groups that `check` lets in are being written."""
+        """Count rows that are being written; `check` has let their groups in."""
         for row in rows:
             self._rows[row.group_id] += 1
 
     def enter(self, group_id: int) -> None:
-        """Its rows are written."""
+        """Note that a group's rows are written: it is in the queue."""
         self._seen.add(group_id)
         self._lost.pop(group_id, None)
 
     def remove_row(self, group_id: int) -> None:
-        """A row left, or was withdrawn."""
+        """Discount a row of a group that has left or was withdrawn."""
         self._rows[group_id] -= 1
         if not self._rows[group_id]:
             del self._rows[group_id]
 
     def lose(self, group: LostGroup) -> None:
-        """A group has to be put again."""
+        """Note that a group has to be put again."""
         self._lost[group.group_id] = group
 
     def consumed_before(self, row: RowHeader, last: Sequence[int]) -> dict[int, int]:
-        """The tasks that consumed a row before its group was lost, and for good; with 0 for the lease.
+        """The tasks that consumed a row before its group was lost and do not get it again; each with lease 0.
 
-        `last`: tasks whose outputs nobody reads.
+        `last`: the tasks whose outputs no task reads.
         """
         if row.group_id not in self._lost:
             return {}
@@ -121,10 +121,10 @@ class Groups:
 
 
 class Intervals:
-    """A set of integers that only grows, kept as ranges: what comes nearly in sequence costs nearly nothing."""
+    """A set of integers that only grows, kept as ranges: integers that come nearly in sequence cost nearly nothing."""
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
-        """`ranges`: ascending and apart, the end not included."""
+        """`ranges`: (start, end) pairs, ascending and with gaps between them; the end is not included."""
         self._starts: list[int] = []
         self._ends: list[int] = []
         for start, end in ranges:
@@ -132,12 +132,12 @@ class Intervals:
             self._ends.append(end)
 
     def __contains__(self, number: int) -> bool:
-        """Whether it was added."""
+        """Whether `number` was added."""
         place = bisect_right(self._starts, number) - 1
         return place >= 0 and number < self._ends[place]
 
     def add(self, number: int) -> None:
-        """Add one; twice is harmless."""
+        """Add a number; harmless where it was added before."""
         place = bisect_right(self._starts, number)
         if place and number < self._ends[place - 1]:
             return
@@ -155,5 +155,5 @@ class Intervals:
             self._ends.insert(place, number + 1)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """What `Intervals` takes."""
+        """The ranges, as `__init__` takes them."""
         return list(zip(self._starts, self._ends, strict=True))

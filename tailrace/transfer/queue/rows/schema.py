@@ -1,4 +1,4 @@
-"""What a table says of the cells of its rows, wherever they are put or acked."""
+"""Checks of puts, claims and acks that follow from a queue's table, and the errors of those that waited too long."""
 
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,18 +11,18 @@ from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
 from tailrace.types import TaskSpec, Value, WeightVersion
 
 RAISE_LIMIT = "if the work before it takes that long, raise its timeout (of a run: queue.timeout_s)"
-"""What to do about a put or a claim that was too late."""
+"""The fix that the errors of late puts and claims name."""
 
 _MAX_SOUND = 1024
 
 
 def late_put(rows: int, limit_s: float, obstacle: str) -> QueueTimeout:
-    """The error of a put that has waited so long, for what `obstacle` says."""
+    """The error of a put of `rows` rows that has waited `limit_s` seconds. `obstacle`: the reason, in words."""
     return QueueTimeout(f"put of {rows} rows waited {limit_s:g} s: {obstacle}; {RAISE_LIMIT}")
 
 
 def late_claim(task: str, rank: int | None, limit_s: float, counts: TaskStats) -> QueueTimeout:
-    """The error of a claim that has waited so long. `counts`: of its task."""
+    """The error of a claim that has waited `limit_s` seconds. `counts`: the counts of its task."""
     whose = f"task {task!r}" if rank is None else f"rank {rank} of task {task!r}"
     return QueueTimeout(
         f"claim of {whose} waited {limit_s:g} s: of its rows {counts.waiting} lack inputs, {counts.ready} are "
@@ -31,7 +31,7 @@ def late_claim(task: str, rank: int | None, limit_s: float, counts: TaskStats) -
 
 
 class Schema:
-    """Which columns come with a put, and which with the ack of which task."""
+    """The columns that come with a put, and those that come with each task's ack."""
 
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
         self.tasks = tuple(tasks)
@@ -39,24 +39,24 @@ class Schema:
         self._put = put_columns(tasks)
         self._written = {column for task in tasks for column in task.writes}
         self._sound: set[tuple[str, ...]] = set()
-        """Columns that rows have come with and may: most rows are like those before."""
+        """Sets of columns that were checked and found valid: most rows have the same columns as earlier ones."""
 
     def task(self, name: str) -> TaskSpec:
         """The task of that name.
 
         Raises:
-            QueueError: there is none.
+            QueueError: there is no such task.
         """
         if name not in self._by_name:
             raise QueueError(f"no task {name!r} in the table; its tasks are {sorted(self._by_name)}")
         return self._by_name[name]
 
     def check_new(self, rows: Iterable[NewRow]) -> None:
-        """Whether each of `rows` brings what some task reads and none writes, and nothing that a task writes.
+        """Check that each row brings all columns that a task reads and none writes, and no column that a task writes.
 
         Raises:
-            ColumnError: one does not.
-            QueueError: one is no NewRow, or its numbers are no integers of 64 bits.
+            ColumnError: a row lacks such a column, or brings one that a task writes.
+            QueueError: an item is no NewRow, or its numbers are no integers of 64 bits.
         """
         for row in rows:
             if not isinstance(row, NewRow):
@@ -92,17 +92,17 @@ def _place(row: NewRow) -> str:
 
 
 def put_columns(tasks: Iterable[TaskSpec]) -> frozenset[str]:
-    """Columns that a task reads and none writes: every row brings them when it is put."""
+    """The columns that a task reads and none writes: every row brings them when it is put."""
     tasks = list(tasks)
     read = {column for task in tasks for column in task.reads}
     return frozenset(read.difference(*(task.writes for task in tasks)))
 
 
 def check_outputs(task: TaskSpec, row: RowId, columns: Collection[str]) -> None:
-    """Whether a row that `task` acks comes with exactly the task's outputs.
+    """Check that `columns`, which `task` acks for a row, are exactly the task's outputs.
 
     Raises:
-        ColumnError: it does not.
+        ColumnError: they are not.
     """
     expected, got = set(task.writes), set(columns)
     if expected != got:
@@ -114,10 +114,10 @@ def check_outputs(task: TaskSpec, row: RowId, columns: Collection[str]) -> None:
 
 
 def check_capacity(rows: int, nbytes: int, config: LocalQueueConfig | ServiceQueueConfig) -> None:
-    """Whether an empty queue had room for a put.
+    """Check that an empty queue would have room for a put.
 
     Raises:
-        QueueError: it had not.
+        QueueError: it would not.
     """
     for name, amount, bound in (("max_rows", rows, config.max_rows), ("max_bytes", nbytes, config.max_bytes)):
         if amount > bound:
@@ -125,10 +125,10 @@ def check_capacity(rows: int, nbytes: int, config: LocalQueueConfig | ServiceQue
 
 
 def check_unit(rows: int, nbytes: int, most: int) -> None:
-    """Whether an empty unit, of `most` bytes, had room for a put: it is on each of its units as a whole.
+    """Check that an empty unit of `most` bytes would have room for a put, which each of its units stores whole.
 
     Raises:
-        QueueError: it had not.
+        QueueError: it would not.
     """
     if nbytes > most:
         raise QueueError(
@@ -138,10 +138,10 @@ def check_unit(rows: int, nbytes: int, most: int) -> None:
 
 
 def check_limit(limit: int | None) -> None:
-    """Whether a claim may ask for so many rows.
+    """Check the limit of a claim.
 
     Raises:
-        QueueError: fewer than 1, or that is no integer of 64 bits.
+        QueueError: it is less than 1, or no integer of 64 bits.
     """
     if limit is None:
         return
@@ -151,13 +151,13 @@ def check_limit(limit: int | None) -> None:
 
 
 def oldest_version(cells: Mapping[str, Value]) -> WeightVersion | None:
-    """The smallest entry of `weight_versions`; None where that is not among `cells`, or empty."""
+    """The smallest entry of `weight_versions`; None where that column is not among `cells`, or is empty."""
     versions = cells.get("weight_versions")
     return int(versions.min()) if isinstance(versions, np.ndarray) and versions.size else None
 
 
 def is_int64(number: object) -> bool:
-    """Whether it is an integer of 64 bits, signed: one of Python, or of a library that has its own; no truth value."""
+    """Whether `number` is a signed integer of 64 bits, of Python or of a library such as numpy; a bool is none."""
     if type(number) is not int:
         if isinstance(number, bool):
             return False
@@ -169,7 +169,7 @@ def is_int64(number: object) -> bool:
 
 
 def check_integer(name: str, value: int) -> None:
-    """Whether `value`, which is called `name`, is an integer of 64 bits, signed.
+    """Check that `value`, which the error calls `name`, is a signed integer of 64 bits.
 
     Raises:
         QueueError: it is not.

@@ -1,4 +1,4 @@
-"""Where rows stand: slots that are used again, each time with the next generation, so that no two rows have one id."""
+"""Slots for rows. A freed slot is used again with the next generation, so no two rows have the same id."""
 
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
@@ -9,26 +9,26 @@ T = TypeVar("T")
 
 
 class Slots(Generic[T]):
-    """Rows by id."""
+    """The rows of a queue, by id."""
 
     def __init__(self, generations: Sequence[int] = ()) -> None:
-        """`generations`: by slot, of the row in it or, where it is empty, of its next one. All are empty."""
+        """Make empty slots. `generations`: for each slot, the generation of its next row."""
         self._rows: list[T | None] = [None] * len(generations)
         self.generations = list(generations)
-        """See above."""
+        """For each slot, the generation of its row; of its next row where it is empty."""
         self._free = dict.fromkeys(reversed(range(len(generations))))
-        """Those that no id was given out for; the last one is next."""
+        """The slots that no id is given out for. The last one is used next."""
 
     def __len__(self) -> int:
-        """Ids that were given out and not freed."""
+        """The number of ids that are given out and not freed."""
         return len(self._rows) - len(self._free)
 
     def __iter__(self) -> Iterator[T]:
-        """The rows."""
+        """Iterate over the rows."""
         return (row for row in self._rows if row is not None)
 
     def new(self, count: int) -> list[RowId]:
-        """Ids for so many rows to come."""
+        """Give out ids for `count` new rows."""
         for slot in reversed(range(len(self._rows), len(self._rows) + count - len(self._free))):
             self._rows.append(None)
             self.generations.append(0)
@@ -37,7 +37,7 @@ class Slots(Generic[T]):
         return list(map(RowId, slots, map(self.generations.__getitem__, slots)))
 
     def take(self, row_id: RowId) -> None:
-        """Give out an id that was given out before, when a journal is replayed."""
+        """Give out a given id, which a row had before, such as when a journal is replayed."""
         for slot in range(len(self._rows), row_id.slot + 1):
             self._rows.append(None)
             self.generations.append(0)
@@ -46,11 +46,11 @@ class Slots(Generic[T]):
         self.generations[row_id.slot] = row_id.generation
 
     def fill(self, row_id: RowId, row: T) -> None:
-        """The row of an id that was given out."""
+        """Set the row of an id that was given out."""
         self._rows[row_id.slot] = row
 
     def free(self, slot: int) -> None:
-        """The row of this slot has left, or will not come."""
+        """Free a slot whose row has left, or will not come."""
         self._rows[slot] = None
         self.generations[slot] += 1
         self._free[slot] = None

@@ -1,4 +1,4 @@
-"""The state of a control plane as values: what snapshots, journals and messages hold, and what its changes bring."""
+"""The state of a control plane as values, for snapshots, journals and messages; and the results of its changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tailrace.transfer.queue.policies.base import CellFacts, RowMeta
 from tailrace.types import TaskSpec, WeightVersion
 
 _MAX_COUNT = 2**62
-"""Leases and generations begin far below the end of int64, so that none of them ever gets there."""
+"""The limit of lease numbers and generations in a state. It is so far below 2**63 that none ever overflows int64."""
 
 
 class TaskState(IntEnum):
@@ -23,15 +23,15 @@ class TaskState(IntEnum):
     WAITING = 0
     """Some input column is not written yet. Next: READY."""
     READY = 1
-    """May be claimed. Next: LEASED."""
+    """The row may be claimed. Next: LEASED."""
     LEASED = 2
-    """Under a live lease. Next: CONSUMED by an ack, READY by a nack or when the lease expires."""
+    """The row is under a live lease. Next: CONSUMED by an ack, READY by a nack or when the lease expires."""
     CONSUMED = 3
-    """Acked: the end."""
+    """The row was acked. No state follows."""
 
 
 NEXT = ((TaskState.READY,), (TaskState.LEASED,), (TaskState.READY, TaskState.CONSUMED), ())
-"""By state: those that may follow."""
+"""The states that may follow each state, by its number."""
 
 
 class RowHeader(NamedTuple):
@@ -43,23 +43,23 @@ class RowHeader(NamedTuple):
 
     @classmethod
     def of(cls, row: NewRow) -> "RowHeader":
-        """That of a row to put."""
+        """The header of a row to put."""
         return cls(row.group_id, row.group_size, row.order)
 
 
 class RowRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A row."""
+    """A row as a snapshot holds it."""
 
     id: RowId
     group_id: int
     group_size: int
     order: int
     consumed: dict[int, int]
-    """The tasks that have consumed it, by their places in the table: the lease under which each did."""
+    """The tasks that have consumed the row, by their places in the table, each with the lease under which it did."""
     facts: CellFacts
-    """Of all cells written so far; columns in the order in which they were."""
+    """The facts about all cells written so far, with the columns in the order in which they were written."""
     units: tuple[int, ...] = ()
-    """Numbers of the storage units that have it."""
+    """The numbers of the storage units that have the row."""
 
 
 class LostGroup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -68,10 +68,10 @@ class LostGroup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     group_id: int
     group_size: int
     left: dict[int, list[int]]
-    """By `order`, rows that were still in the queue: the tasks that have consumed them for good."""
+    """The rows that were still in the queue, by `order`, each with the tasks that do not get it again."""
 
     def rows_of(self, task: int) -> list[RowMeta]:
-        """Those of `left` that will come again for the task in this place of the table; they have no ids."""
+        """The rows of `left` that will come again for a task, named by its place in the table. Their ids are void."""
         return [
             RowMeta(id=RowId(-1, -1), group_id=self.group_id, order=order, lengths={})
             for order, consumed in self.left.items()
@@ -80,25 +80,25 @@ class LostGroup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class ControlState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Everything but leases: a leased row counts as ready."""
+    """The whole state of a control plane but its leases: a leased row counts as ready."""
 
     generations: list[int]
-    """By slot: the generation of its row or, where it is empty, of its next one."""
+    """For each slot, the generation of its row; of its next row where it is empty."""
     next_lease: int
     version: WeightVersion
     """See `TransferQueue.advance`."""
     rows: list[RowRecord]
     seen: list[tuple[int, int]]
-    """Groups that were ever in the queue: ranges of group_id, the end not included, ascending."""
+    """The groups that were ever in the queue: ascending ranges of group_id, the end not included."""
     lost: list[LostGroup]
     consumed: list[int]
-    """By task: rows since the queue was made."""
+    """The number of rows that each task has consumed since the queue was made."""
     expired: list[int]
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Rows handed to a task until `deadline`, in the order of the policy; acked and nacked ones leave it."""
+    """Rows leased to a task until `deadline`, in the order of the policy. Acked and nacked rows leave it."""
 
     id: int
     task: str
@@ -115,25 +115,25 @@ class LeaseRecord(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A lease that ended, or rows of it, without an ack: what was written under it will never count."""
+    """A lease, or some rows of it, that ended without an ack: outputs written under it for them never count."""
 
     lease: int
     rows: list[RowId]
 
 
 class Loss(NamedTuple):
-    """What went with a storage unit."""
+    """The rows and groups that were lost with a storage unit."""
 
     rows: dict[RowId, tuple[int, ...]]
-    """Those that left the queue, with the other units that have some of their cells."""
+    """The rows that left the queue, each with the other units that have it."""
     groups: list[int]
 
 
 def check_state(state: ControlState, tasks: Sequence[TaskSpec]) -> None:
-    """Whether a state fits a table of these tasks.
+    """Check that a state fits a table of these tasks.
 
     Raises:
-        QueueError: it contradicts itself.
+        QueueError: the state contradicts itself, or does not fit the table.
     """
     slots = {record.id.slot for record in state.rows}
     counts_fit = len(slots) == len(state.rows) and len(state.consumed) == len(state.expired) == len(tasks)

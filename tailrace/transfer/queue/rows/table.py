@@ -11,7 +11,7 @@ from tailrace.types import TaskSpec
 
 @dataclass(frozen=True, slots=True)
 class QueueTask:
-    """One task of a queue with the policy that chooses its rows; a policy serves one task only."""
+    """A task of a queue with the policy that chooses its rows. A policy serves one task only."""
 
     spec: TaskSpec
     policy: Policy
@@ -21,8 +21,8 @@ def check_table(tasks: Sequence[QueueTask], columns: Collection[str]) -> None:
     """Refuse a table in which a row could never pass every task.
 
     Raises:
-        QueueError: no task, a name or a policy used twice, an unknown column, a column with two writers, a policy that
-            needs what its task does not read, or tasks that wait for each other's outputs.
+        QueueError: there is no task, a name or a policy is used twice, a column is unknown or has two writers, a policy
+            needs a column that its task does not read, or tasks wait for each other's outputs.
     """
     _check_distinct(tasks)
     for task in tasks:
