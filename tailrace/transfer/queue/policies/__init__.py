@@ -1,1 +1,1 @@
-"""Which ready rows a task is handed next: one policy a module."""
+"""Policies: the rules by which a task chooses among its ready rows, one in each module."""

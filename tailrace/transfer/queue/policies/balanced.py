@@ -1,11 +1,11 @@
-"""Batches that are split among the ranks of a trainer, so that all of them have equally much to do.
+"""The policy `balanced`: batches that are split among the ranks of a trainer, so that all have equally much to do.
 
     whole groups ──`rows` rows of them are ready──▶ batch ──partition──▶ a part for each rank ──claim(rank)──▶ leased
                                                                               ▲                                  │
                                                                               └─────────── nack, expiry ─────────┘
 
-Who waits on whom: ranks step together, so the next batch is split only when every rank has taken its part of this one;
-a rank that is ahead waits. Rows that are given back are another claim for their rank, before its part of a later batch.
+Waiting: ranks step together, so a rank that is ahead waits. The next batch is split only when every rank has taken its
+part of the present one. Rows that are given back go to another claim of their rank, before its part of a later batch.
 """
 
 import heapq
@@ -18,21 +18,22 @@ from tailrace.transfer.queue.policies.base import RowMeta, at_least_one
 from tailrace.transfer.queue.policies.groups import GroupLine, GroupPolicy
 
 Partition = Callable[[Sequence[int], int], Sequence[Sequence[int]]]
-"""(costs of items, number of parts) → the items of each part, as places in the costs; every item is in one part."""
+"""(costs of items, number of parts) → the items of each part, as places in the costs; each item is in one part."""
 
 
 class BalancedByLength(GroupPolicy):
-    """Whole groups gathered until they have `rows` rows, which are split into `ranks` parts of nearly equal cost.
+    """Gathers whole groups until they have `rows` rows, and splits these into `ranks` parts of nearly equal cost.
 
-    Groups come in the order in which they became whole, and none is skipped: where the next one would exceed `rows`,
-    the batch is complete without it. A row costs the elements of its cells in `cost_columns`: what a forward pass over
-    prompt and response sees. The rows of a group may go to different ranks.
+    Groups come in the order in which they became whole, and none is skipped: where the next group would exceed `rows`,
+    the batch is complete without it. The cost of a row is the number of elements in its `cost_columns`: the tokens that
+    a forward pass over prompt and response sees. The rows of a group may go to different ranks.
 
-    A claim names its rank and gets that rank's part by `order`, at most `limit` rows; its next claim gets the rest.
+    A claim names its rank and gets that rank's part by `order`, at most `limit` rows. The rank's next claim gets the
+    rest.
 
-    A batch waits until `rows` rows are ready: let groups fill it exactly and a run put whole batches, or the last rows
-    are never handed out. A snapshot does not know of batches, so take it between them: after a restore, rows that were
-    not acked join the next one.
+    A batch waits until `rows` rows are ready. So let groups fill a batch exactly and put whole batches, or the last
+    rows are never handed out. A snapshot does not hold batches, so take it between them: after a restore, rows that
+    were not acked join the next batch.
     """
 
     name = "balanced"
@@ -45,7 +46,7 @@ class BalancedByLength(GroupPolicy):
         partition: Partition,
         cost_columns: Sequence[str] = ("prompt_ids", "response_ids"),
     ) -> None:
-        """`partition`: such as `planning.balance.partition` with `equal_count`.
+        """`partition`: a function such as `planning.balance.partition` with `equal_count`.
 
         Raises:
             QueueError: a number is less than 1, or there are fewer rows than ranks.
@@ -54,7 +55,7 @@ class BalancedByLength(GroupPolicy):
         self._parts: list[list[tuple[int, int, RowId, RowMeta]]] = [
             [] for _ in range(at_least_one("balanced.ranks", ranks))
         ]
-        """By rank: a heap of what it has not taken, by batch and order."""
+        """The rows that each rank has not taken, by rank: a heap by batch and order."""
         if rows < ranks:
             raise QueueError(f"balanced.rows is {rows}; it must be at least the number of ranks, {ranks}")
         self._rows = rows
@@ -62,7 +63,7 @@ class BalancedByLength(GroupPolicy):
         self._cost_columns = tuple(cost_columns)
         self._batches = 0
         self._places: dict[RowId, tuple[int, int]] = {}
-        """Batch and rank of every row that was split and is not consumed yet."""
+        """The batch and the rank of every row that was split and is not consumed yet."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -83,11 +84,11 @@ class BalancedByLength(GroupPolicy):
 
     def consumed(self, row: RowMeta) -> None:
         """See `Policy.consumed`."""
-        self._places.pop(row.id, None)  # leased when the queue was restored: of no batch that is known
+        self._places.pop(row.id, None)  # a row that was leased when the queue was restored has no known batch
         super().consumed(row)
 
     def lost(self, rows: Sequence[RowMeta]) -> None:
-        """See `Policy.lost`. The batch goes on without them."""
+        """See `Policy.lost`. The batch goes on without these rows."""
         ids = {row.id for row in rows}
         for row_id in ids:
             self._places.pop(row_id, None)
@@ -110,7 +111,7 @@ class BalancedByLength(GroupPolicy):
         return rows
 
     def _gather(self) -> list[RowMeta]:
-        """The rows of the next batch; none while there are not enough."""
+        """The rows of the next batch; empty while there are not enough."""
         batch: list[RowMeta] = []
         if self._line.whole_rows < self._rows:
             return batch

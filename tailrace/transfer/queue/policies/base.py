@@ -1,11 +1,11 @@
-"""Which ready rows a task is handed next.
+"""The interface of policies: the rules by which tasks choose among their ready rows.
 
     cells ──▶ CellFacts ──control plane──▶ RowMeta ──added, ready, consumed, lost──▶ Policy ──take──▶ rows of a claim
 
-Each task of a queue owns one policy, which keeps its own index of the rows that are ready: the control plane tells it
-of every change, and `take` removes what it chooses, so choosing never looks at rows that are not chosen. Choosing and
-leasing are one step: a policy that gathers (a token budget) leaves its rows where they are until a whole claim is
-there, so that two consumers can never hold halves of what each other needs.
+Each task of a queue owns one policy, which keeps its own index of the ready rows. The control plane calls it with every
+change, and `take` removes the rows that it chooses, so choosing never looks at other rows. Choosing and leasing are one
+step: a policy that gathers rows, such as a token budget, leaves them in its index until a whole claim is there. So two
+consumers can never each hold half of the rows that the other one needs.
 """
 
 from abc import ABC, abstractmethod
@@ -20,27 +20,27 @@ from tailrace.types import WeightVersion
 
 
 class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of cells without their contents."""
+    """The facts about cells that are known without their contents."""
 
     lengths: dict[str, int]
-    """Elements of each array, bytes of text and JSON, 1 for numbers."""
+    """The length of each cell, by column: elements of an array, bytes of text and JSON, 1 for a number."""
     version: WeightVersion | None = None
-    """The smallest entry of `weight_versions`; None where that is not among the cells, or empty."""
+    """The smallest entry of `weight_versions`; None where that column is not among the cells, or is empty."""
 
 
 class RowMeta(msgspec.Struct, kw_only=True, eq=False):
-    """What a policy sees of a row. It learns more as columns are written, so `id` alone tells rows apart."""
+    """A row as a policy sees it. Its facts grow as columns are written, so only `id` tells rows apart."""
 
     id: RowId
     group_id: int
     order: int
     lengths: dict[str, int]
-    """See `CellFacts.lengths`; of the columns written so far."""
+    """The lengths of the columns written so far; see `CellFacts.lengths`."""
     version: WeightVersion | None = None
     """See `CellFacts.version`."""
 
     def learn(self, facts: CellFacts) -> None:
-        """More columns were written."""
+        """Add the facts about columns that were written."""
         self.lengths.update(facts.lengths)
         if facts.version is not None:
             self.version = facts.version
@@ -50,23 +50,23 @@ class Policy(ABC):
     """Chooses among the ready rows of one task. Only `take` and `check_rank` may raise."""
 
     name: ClassVar[str]
-    """As tables call it: the `type` of its configuration."""
+    """The name of the policy in tables: the `type` of its configuration."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that the policy looks at; its task must read them, so that they are written when a row is ready."""
+        """The columns that the policy looks at. Its task must read them, so that they are written in a ready row."""
         return ()
 
     @property
     def ranks(self) -> Sequence[int | None]:
-        """For whom claims may be: ranks, where a batch is split among them, or the one None, where nobody is named."""
+        """The ranks that claims may name, where batches are split among ranks; else None alone: claims name no rank."""
         return (None,)
 
     def check_rank(self, rank: int | None) -> None:
-        """Whether rows may be claimed for `rank`.
+        """Check that rows may be claimed for `rank`.
 
         Raises:
-            QueueError: it is not among `ranks`.
+            QueueError: `rank` is not among `ranks`.
         """
         if rank in self.ranks:
             return
@@ -81,46 +81,47 @@ class Policy(ABC):
 
     @abstractmethod
     def added(self, rows: Sequence[RowMeta], *, leased: bool = False) -> None:
-        """A group came: its rows that the task has still to consume; none is ready yet.
+        """Add a group, given by the rows that the task has still to consume. None of them is ready yet.
 
-        `leased`: all of them are, by leases that go on from before this policy was made.
+        `leased`: all of the rows are leased, by leases that go on from before this policy was made.
         """
 
     @abstractmethod
     def ready(self, row: RowMeta) -> None:
-        """All inputs of `row` are written, or its lease ended without an ack."""
+        """Add a ready row: all of its inputs are written, or its lease ended without an ack."""
 
     @abstractmethod
     def consumed(self, row: RowMeta) -> None:
-        """`row`, taken before, was acked."""
+        """Note that `row`, which was taken before, was acked."""
 
     @abstractmethod
     def lost(self, rows: Sequence[RowMeta]) -> None:
-        """All rows of a group that the task has still to consume leave without having been, in whatever state.
+        """Remove a lost group: all of its rows that the task has still to consume leave, in any state.
 
-        It happens when a storage unit dies, and may take time in proportion to all rows.
+        This happens when a storage unit dies, and may take time in proportion to all rows.
         """
 
     def was_lost(self, rows: Sequence[RowMeta]) -> None:
-        """Rows of a group, be it none, that were lost before this policy was made, and will come again."""
+        """Note the rows of a group that was lost before this policy was made and will come again; may be empty."""
         if rows:
             self.added(rows)
             self.lost(rows)
 
     @abstractmethod
     def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
-        """Remove and return the ready rows of the next claim, at most `limit`; [] says wait for more.
+        """Remove and return the ready rows of the next claim, at most `limit`; [] means to wait for more.
 
         Raises:
-            QueueError: `limit` can never be met, or `rank` is not among `ranks`; nothing was removed.
+            QueueError: `limit` can never be met or is missing where the policy needs it, a group is larger than a
+                batch, or `rank` is not among `ranks`; nothing was removed.
         """
 
 
 def at_least_one(name: str, value: int) -> int:
-    """`value`, the bound of a policy.
+    """Return `value`, the bound of a policy, which is called `name` in the error.
 
     Raises:
-        QueueError: it is less than 1.
+        QueueError: `value` is less than 1.
     """
     if value < 1:
         raise QueueError(f"{name} is {value}; it must be at least 1")

@@ -1,4 +1,4 @@
-"""Rows one by one, in the order of the run."""
+"""The policy `first_in`: single rows, in the order of the run."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from tailrace.transfer.queue.policies.base import Policy, RowMeta, at_least_one
 
 
 class RowPolicy(Policy):
-    """Hands out up to `max_rows` ready rows, smallest `key` first, as soon as there is one."""
+    """Hands out up to `max_rows` ready rows, the smallest `key` first, as soon as one is ready."""
 
     def __init__(self, max_rows: int, *, key: Callable[[RowMeta], tuple[int, ...]]) -> None:
         self._max_rows = at_least_one(f"{self.name}.max_rows", max_rows)
@@ -16,14 +16,14 @@ class RowPolicy(Policy):
         self._heap: list[tuple[tuple[int, ...], RowId, RowMeta]] = []
 
     def added(self, rows: Sequence[RowMeta], *, leased: bool = False) -> None:
-        """Nothing to do: rows count once they are ready."""
+        """Do nothing: rows count once they are ready."""
 
     def ready(self, row: RowMeta) -> None:
         """See `Policy.ready`."""
         heapq.heappush(self._heap, (self._key(row), row.id, row))
 
     def consumed(self, row: RowMeta) -> None:
-        """Nothing to do: `take` has removed it."""
+        """Do nothing: `take` has removed the row."""
 
     def lost(self, rows: Sequence[RowMeta]) -> None:
         """See `Policy.lost`."""
@@ -39,7 +39,7 @@ class RowPolicy(Policy):
 
 
 class FirstIn(RowPolicy):
-    """Up to `max_rows` ready rows, smallest `order` first, as soon as there is one."""
+    """Hands out up to `max_rows` ready rows, the smallest `order` first, as soon as one is ready."""
 
     name = "first_in"
 

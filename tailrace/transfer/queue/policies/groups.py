@@ -1,4 +1,4 @@
-"""Whole groups: every row of a group that a task has still to consume is ready."""
+"""The policy `whole_groups`. A group is whole when every row that the task has still to consume is ready."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -16,26 +16,26 @@ class Group:
     id: int
     window: int
     remaining: int
-    """Rows not consumed yet, in whatever state."""
+    """The number of rows not consumed yet, in any state."""
     ready: list[RowMeta] = field(default_factory=list)
     arrival: int | None = None
-    """When it first became whole; a group that is given back returns to its place."""
+    """The group's number in the order of becoming whole for the first time. A returned group keeps its place."""
     cost: int = 0
-    """Of its ready rows, set when it becomes whole."""
+    """The cost of its ready rows, set when the group becomes whole."""
 
     @property
     def whole(self) -> bool:
-        """Every row that the task has still to consume is ready. A whole group stays so until it is taken."""
+        """Whether every row that the task has still to consume is ready. A whole group stays so until it is taken."""
         return len(self.ready) == self.remaining
 
 
 class GroupLine:
-    """Groups of one task in the order in which they are handed out.
+    """The groups of one task, in the order in which they are handed out.
 
-    Without a window that is the order in which they became whole. With one, the run is cut into windows of so many
-    consecutive values of `order`; those of a window come in the order in which they became whole, and a window bars the
-    ones after it until its last group was handed out, those included that are lost and will come again. A window of 1
-    is strictly in order.
+    Without a window, that is the order in which they became whole. With a window, the run is cut into windows of so
+    many consecutive values of `order`. The groups of a window come in the order in which they became whole. A window
+    holds back all later ones until its last group was handed out, including lost groups that will come again. A window
+    of 1 is strictly in order.
     """
 
     def __init__(self, *, window: int | None, cost: Callable[[Sequence[RowMeta]], int]) -> None:
@@ -43,19 +43,19 @@ class GroupLine:
         self._cost = cost
         self._groups: dict[int, Group] = {}
         self._lost: dict[int, int] = {}
-        """By group, the window to which it will come again, perhaps with fewer rows to consume."""
+        """The lost groups, each with its window. A group comes again to its window, perhaps with fewer rows."""
         self._heap: list[tuple[int, int, int, Group]] = []
-        """Whole groups by window, arrival and id."""
+        """A heap of the whole groups, by window, arrival and id."""
         self._arrivals = count()
         self._open: dict[int, set[int]] = {}
-        """By window, groups that are not handed out; a window leaves with its last."""
+        """The ids of groups that are not handed out, by window. A window is removed with its last group."""
         self._windows: list[int] = []
-        """A heap of those in `_open`, and of some that have left."""
+        """A heap of the windows in `_open`, and of some that were removed from it."""
         self.whole_rows = 0
         self.whole_cost = 0
 
     def added(self, rows: Sequence[RowMeta], *, leased: bool) -> None:
-        """A group with these rows to consume; `leased`: it was handed out before."""
+        """Add a group with these rows to consume. `leased`: the group was handed out before."""
         group_id = rows[0].group_id
         window = self._lost.pop(group_id, None)
         if window is None:
@@ -67,14 +67,14 @@ class GroupLine:
             self._reopen(group)
 
     def ready(self, row: RowMeta) -> None:
-        """One more row of its group is ready."""
+        """Add a ready row to its group."""
         group = self._groups[row.group_id]
         group.ready.append(row)
         self._reopen(group)
         self._update(group)
 
     def consumed(self, row: RowMeta) -> None:
-        """One row less to wait for."""
+        """Discount a consumed row of its group."""
         group = self._groups[row.group_id]
         group.remaining -= 1
         if group.remaining == 0:
@@ -83,7 +83,7 @@ class GroupLine:
             self._update(group)
 
     def lost(self, group_id: int) -> None:
-        """A group is gone, to come again."""
+        """Remove a lost group, which will come again."""
         group = self._groups.pop(group_id)
         if group.ready and group.whole:
             self.whole_rows -= len(group.ready)
@@ -94,7 +94,7 @@ class GroupLine:
         self._reopen(group)
 
     def first(self) -> Group | None:
-        """The next group to hand out, if it is whole."""
+        """The next group to hand out; None where it is not whole yet."""
         while self._windows and self._windows[0] not in self._open:
             heapq.heappop(self._windows)
         if not self._heap or (self._windows and self._heap[0][0] != self._windows[0]):
@@ -108,7 +108,7 @@ class GroupLine:
         return group
 
     def put_back(self, groups: Sequence[Group]) -> None:
-        """Undo `pop`."""
+        """Undo the `pop` of these groups."""
         for group in groups:
             self._reopen(group)
             self._push(group)
@@ -135,14 +135,14 @@ class GroupLine:
         heapq.heappush(self._heap, (group.window, group.arrival, group.id, group))
 
     def _reopen(self, group: Group) -> None:
-        """`group` bars later windows."""
+        """Let `group` hold back later windows."""
         if group.window not in self._open:
             self._open[group.window] = set()
             heapq.heappush(self._windows, group.window)
         self._open[group.window].add(group.id)
 
     def _close(self, group: Group) -> None:
-        """`group` bars nobody any more."""
+        """Stop `group` from holding back later windows."""
         own = self._open.get(group.window)
         if own is not None:
             own.discard(group.id)
@@ -151,7 +151,7 @@ class GroupLine:
 
 
 class GroupPolicy(Policy):
-    """Hands out groups from a line of them."""
+    """The base class of policies that hand out groups from a GroupLine."""
 
     def __init__(self, line: GroupLine) -> None:
         self._line = line
@@ -174,7 +174,7 @@ class GroupPolicy(Policy):
 
 
 class WholeGroups(GroupPolicy):
-    """Up to `max_groups` groups all of whose rows are ready, in the order in which they became so."""
+    """Hands out up to `max_groups` whole groups, in the order in which they became whole."""
 
     name = "whole_groups"
 
@@ -196,15 +196,15 @@ class WholeGroups(GroupPolicy):
 
 
 def exceeds(amount: int, bound: int | None) -> bool:
-    """Whether `amount` is over `bound`; None bounds nothing."""
+    """Whether `amount` is over `bound`; None is no bound."""
     return bound is not None and amount > bound
 
 
 def check_fits(group: Group, limit: int | None) -> None:
-    """Whether a claim of `limit` rows has room for `group`.
+    """Check that a claim of `limit` rows has room for `group`.
 
     Raises:
-        QueueError: it has not.
+        QueueError: it has no room.
     """
     if exceeds(len(group.ready), limit):
         raise QueueError(

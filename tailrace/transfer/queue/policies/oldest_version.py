@@ -1,4 +1,4 @@
-"""Rows one by one, those that the oldest weights have made before others."""
+"""The policy `oldest_version`: single rows, those generated with the oldest weights first."""
 
 from tailrace.transfer.queue.policies.base import RowMeta
 from tailrace.transfer.queue.policies.first_in import RowPolicy
@@ -8,13 +8,13 @@ _UNKNOWN = -1
 
 
 class OldestVersionFirst(RowPolicy):
-    """Up to `max_rows` ready rows, as soon as there is one: the smallest `version` first, then the smallest `order`.
+    """Hands out up to `max_rows` ready rows as soon as one is ready: smallest `version` first, then smallest `order`.
 
-    For an asynchronous run with bounded staleness (AsyncFlow): a row grows staler while it waits, and a response that
-    took long, begun under old weights, joins the line late although it can wait least.
+    The policy suits an asynchronous run with bounded staleness (AsyncFlow). A row grows staler while it waits. A long
+    response, begun under old weights, becomes ready late although it can wait least.
 
-    A row without a version, since its response is empty, comes before all others: nothing says how old it is, so it is
-    taken for the oldest and never starves.
+    A row without a version, which has an empty response, comes before all others. Its age is not known, so it counts as
+    the oldest and never starves.
     """
 
     name = "oldest_version"

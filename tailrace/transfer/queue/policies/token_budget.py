@@ -1,4 +1,4 @@
-"""Whole groups by their tokens: micro-batches that fit a budget, or the next rows in the order of the run."""
+"""The policy `token_budget`: whole groups in micro-batches that fit a number of tokens, or in the order of the run."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,18 @@ from tailrace.transfer.queue.policies.groups import Group, GroupLine, GroupPolic
 
 
 class TokenBudget(GroupPolicy):
-    """Whole groups gathered until the next one would exceed `tokens`, or the rows reach the caller's limit.
+    """Gathers whole groups until the next one would exceed `tokens`, or the rows reach the caller's limit.
 
-    The next-fit rule by which micro-batches are packed: groups are added one after the other, none is skipped, and a
-    claim is complete when it holds `limit` rows, when its cost reaches `tokens`, or when the group after it is whole
-    and does not fit. Until then it waits. A single group over the budget is handed out alone. A group costs its prompt
-    once and each of its responses: at least one token, so nothing is waited for once the budget is used up.
+    This is the next-fit rule by which micro-batches are packed: groups are added one after the other, and none is
+    skipped. A claim is complete when it holds `limit` rows, when its cost reaches `tokens`, or when the next group is
+    whole and does not fit. Until then it waits. A single group over the budget is handed out alone. A group costs the
+    tokens of its prompt, once, and of all its responses. That is at least one token, so a claim waits for no further
+    group once its budget is used up.
 
-    Groups come in the order in which they became whole. With a `window`, the rows of a training step for one, those of
-    an earlier window of `order` come first, and a slow group holds back all later windows; in a window of 1 it holds
-    back every group after it. `tokens=None` has no budget and gathers `limit` rows whatever their size: with a window
-    of 1, the next mini-batch of a synchronous run.
+    Groups come in the order in which they became whole. With a `window`, such as the rows of a training step, groups of
+    an earlier window of `order` come first, and a slow group holds back all later windows. In a window of 1 it holds
+    back every group after it. With `tokens=None` there is no budget, and a claim gathers `limit` rows of any size. With
+    a window of 1, that is the next mini-batch of a synchronous run.
     """
 
     name = "token_budget"
@@ -57,7 +58,7 @@ class TokenBudget(GroupPolicy):
         return [row for group in groups for row in self._line.take(group)]
 
     def _gather(self, limit: int | None) -> tuple[list[Group], bool]:
-        """Pop groups until the claim is complete or the next group is not whole; and which of the two it was."""
+        """Pop groups until the claim is complete or the next group is not whole. Return them, and whether it is."""
         groups: list[Group] = []
         rows = cost = 0
         while (group := self._line.first()) is not None:
