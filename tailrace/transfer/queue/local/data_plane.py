@@ -1,10 +1,10 @@
-"""The cells of the rows, in memory, with exact byte accounting.
+"""The cells of a local queue's rows, in memory, with exact byte accounting.
 
     cells ──freeze──▶ Cells: one bytes object ──write──▶ the parts of a row ──read──▶ cells
 
-What a producer or a task writes for a row is one part, encoded when it is written and decoded when it is read (see
-`cells`): neither the producer that wrote a cell nor a consumer that read it can change what is stored, and a snapshot
-needs no conversion. Reading an array copies nothing.
+Each put or ack writes one part for a row. The part is encoded when it is written and decoded when it is read, see
+`cells`. So neither the producer that wrote a cell nor a consumer that read it can change the stored cell, and a
+snapshot needs no conversion. Reading an array copies nothing.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,13 +18,13 @@ from tailrace.types import Value
 
 
 class Cells(CellFacts, frozen=True, kw_only=True):
-    """Validated cells of one row: a part, and what is known of it without its contents."""
+    """The validated cells of one write to one row: an encoded part, and the facts about it."""
 
     data: bytes
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory, padding included."""
+        """The bytes of memory, padding included."""
         return len(self.data)
 
 
@@ -35,10 +35,10 @@ class DataPlane:
         self._codec = PartCodec(columns)
         self._rows: dict[RowId, list[Cells]] = {}
         self.nbytes = 0
-        """Bytes of all parts."""
+        """The bytes of all parts."""
 
     def freeze(self, cells: Mapping[str, Value]) -> Cells:
-        """Validate and encode `cells`; stores nothing.
+        """Validate and encode `cells`. This stores nothing.
 
         Raises:
             ColumnError: a column is unknown, or a value is not what its column holds.
@@ -47,7 +47,7 @@ class DataPlane:
         return Cells(data=to_bytes(part), lengths=part.lengths, version=oldest_version(cells))
 
     def write(self, row: RowId, cells: Cells) -> None:
-        """Add `cells` to a row, new or known; each column is written once."""
+        """Add `cells` to a row, which may be new; each column is written once."""
         parts = self._rows.setdefault(row, [])
         for part in parts:
             assert part.lengths.keys().isdisjoint(cells.lengths), f"{row} has some of {sorted(cells.lengths)} already"
@@ -71,5 +71,5 @@ class DataPlane:
         return b"".join(part.data for part in self._rows[row])
 
     def store(self, row: RowId, data: bytes, facts: CellFacts) -> None:
-        """Add a row from `stored` of another data plane with the same columns."""
+        """Add a row from the `stored` bytes of another data plane with the same columns."""
         self.write(row, Cells(data=data, lengths=facts.lengths, version=facts.version))

@@ -1,6 +1,6 @@
-"""Who waits in one event loop for the transfer queue: lines, whose head alone is woken, and a gate, which wakes many.
+"""Callers that wait in one event loop for the transfer queue: in lines, which wake only the head, or at a gate.
 
-Neither limits a wait: the caller does, with `asyncio.timeout`.
+Neither limits a wait. The caller limits it, with `asyncio.timeout`.
 """
 
 import asyncio
@@ -25,9 +25,10 @@ class AsyncLine:
         return len(self._turns)
 
     async def wait(self, attempt: Callable[[], T | None]) -> T:
-        """Try `attempt` as the head of the line, again after each `call`, until it returns something.
+        """Try `attempt` as the head of the line, again after each `call`, until it returns a result other than None.
 
-        It runs in the caller's own task and nothing is awaited after it has succeeded: a cancelled caller got nothing.
+        `attempt` runs in the caller's own task, and nothing is awaited after it has succeeded: a cancelled caller got
+        nothing.
         """
         turn = asyncio.Event()
         self._turns.append(turn)
@@ -44,19 +45,19 @@ class AsyncLine:
             self.call()
 
     def call(self) -> None:
-        """Something may have changed for the head."""
+        """Wake the head of the line; called when something may have changed for it."""
         if self._turns:
             self._turns[0].set()
 
     def close(self) -> None:
-        """Send everyone away, now and later."""
+        """Send all waiting and later callers away with QueueClosed."""
         self._closed = True
         for turn in self._turns:
             turn.set()
 
 
 class VersionGate:
-    """Callers that wait for a weight version; none of them stands before another."""
+    """Callers that wait for a weight version. None of them waits behind another."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Event, WeightVersion] = {}
@@ -66,11 +67,11 @@ class VersionGate:
 
     @property
     def first(self) -> WeightVersion:
-        """The earliest version that somebody waits for."""
+        """The earliest version that a caller waits for."""
         return min(self._waiting.values())
 
     async def wait(self, version: WeightVersion) -> None:
-        """Until the gate opens for `version`."""
+        """Wait until the gate opens for `version`."""
         opened = asyncio.Event()
         self._waiting[opened] = version
         try:
@@ -79,7 +80,7 @@ class VersionGate:
             del self._waiting[opened]
 
     def open(self, version: WeightVersion | None) -> None:
-        """Let everyone through who waits for `version` or an older one; None: everyone."""
+        """Let through all callers that wait for `version` or an older one; with None, all callers."""
         for opened, needed in self._waiting.items():
             if version is None or needed <= version:
                 opened.set()

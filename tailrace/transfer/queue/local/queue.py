@@ -4,11 +4,11 @@
               ▲                      ▲                                                        ▲
            advance     an ack that retires rows frees room     put, ack, nack and expiry make rows ready
 
-Who waits on whom: a line is first come, first served: its head alone is woken and acts in its own task, so whoever is
-cancelled or times out has changed nothing, and a big request is never overtaken for ever by small ones. Every task has
-a line; where its policy splits batches among ranks, every rank: one that is ahead must not stand before those it waits
-for. Rows that are for a later weight version wait at the gate and join the line only then, so nobody waits behind them.
-Acks never wait for room, although their outputs count: otherwise a full queue could not empty.
+Waiting: a line is first come, first served. Only its head is woken, and acts in its own task. So a caller that is
+cancelled or times out has changed nothing, and small requests never overtake a big one for ever. Every task has a line.
+Where its policy splits batches among ranks, every rank has a line: a rank that is ahead must not stand before the ranks
+that it waits for. Rows for a later weight version wait at the gate and join the line only after it opens, so no caller
+waits behind them. Acks never wait for room, although their outputs count: otherwise a full queue could not empty.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ class LocalQueue(TransferQueue):
         columns: Mapping[str, ColumnKind] = COLUMNS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock`: seconds that never go back; leases and waits are measured by it.
+        """`clock`: returns seconds that never go back; it measures leases and waits.
 
         Raises:
-            QueueError: the table is not one that rows can pass through, see `check_table`.
+            QueueError: rows cannot pass through the table, see `check_table`.
         """
         check_table(tasks, columns)
         self._reads = {task.spec.name: task.spec.reads for task in tasks}
@@ -57,7 +57,7 @@ class LocalQueue(TransferQueue):
         self._gate = VersionGate()
         self._producers = AsyncLine()
         self._consumers = {task.spec.name: {rank: AsyncLine() for rank in task.policy.ranks} for task in tasks}
-        """By task and rank."""
+        """The lines of consumers, by task and rank."""
         self._losses = AsyncLine()
         self._put_wait_s = 0.0
         self._claim_wait_s = dict.fromkeys(self._reads, 0.0)
@@ -134,7 +134,7 @@ class LocalQueue(TransferQueue):
         self._gate.open(self._control.version)
 
     async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
-        """See `TransferQueue.lost_groups`. Its rows are lost with the process only, so it waits for the end."""
+        """See `TransferQueue.lost_groups`. Rows are lost only with the process, so this waits until the timeout."""
         limit = self._limit(timeout)
         try:
             async with asyncio.timeout(limit):
@@ -164,7 +164,7 @@ class LocalQueue(TransferQueue):
     async def restore(self, snapshot: bytes) -> None:
         """See `TransferQueue.restore`; empty means that the queue has never held a row. Rows become ready by `order`.
 
-        Row ids go on: one from before the snapshot names the same row or none.
+        Row ids stay valid: an id from before the snapshot names the same row or none.
         """
         state, parts = decode_snapshot(snapshot, self._schema.tasks, self._columns)
         self._control.restore(state)
@@ -179,7 +179,7 @@ class LocalQueue(TransferQueue):
         consumers = [line for lines in self._consumers.values() for line in lines.values()]
         for line in (self._producers, self._losses, *consumers):
             line.close()
-        self._gate.open(None)  # the line behind it sends them away
+        self._gate.open(None)  # the line behind the gate sends the callers away
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -200,7 +200,7 @@ class LocalQueue(TransferQueue):
         lease = self._control.claim(task, limit=limit, rank=rank, now=self._clock())
         if lease is not None:
             self._set_timer()
-            self._call_ranks(task)  # they may have waited for this one to take its part
+            self._call_ranks(task)  # other ranks may have waited for this one to take its part
         return lease
 
     def _read(self, lease: Lease) -> tuple[Row, ...]:
@@ -223,7 +223,7 @@ class LocalQueue(TransferQueue):
             self._call_consumers()
 
     def _set_timer(self) -> None:
-        """One timer for the earliest lease; one that fires for a lease that is gone sets the next."""
+        """Set the timer for the earliest lease. If it fires for a lease that is gone, it is set for the next one."""
         deadline = self._control.next_deadline
         if self._timer is None and deadline is not None and not self._closed:
             delay = max(0.0, deadline - self._clock())
@@ -239,13 +239,13 @@ class LocalQueue(TransferQueue):
         return replace(counts, claims=waiting, wait_s=self._claim_wait_s[task])
 
     def _blocked_by(self) -> str | None:
-        """What the producer who is next to be let in waits for."""
+        """The reason why the next producer in line waits; None where none waits."""
         if len(self._producers):
             return self._obstacle(self._control.version)
         return self._obstacle(self._gate.first) if len(self._gate) else None
 
     def _obstacle(self, not_before: WeightVersion) -> str:
-        """What a put of rows for `not_before` waits for."""
+        """The reason why a put of rows for version `not_before` waits."""
         if not_before > self._control.version:
             return f"weight version {self._control.version}; its rows are for {not_before}"
         rows, nbytes = len(self._control), self._data.nbytes
