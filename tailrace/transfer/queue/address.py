@@ -1,4 +1,4 @@
-"""Where a queue across processes is: a file that its clients read. It holds the queue's token, so it is private."""
+"""The address of a queue across processes: a file that its clients read. The file holds a token, so it is private."""
 
 import os
 import stat
@@ -13,23 +13,23 @@ from tailrace.transfer.wire.sockets import reachable
 
 
 class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the controller of a queue listens, and what lets a client in."""
+    """The endpoints of a queue's controller, and the token that lets a client in."""
 
     endpoints: list[str]
     host: str
-    """The controller's, see `sockets.host_id`."""
+    """The id of the controller's host; see `sockets.host_id`."""
     token: bytes
 
     def __repr__(self) -> str:
-        """Without the token: it shall not be found in logs."""
+        """Return a text without the token, which must not appear in logs."""
         return f"QueueAddress(endpoints={self.endpoints}, host={self.host!r})"
 
     @property
     def endpoint(self) -> str:
-        """The controller's as this process reaches it, see `sockets.reachable`.
+        """The controller's endpoint by which this process reaches it; see `sockets.reachable`.
 
         Raises:
-            UserError: it cannot be reached from here.
+            UserError: the controller cannot be reached from here.
         """
         ways = reachable(self.endpoints, self.host)
         if not ways:
@@ -40,7 +40,7 @@ class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return ways[0]
 
     def write(self, path: Path) -> None:
-        """Write it to `path`, which others cannot read, whole or not at all.
+        """Write the address to `path`, whole or not at all. Other users cannot read the file.
 
         Raises:
             UserError: the file cannot be written.
@@ -59,10 +59,10 @@ class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The address in the file at `path`.
+        """Read the address from the file at `path`.
 
         Raises:
-            UserError: there is no such file, it holds no address, or others can read it.
+            UserError: there is no such file, it holds no address, or other users can read it.
         """
         try:
             with open(path, "rb") as file:
@@ -75,7 +75,7 @@ class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ) from None
         try:
             address = msgspec.json.decode(data, type=cls)
-        except (*UNREADABLE, ValueError) as error:  # the latter for bytes that are no text
+        except (*UNREADABLE, ValueError) as error:  # ValueError: the bytes are no text
             raise UserError(
                 f"{path} is not the address of a queue: {one_line(error)}; "
                 f"give the file that `tailrace queue serve` has written"

@@ -1,14 +1,14 @@
-"""How the cells of a row lie in memory: one encoding for the queue's processes, shared memory and snapshots.
+"""The encoding of a row's cells in memory, for the queue's processes, shared memory and snapshots.
 
     one part    cells ──measure──▶ Part ──to_bytes──▶ bytes ──read, with the lengths──▶ cells
     many parts  rows ──measure_rows──▶ Parts, of rows in the same columns ──write_rows──▶ memory ──read_column──▶ cells
 
-There are two paths to the same bytes. The processes of a queue move many parts at once, with arithmetic of arrays. For
-a single part that arithmetic costs more than the part: `LocalQueue` and snapshots take the plain one.
+There are two paths to the same bytes. The processes of a queue move many parts at once, with arithmetic on arrays. For
+a single part that arithmetic costs more than the part, so `LocalQueue` and snapshots take the plain path.
 
-A part is what one write brought for one row: its cells one after the other, in the order of their columns. Each cell
-is padded with zeros to a multiple of 8 bytes, so all of them are aligned where the first one is, parts follow each
-other without gaps, and parts of one row, joined, are a part again. Everything is little-endian:
+A part holds the cells that one write brought for one row, one after the other, in the order of their columns. Each cell
+is padded with zeros to a multiple of 8 bytes. So all cells are aligned where the first one is, parts follow each other
+without gaps, and the parts of a row, joined, are a part again. All values are little-endian:
 
     kind            in memory         length
     INTS            int64             elements
@@ -17,8 +17,8 @@ other without gaps, and parts of one row, joined, are a part again. Everything i
     TEXT            UTF-8             bytes
     JSON            msgpack           bytes
 
-Kinds and lengths travel beside the memory. Reading trusts neither the lengths nor the memory: another process wrote
-both. Arrays are copied once, into the memory, and read in place.
+Kinds and lengths travel beside the memory. Reading trusts neither the lengths nor the memory, since another process
+wrote both. Arrays are copied once, into the memory, and read in place.
 """
 
 import struct
@@ -36,12 +36,12 @@ from tailrace.errors import ColumnError, one_line
 from tailrace.types import FloatArray, IntArray, Value
 
 Chunk = bytes | IntArray | FloatArray
-"""A cell ready to be written: an array as it came, everything else encoded."""
+"""A cell that is ready to be written: an array as it came, or the encoded bytes of any other value."""
 
 
 _MAX_WIDTHS = 1024
 _FEW_CELLS = 32
-"""Up to so many are sooner looked at one by one than as an array."""
+"""Up to so many cells are checked one by one, which is quicker than as an array."""
 
 
 class _Widths(NamedTuple):
@@ -50,43 +50,43 @@ class _Widths(NamedTuple):
     shortest: IntArray
     """The smallest length of a cell, [columns]."""
     longest: IntArray
-    """The largest one, [columns]."""
+    """The largest length of a cell, [columns]."""
     units: IntArray
-    """Bytes for each unit of length, [columns]."""
+    """The bytes of each unit of length, [columns]."""
     each: list[tuple[int, int, int]]
-    """All three, by column."""
+    """All three numbers of each column."""
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):
     """The cells of one write to one row, validated and measured. Its arrays are the caller's, not copies."""
 
     lengths: dict[str, int]
-    """By column, in the order of the cells: elements of arrays, bytes of TEXT and JSON, 1 for numbers."""
+    """Lengths by column, in the order of the cells: elements of an array, bytes of TEXT and JSON, 1 for a number."""
     nbytes: int
-    """Bytes of memory, padding included."""
+    """The bytes of memory, padding included."""
     chunks: tuple[Chunk, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """The parts of consecutive rows with cells in the same columns: what `Part` is for one."""
+    """The parts of consecutive rows with cells in the same columns; `Part` is the same for one row."""
 
     columns: tuple[str, ...]
     lengths: IntArray
-    """[rows, columns]"""
+    """The length of each cell, [rows, columns]; see `Part.lengths`."""
     sizes: IntArray
-    """[rows]: bytes of memory, padding included."""
+    """The bytes of each part, padding included, [rows]."""
     nbytes: int
-    """Of all of them."""
+    """The bytes of all parts."""
     chunks: Sequence[tuple[Chunk, ...]]
-    """By row."""
+    """The cells of each part, by row."""
 
     def __len__(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return len(self.sizes)
 
     def take(self, places: Sequence[int]) -> "Parts":
-        """The rows at these places."""
+        """Return the parts of the rows at these places."""
         index = np.array(places, np.int64)
         sizes = self.sizes[index]
         chunks = [self.chunks[place] for place in places]
@@ -94,12 +94,12 @@ class Parts:
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Where the cells of a part lie in its memory."""
+    """The places of a part's cells in its memory."""
 
     offsets: dict[str, int]
-    """Bytes from the start of the part, by column."""
+    """The offset of each cell in bytes from the start of the part, by column."""
     nbytes: int
-    """Of the whole part, padding included."""
+    """The bytes of the whole part, padding included."""
 
 
 class PartCodec:
@@ -108,12 +108,12 @@ class PartCodec:
     def __init__(self, kinds: Mapping[str, ColumnKind]) -> None:
         self._formats = {column: _FORMATS[kind] for column, kind in kinds.items()}
         self._widths: dict[tuple[str, ...], _Widths] = {}
-        """By columns that parts have come with: most parts are like those before."""
+        """The widths of the sets of columns seen so far: most parts have the same columns as earlier ones."""
 
     # One part
 
     def measure(self, cells: Mapping[str, Value]) -> Part:
-        """Validate `cells` and work out the memory that they need. Arrays must be of exactly the column's dtype.
+        """Validate `cells` and compute the memory that they need. Arrays must be of exactly the column's dtype.
 
         Raises:
             ColumnError: a column is unknown, or a value is not what its column holds.
@@ -148,7 +148,9 @@ class PartCodec:
         return Layout(offsets, end)
 
     def read(self, memory: memoryview, lengths: Mapping[str, int], columns: Iterable[str]) -> dict[str, Value]:
-        """The cells in `columns` of the part that `memory` holds, and nothing else. Arrays are read-only views of it.
+        """Read the cells in `columns` from `memory`, which holds one part and nothing else.
+
+        Arrays are read-only views of the memory.
 
         Raises:
             ColumnError: the part lacks a column, the lengths do not fit the memory, or a cell's bytes are corrupt.
@@ -169,7 +171,7 @@ class PartCodec:
     # Many parts
 
     def measure_rows(self, rows: Iterable[Mapping[str, Value]]) -> list[Parts]:
-        """Validate and measure `rows`: those that follow each other and have cells in the same columns, together.
+        """Validate and measure `rows`. Consecutive rows with cells in the same columns become one Parts.
 
         Raises:
             ColumnError: as for `measure`.
@@ -192,7 +194,7 @@ class PartCodec:
         return Parts(columns, lengths, sizes, int(sizes.sum()), by_row)
 
     def sizes(self, columns: Sequence[str], lengths: IntArray) -> IntArray:
-        """Bytes of parts with cells in `columns`, padding included: [n] for `lengths` [n, columns].
+        """The bytes of parts with cells in `columns`, padding included: [n] for `lengths` [n, columns].
 
         Raises:
             ColumnError: as for `cell_sizes`.
@@ -212,7 +214,7 @@ class PartCodec:
         return np.array(few, np.int64)
 
     def cell_sizes(self, columns: Sequence[str], lengths: IntArray) -> IntArray:
-        """Bytes of cells with these lengths, [n, columns], padding included: `layout` for many parts at once.
+        """The bytes of cells with these lengths, [n, columns], padding included: `layout` for many parts at once.
 
         Raises:
             ColumnError: a column is unknown or named twice, or no cell of it has such a length.
@@ -239,9 +241,9 @@ class PartCodec:
     def read_column(
         self, column: str, memories: Sequence[memoryview], places: IntArray, lengths: IntArray
     ) -> list[Value]:
-        """Cells of one column that lie here and there. Arrays are read-only views of the memory.
+        """Read n cells of one column, each from its own place. Arrays are read-only views of the memory.
 
-        `places` [n, 2]: for each cell the number of its memory, and where it begins in it, in bytes; `lengths` [n].
+        `places` [n, 2]: for each cell, the number of its memory and the byte at which it begins there. `lengths` [n].
 
         Raises:
             ColumnError: the column is unknown, a cell does not lie in its memory, or its bytes are corrupt.
@@ -264,7 +266,7 @@ class PartCodec:
         if not ((numbers >= 0) & (numbers < len(sizes))).all():
             raise ColumnError(f"column {column!r}: got cells in other memory than the {len(sizes)} pieces that came")
         size = sizes[numbers]
-        # each is in bounds by itself before they are added up: no sum of them overflows
+        # starts and lengths are each checked on their own before they are added, so no sum of them overflows
         in_bounds = (starts >= 0) & (starts <= size) & (lengths >= 0) & (lengths <= size)
         if form.number:
             in_bounds &= lengths == 1
@@ -291,7 +293,7 @@ def _refuse_lengths(columns: Sequence[str], lengths: IntArray, widths: _Widths) 
 
 
 def write_rows(parts: Sequence[Parts], memory: memoryview) -> None:
-    """Write `parts` one after the other to `memory`: exactly as many writable bytes as they need."""
+    """Write `parts` one after the other to `memory`, which has exactly as many writable bytes as they need."""
     needed = sum(alike.nbytes for alike in parts)
     assert needed == len(memory), f"the parts need {needed} bytes, the memory has {len(memory)}"
     arrays = {dtype.itemsize: np.frombuffer(memory, dtype) for dtype in (_INT64, _FLOAT32)}
@@ -312,7 +314,7 @@ def write_rows(parts: Sequence[Parts], memory: memoryview) -> None:
 
 
 def to_bytes(part: Part) -> bytes:
-    """What `write_rows` writes for one part, as an object of its own."""
+    """Return the bytes that `write_rows` writes for one part."""
     pieces: list[bytes | memoryview] = []
     for chunk in part.chunks:
         piece = memoryview(chunk) if isinstance(chunk, bytes) else np.ascontiguousarray(chunk).data
@@ -321,16 +323,16 @@ def to_bytes(part: Part) -> bytes:
 
 
 class _Format(msgspec.Struct, frozen=True, kw_only=True):
-    """Cells of one kind."""
+    """The format of cells of one kind."""
 
     unit: int
-    """Bytes for each unit of length."""
+    """The bytes of each unit of length."""
     number: bool = False
     """Whether the length is always 1."""
     encode: Callable[[str, Sequence[Value]], Sequence[Chunk]]
-    """Of values of a column; raises ColumnError."""
+    """Encodes values of a column. Raises ColumnError."""
     decode: Callable[[memoryview], Value]
-    """Raises ValueError, TypeError, RecursionError or MsgspecError."""
+    """Decodes one cell. Raises ValueError, TypeError, RecursionError or MsgspecError."""
 
 
 def _wrong(column: str, value: Value, expected: str) -> ColumnError:
@@ -383,20 +385,20 @@ def _encode_json(column: str, value: Value) -> bytes:
     try:
         return msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        kind = type(value).__name__  # not the value: one that is nested too deeply cannot be printed, either
+        kind = type(value).__name__  # not the value: a value that is nested too deeply cannot be printed either
         raise ColumnError(f"column {column!r}: got {kind}, expected {ColumnKind.JSON}: {error}") from None
 
 
 def _decode_json(memory: memoryview) -> Value:
-    data = bytes(memory)  # nobody changes it between the two looks
-    # Decoding makes room for as many elements as an array claims; skipping makes none and finds the claims that lie.
+    data = bytes(memory)  # a copy, which no other process can change between the two passes
+    # Decoding allocates as many elements as an array claims to have. Skipping allocates none and finds false claims.
     msgspec.msgpack.decode(data, type=msgspec.Raw)
     value: Value = msgspec.msgpack.decode(data)
     return value
 
 
 _MAX_LENGTH = 2**40
-"""Of a cell that `sizes` measures, so that no sum overflows."""
+"""The largest length of a cell that `sizes` accepts, so that no sum overflows."""
 _INT64 = np.dtype("<i8")
 _FLOAT32 = np.dtype("<f4")
 _INT, _FLOAT = struct.Struct("<q"), struct.Struct("<d")

@@ -1,7 +1,7 @@
-"""Waiting for a claim for as long as it takes, and holding it for as long as its work takes.
+"""Helpers for workers: wait for a claim without limit, and renew it for as long as its work takes.
 
 A claim can become void meanwhile: its rows are lost with a storage unit and will be put again, or its lease ended and
-they are somebody else's. What was worked out for them then counts for nothing.
+another worker may claim them. The work that was done on them is then lost.
 """
 
 import asyncio
@@ -14,13 +14,14 @@ from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
 from tailrace.types import Value
 
 VOID = {"void": True}
-"""In the `info` of an event: what was done counts for nothing, because the claim was void."""
+"""The mark in the `info` of an event whose work is lost because the claim was void."""
 
 
 async def next_claim(queue: TransferQueue, task: str, *, limit: int | None = None) -> Claim | None:
-    """The next claim of a worker that serves until the queue is closed; None when it is. `limit`: see `claim`.
+    """Return the next claim of a worker that serves until the queue is closed; None when it is closed.
 
-    However long there is none: a worker without work is no error. Whoever waits for what comes of it has a limit.
+    The wait has no limit: a worker without work is no error. The tasks that wait for the worker's outputs have limits.
+    `limit`: see `TransferQueue.claim`.
 
     Raises:
         QueueError: see `TransferQueue.claim`.
@@ -37,7 +38,7 @@ async def next_claim(queue: TransferQueue, task: str, *, limit: int | None = Non
 
 @asynccontextmanager
 async def held(queue: TransferQueue, claim: Claim) -> AsyncIterator[Claim]:
-    """Renew the lease of `claim` while the block runs; at its end, however it ends, give back what was not acked."""
+    """Renew the lease of `claim` while the block runs. Then, even after an error, give back its unacked rows."""
     async with holding(queue) as hold:
         hold(claim)
         yield claim
@@ -45,9 +46,9 @@ async def held(queue: TransferQueue, claim: Claim) -> AsyncIterator[Claim]:
 
 @asynccontextmanager
 async def holding(queue: TransferQueue) -> AsyncIterator[Callable[[Claim], None]]:
-    """`held` for any number of claims: those that the block calls what it gets with, each from then on.
+    """Hold any number of claims as `held` does. The block gets a function; it holds each claim that it is called with.
 
-    A third of the lease passes between renewals.
+    A lease is renewed whenever a third of its time has passed.
     """
     heartbeats: dict[asyncio.Task[None], Claim] = {}
 
@@ -60,20 +61,20 @@ async def holding(queue: TransferQueue) -> AsyncIterator[Callable[[Claim], None]
         for heartbeat in heartbeats:
             heartbeat.cancel()
         await give_back(queue, heartbeats.values())
-        if heartbeats:  # not awaited themselves: to suppress their cancellation would suppress the caller's
+        if heartbeats:  # wait, not await: suppressing their cancellation would also suppress the caller's
             await asyncio.wait(heartbeats)
     for heartbeat in heartbeats:
         if not heartbeat.cancelled():
-            heartbeat.result()  # an error that nobody foresaw, which the block has not met itself
+            heartbeat.result()  # raises an unforeseen error of the renewals, which the block has not met itself
 
 
 async def give_back(queue: TransferQueue, claims: Iterable[Claim]) -> None:
-    """Make ready again what was not acked, of all claims at once: a queue that does not answer costs one limit."""
+    """Give back the rows of all claims that were not acked, at once: a queue that does not answer costs one limit."""
     await asyncio.gather(*(_give_back(queue, claim) for claim in claims))
 
 
 async def ack_if_held(queue: TransferQueue, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> bool:
-    """Ack; False where nothing was acked because a row is not under this lease any more, or gone.
+    """Ack, and return True. Return False where nothing was acked because a row is gone or no longer under the lease.
 
     Raises:
         ColumnError: see `TransferQueue.ack`.
@@ -95,7 +96,7 @@ async def ack_if_held(queue: TransferQueue, claim: Claim, outputs: Mapping[RowId
 
 
 async def _give_back(queue: TransferQueue, claim: Claim) -> None:
-    with suppress(PeerLost):  # the queue, if it comes back, ends the lease by itself
+    with suppress(PeerLost):  # if the queue comes back, it ends the lease by itself
         await queue.nack(claim)
 
 
@@ -105,6 +106,6 @@ async def _renew(queue: TransferQueue, claim: Claim, every_s: float) -> None:
         try:
             await queue.renew(claim)
         except PeerLost:
-            continue  # the controller may be back in time; if not, the ack will say so
+            continue  # the controller may come back in time; if not, the ack will fail
         except LeaseError:
-            return  # all rows were acked; or the lease expired all the same, and the ack will say so
+            return  # all rows were acked; or the lease expired nevertheless, and the ack will fail

@@ -1,4 +1,4 @@
-"""What controller, units and clients of a queue say to each other, beside the messages of the wire itself.
+"""The messages between controller, units and clients of a queue, besides those of the wire itself.
 
     client ──▶ controller   ReadTable, Admit, Withdraw, Claim, Ack, Nack, Renew, Advance, Lost, Stats, Close, Dismiss
                             Export, Release, Restore
@@ -6,7 +6,7 @@
     unit ──▶ controller     Join, Written
     controller ──▶ unit     Settle, Inventory
 
-A set of rows travels as packed int64, little-endian, row by row: `rows [n, 2]` is the slot and generation of n rows.
+A set of rows travels as packed int64, little-endian, row by row: `rows [n, 2]` are the slots and generations of n rows.
 """
 
 from collections.abc import Iterable
@@ -26,13 +26,13 @@ from tailrace.transfer.wire.protocol import Protocol
 from tailrace.types import IntArray, TaskSpec
 
 NO_VERSION = -1
-"""Stands for the weight version of a row without `weight_versions`."""
+"""The weight version of a row without `weight_versions`."""
 NO_UNIT = -1
-"""Fills up a row of unit numbers."""
+"""The number that fills up a row of unit numbers."""
 
 _PACKED = np.dtype("<i8")
 ROW_ID_BYTES = 2 * _PACKED.itemsize
-"""Of each row's id, packed."""
+"""The bytes of one packed row id."""
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -40,15 +40,15 @@ class Run(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
     rows: Count
     columns: list[str]
-    """In the order in which their cells lie in memory."""
+    """The columns, in the order in which their cells lie in memory."""
     lengths: bytes
     """[rows, columns]: elements of arrays, bytes of text and JSON values, 1 for numbers."""
 
     def table(self) -> IntArray:
-        """`lengths` as an array.
+        """Return `lengths` as an array [rows, columns].
 
         Raises:
-            WireError: they are not of that shape.
+            WireError: `lengths` is not of that shape.
         """
         if len(self.lengths) != self.rows * len(self.columns) * _PACKED.itemsize:
             raise WireError(
@@ -58,12 +58,12 @@ class Run(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class Inline(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Cells that are said and not fetched."""
+    """Cells that come with a message, so that they need not be fetched."""
 
     lengths: bytes
     """[n, columns], see `Run.lengths`."""
     starts: bytes
-    """[n, columns], bytes from the beginning of `data`."""
+    """[n, columns]: bytes from the beginning of `data`."""
     data: bytes
 
 
@@ -72,18 +72,18 @@ class Unit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     number: Count
     endpoints: list[str]
-    """Where it listens: any of them."""
+    """The endpoints at which the unit listens; a client uses any of them."""
     host: str
-    """See `host_id`: clients with the same one share its memory."""
+    """The id of its host, see `host_id`. Clients on the same host share its memory."""
     directory: str
-    """Of the files of its shared memory; empty where it has none."""
+    """The directory of its shared memory's files; empty where it has no shared memory."""
 
 
 # To the controller
 
 
 class ReadTable(Message, frozen=True):
-    """Ask what the queue is made of."""
+    """Ask for the units, columns and tasks of the queue."""
 
 
 class Table(Message, frozen=True):
@@ -93,11 +93,11 @@ class Table(Message, frozen=True):
     columns: dict[str, ColumnKind]
     tasks: list[TaskSpec]
     recovering: bool = False
-    """Of a controller that was started anew: `units` are those that have come back, and others may."""
+    """Whether a restarted controller still waits for units: `units` have come back, and others may."""
 
 
 class Dismiss(Message, frozen=True):
-    """Clients of this name have ended: what they held goes back now. Sent by who saw them end."""
+    """Report that the clients of this name have ended, so that their leases and admissions end now."""
 
     name: Name
 
@@ -111,42 +111,42 @@ class Admit(Message, frozen=True):
     versions: bytes
     """[n], the oldest weight version of each row, or NO_VERSION."""
     runs: list[Run]
-    """Of all rows, in their order."""
+    """The runs of all rows, in their order."""
     not_before: Count
-    """The newest `NewRow.not_before` among them."""
+    """The newest `NewRow.not_before` of the rows."""
     wait_s: Seconds
     cells: bytes | None = None
-    """The parts of all rows, one after the other, where they are so small that the controller is to write them."""
+    """The parts of all rows, one after the other; given where they are so small that the controller writes them."""
     preferred: list[Count] = []
-    """Units at which the sender has room for the rows already."""
+    """Units at which the sender has reserved room for the rows already."""
     full: list[Count] = []
-    """Units that had none when they were tried: any other one is better."""
+    """Units that had no room when they were tried: any other unit is better."""
 
 
 class Admitted(Message, frozen=True):
-    """Answer to Admit and Restore: write the rows there now."""
+    """Answer to Admit and Restore: the client is to write the rows to `units` now."""
 
     rows: bytes
     """[n, 2], in the order of the request."""
     units: list[Count]
-    """Each of them gets all rows; none where the controller has written them."""
+    """Each of these units gets all rows; empty where the controller has written them."""
 
 
 class Withdraw(Message, frozen=True):
-    """The sender will not write (all of) these admitted rows."""
+    """Take an admission back: the sender will not write all of its rows."""
 
     mutates: ClassVar[bool] = True
     rows: bytes
     """[n, 2]: all rows of one Admitted."""
     groups: bytes
-    """[n]: the group of each."""
+    """[n]: the group_id of each row."""
 
 
 class Withdrawn(Message, frozen=True):
     """Answer to Withdraw."""
 
     done: bool
-    """False where the rows were in the queue: their writing had come about. True where they may be put again."""
+    """True where the rows may be put again. False where they had been written and entered the queue."""
 
 
 class Claim(Message, frozen=True):
@@ -155,9 +155,9 @@ class Claim(Message, frozen=True):
     mutates: ClassVar[bool] = True
     task: str
     limit: Count | None
-    """At most so many rows."""
+    """The most rows that the claim may hold."""
     rank: int | None
-    """For policies that choose for each rank."""
+    """The rank that claims, for policies that split batches among ranks."""
     wait_s: Seconds
 
 
@@ -169,28 +169,28 @@ class Claimed(Message, frozen=True):
     rows: bytes
     """[n, 4]: slot, generation, group_id, order."""
     units: bytes
-    """[n, width], the numbers of the units that have the row, the one to read from first, filled up with NO_UNIT."""
+    """[n, width]: the numbers of the units that have the row, the one to read from first; filled up with NO_UNIT."""
     width: Count
     columns: list[str]
-    """Those that the task reads."""
+    """The columns that the task reads."""
     tags: bytes
-    """[n, columns]: the tag of the part whose cell counts."""
+    """[n, columns]: the tag of the part that holds the valid cell."""
     cells: Inline | None = None
-    """All of them, where the controller knows them."""
+    """All cells, where the controller has copies of them."""
 
 
 class Ack(Message, frozen=True):
-    """The outputs under tag `lease_id` count, and the rows are consumed."""
+    """Make the outputs under tag `lease_id` valid, and mark the rows as consumed."""
 
     mutates: ClassVar[bool] = True
     lease_id: int
     rows: bytes
     """[n, 2]"""
     versions: bytes
-    """[n], the oldest weight version among the outputs of each row, or NO_VERSION."""
+    """[n]: the oldest weight version among the outputs of each row, or NO_VERSION."""
     runs: list[Run]
     missed: list[Count]
-    """Units that have some of the rows but could not be written to: they count no more as having them."""
+    """Units that have some of the rows but could not be written to. They no longer count as having the rows."""
 
 
 class Nack(Message, frozen=True):
@@ -199,17 +199,17 @@ class Nack(Message, frozen=True):
     mutates: ClassVar[bool] = True
     lease_id: int
     rows: bytes | None
-    """[n, 2]; None for all that are still leased, be it none."""
+    """[n, 2]; None for all rows that are still leased, even none."""
 
 
 class Renew(Message, frozen=True):
-    """Start the time of a lease anew."""
+    """Restart the time limit of a lease."""
 
     lease_id: int
 
 
 class Stats(Message, frozen=True):
-    """Ask for counts."""
+    """Ask for the counts of the queue."""
 
 
 class Counted(Message, frozen=True):
@@ -219,7 +219,7 @@ class Counted(Message, frozen=True):
 
 
 class Advance(Message, frozen=True):
-    """Weights of this version are there."""
+    """Announce that the weights of this version are available."""
 
     version: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
@@ -234,15 +234,15 @@ class Groups(Message, frozen=True):
     """Answer to Lost."""
 
     ids: bytes
-    """[n]: group_ids."""
+    """[n]: the group_ids."""
 
 
 class Close(Message, frozen=True):
-    """The queue is closed for everybody."""
+    """Close the queue for all clients."""
 
 
 class Export(Message, frozen=True):
-    """Ask for the state of this moment. Its parts stay readable until Release, or until the client is gone."""
+    """Ask for the present state. Its parts stay readable until Release, or until the client is gone."""
 
     mutates: ClassVar[bool] = True
 
@@ -255,7 +255,7 @@ class Exported(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """The parts of an exported state have been read."""
+    """Report that the parts of an exported state have been read."""
 
     mutates: ClassVar[bool] = True
     hold: int
@@ -269,14 +269,14 @@ class Restore(Message, frozen=True):
 
 
 class Join(Message, frozen=True):
-    """A unit offers itself, and does so again and again as a sign of life."""
+    """Offer a unit to the controller. A unit repeats this as a sign of life."""
 
     name: Name
-    """The same after a restart."""
+    """The name of the unit, the same after a restart."""
     incarnation: str
-    """Another one after a restart."""
+    """The id of one run of the unit. It changes with a restart, and when the unit has lost parts."""
     lasting: bool
-    """Whether what it stores outlasts it: after a restart it is the same unit, else a new one."""
+    """Whether its storage outlasts it: if so, it is the same unit after a restart, else a new one."""
     endpoints: list[str]
     host: str
     directory: str
@@ -291,7 +291,7 @@ class Joined(Message, frozen=True):
 
 
 class Written(Message, frozen=True):
-    """A unit has the parts of these rows under tag 0."""
+    """Report that a unit has the parts of these rows under tag 0."""
 
     unit: Count
     rows: bytes
@@ -313,13 +313,13 @@ class Reserved(Message, frozen=True):
 
     place: int
     segment: str
-    """A file in the unit's directory."""
+    """The name of a file in the unit's directory."""
     offset: Count
-    """Bytes."""
+    """The place in the file, in bytes from its beginning."""
 
 
 class Write(Message, frozen=True):
-    """Parts for rows. Without a place, a frame for each run comes along: its parts one after the other."""
+    """Write parts of rows. Without a place, the message brings a frame for each run, with its parts in order."""
 
     mutates: ClassVar[bool] = True
     tag: Count
@@ -328,13 +328,13 @@ class Write(Message, frozen=True):
     """[n, 2]"""
     runs: list[Run]
     place: int | None
-    """The reserved one that holds them, one after the other."""
+    """The reserved place that holds the parts, one after the other."""
     told: bool = False
-    """Whether the controller sends it: it need not be told that new rows have come."""
+    """Whether the controller sent this, so that the unit need not report to it that new rows have come."""
 
 
 class Read(Message, frozen=True):
-    """Ask for cells. It mutates by pinning: an answer with frames is not kept, a repetition reads them again."""
+    """Ask for cells. It mutates by pinning memory. An answer with frames is not kept: a repetition reads them again."""
 
     mutates: ClassVar[bool] = True
     rows: bytes
@@ -347,45 +347,45 @@ class Read(Message, frozen=True):
 
 
 class Cells(Message, frozen=True):
-    """Answer to Read: where each cell begins, in the frames that come along or in shared memory."""
+    """Answer to Read: the place of each cell, in the frames of this message or in shared memory."""
 
     lengths: bytes
-    """[n, columns], see `Run.lengths`."""
+    """[n, columns]; see `Run.lengths`."""
     places: bytes
     """[n, columns, 2]: the number of the frame, or of the segment in `segments`, and bytes from its beginning."""
     segments: list[str]
     pin: int | None
-    """What keeps shared memory as it is until it is Done; None for cells in frames."""
+    """The pin that keeps shared memory unchanged until the client sends Done; None for cells in frames."""
 
 
 class Done(Message, frozen=True):
-    """The sender needs this memory no more."""
+    """Release memory that the sender no longer needs."""
 
     mutates: ClassVar[bool] = True
     pins: list[int]
-    """Of reads."""
+    """The pins of reads."""
     places: list[int]
-    """Reserved ones that it has not written and will not write."""
+    """The reserved places that the sender has not written and will not write."""
 
 
 class Settle(Message, frozen=True):
-    """Parts that nobody will read."""
+    """Drop parts that no client will read."""
 
     parts: bytes
-    """[n, 3]: slot, generation, tag: parts that lost."""
+    """[n, 3]: slot, generation and tag of parts that no longer count."""
     rows: bytes
-    """[n, 2]: rows that left the queue, with all of their parts."""
+    """[n, 2]: rows that left the queue, to be dropped with all of their parts."""
 
 
 class Inventory(Message, frozen=True):
-    """Ask which parts there are."""
+    """Ask for the parts that the unit has."""
 
 
 class Parts(Message, frozen=True):
     """Answer to Inventory."""
 
     parts: bytes
-    """[n, 3]: slot, generation, tag."""
+    """[n, 3]: the slot, generation and tag of each part."""
 
 
 Request = (
@@ -437,18 +437,18 @@ QUEUE = Protocol(
     address_hint="read the address of the one that is meant from its connection file: QueueAddress.read(path)",
 )
 CONTROLLER, STORAGE_UNIT = "the controller of the queue", "the storage unit of the queue"
-"""What the queue's servers are called in error texts."""
+"""The names of the queue's servers in error texts."""
 
 
 def pack(numbers: IntArray | Iterable[RowId]) -> bytes:
-    """Integers as they travel."""
+    """Pack integers, or row ids, as they travel."""
     if isinstance(numbers, np.ndarray):
         return numbers.astype(_PACKED, copy=False).tobytes()
     return np.fromiter(chain.from_iterable(numbers), _PACKED).tobytes()
 
 
 def unpack(packed: bytes, width: int) -> IntArray:
-    """[n, width], read-only, without a copy.
+    """Unpack integers as an array [n, width], read-only, without a copy.
 
     Raises:
         WireError: the bytes are not such an array.
@@ -459,7 +459,7 @@ def unpack(packed: bytes, width: int) -> IntArray:
 
 
 def row_ids(packed: bytes) -> list[RowId]:
-    """The ids in `rows [n, 2]`.
+    """Unpack the row ids in `rows [n, 2]`.
 
     Raises:
         WireError: as for `unpack`.

@@ -1,4 +1,4 @@
-"""Snapshots of a queue: msgpack with a versioned header, the table, the control plane's state and each row's cells."""
+"""Snapshots of a queue: msgpack with a versioned header, the table, the control plane's state and all rows' cells."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,13 +25,13 @@ class _Snapshot(_Header):
     columns: dict[str, ColumnKind]
     control: ControlState
     parts: list[bytes]
-    """For each row of `control`, one part with all of its cells, in the order of its lengths."""
+    """One part for each row of `control`, with all of the row's cells in the order of its lengths."""
 
 
 def encode_snapshot(
     tasks: Sequence[TaskSpec], columns: Mapping[str, ColumnKind], control: ControlState, parts: Mapping[RowId, bytes]
 ) -> bytes:
-    """The bytes that `decode_snapshot` reads. `parts`: of each row, with its cells in the order of its lengths."""
+    """Return the bytes that `decode_snapshot` reads. `parts`: one for each row, its cells in the order of lengths."""
     in_order = [parts[row.id] for row in control.rows]
     return msgspec.msgpack.encode(_Snapshot(_FORMAT, _VERSION, list(tasks), dict(columns), control, in_order))
 
@@ -39,10 +39,10 @@ def encode_snapshot(
 def decode_snapshot(
     snapshot: bytes, tasks: Sequence[TaskSpec], columns: Mapping[str, ColumnKind]
 ) -> tuple[ControlState, dict[RowId, bytes]]:
-    """Validate a snapshot for a queue of `tasks` and `columns`; its state, and the part of each row.
+    """Validate a snapshot for a queue of `tasks` and `columns`. Return its state, and the part of each row.
 
     Raises:
-        QueueError: it is corrupt, of another version or another table, or not a snapshot.
+        QueueError: the bytes are corrupt, of another version or another table, or no snapshot.
     """
     record = _parse(snapshot)
     _check_table(record, tasks, columns)

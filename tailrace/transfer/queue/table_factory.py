@@ -1,4 +1,4 @@
-"""From a table's configuration to its tasks, each with the policy that it names."""
+"""Makes the tasks of a table from its configuration, each with the policy that it names."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ from tailrace.types import TaskSpec
 
 
 def make_tasks(table: TableConfig) -> list[QueueTask]:
-    """The tasks of `table`, with policies that no other queue has. Whether rows can pass is for `check_table`.
+    """Make the tasks of `table`, each with a new policy. `check_table` checks whether rows can pass through them.
 
     Raises:
         QueueError: see `make_policy`.
@@ -35,7 +35,7 @@ def make_tasks(table: TableConfig) -> list[QueueTask]:
 
 
 def make_policy(config: PolicyConfig) -> Policy:
-    """The policy of `config.type`.
+    """Make the policy of `config.type`.
 
     Raises:
         QueueError: a batch has fewer rows than ranks.
