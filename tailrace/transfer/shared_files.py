@@ -1,8 +1,8 @@
-"""Private directories that do not outlive their processes, and files in them that several processes map as memory.
+"""Private directories that are removed after their processes, and files in them that processes map as memory.
 
 A process holds a lock on its directory for as long as it lives. Unlike a process id, a lock shows across containers,
-and is not mistaken for that of a newer process. So a directory that a killed process has left is known, and the next
-process that makes one there removes it.
+and is never mistaken for that of a newer process. So the directory of a killed process can be recognized, and the next
+process that makes a directory there removes it.
 """
 
 import errno
@@ -17,25 +17,25 @@ from pathlib import Path
 import numpy as np
 
 MEMORY_PREFIX = "tailrace-queue-"
-"""Begins the names of directories with shared memory: the queue's, and the weights'."""
+"""The prefix of the names of directories with shared memory, of the queue and of the weights."""
 
 
 def make_directory(parent: Path) -> tuple[Path, int]:
-    """A private directory for shared memory, and its locked descriptor.
+    """Make a private directory for shared memory. Return its path and its locked descriptor.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the directory cannot be made.
     """
     return lock_new(Path(tempfile.mkdtemp(prefix=f".{MEMORY_PREFIX}{os.getpid()}-", dir=parent)))
 
 
 def lock_new(unnamed: Path) -> tuple[Path, int]:
-    """Lock a new private directory whose name begins with a dot, and take the dot away; its new path and the lock.
+    """Lock a new private directory, and remove the dot that its name begins with. Return its new path and the lock.
 
-    It gets its name when it is locked, so nobody takes it for one that was left.
+    The directory gets its final name only when it is locked, so no process takes it for one that was left.
 
     Raises:
-        OSError: its file system does not keep it private.
+        OSError: the file system does not keep the directory private.
     """
     lock = lock_directory(unnamed)
     if lock is None:
@@ -44,12 +44,12 @@ def lock_new(unnamed: Path) -> tuple[Path, int]:
 
 
 def lock_directory(directory: Path) -> int | None:
-    """The locked descriptor of a directory; None where it is not this user's alone, or another process has it."""
+    """Lock a directory and return its descriptor; None where it is not private to this user, or is locked already."""
     try:
         lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None  # not a directory, not ours, or gone by now
-    with suppress(BlockingIOError, FileNotFoundError):  # another process has it, or has removed it before this had it
+    with suppress(BlockingIOError, FileNotFoundError):  # another process has it locked, or has removed it meanwhile
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         known = os.fstat(lock)
         is_private = known.st_uid == os.getuid() and not known.st_mode & 0o077
@@ -60,7 +60,7 @@ def lock_directory(directory: Path) -> int | None:
 
 
 def remove_orphans(parent: Path, prefix: str = MEMORY_PREFIX) -> None:
-    """Remove the directories in `parent` whose names begin with `prefix`, where this user's process died with them."""
+    """Remove this user's directories in `parent` whose names begin with `prefix` and whose processes have died."""
     for directory in parent.glob(f"{prefix}*"):
         lock = lock_directory(directory)
         if lock is not None:
@@ -69,10 +69,10 @@ def remove_orphans(parent: Path, prefix: str = MEMORY_PREFIX) -> None:
 
 
 def make_file(path: Path, size: int) -> int:
-    """The descriptor of a new file of `size` bytes, which all have their place in memory or on the disk.
+    """Make a file of `size` bytes, all of them allocated in memory or on the disk, and return its descriptor.
 
     Raises:
-        OSError: there is no room for it, or a file of that name. No new file is left.
+        OSError: there is no room for the file, or there is one of that name. No new file is left.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -85,10 +85,10 @@ def make_file(path: Path, size: int) -> int:
 
 
 def map_new(path: Path, size: int) -> memoryview:
-    """Make a file, and map it as a whole.
+    """Make a file of `size` bytes, and map it whole.
 
     Raises:
-        OSError: there is no room for it. No new file is left.
+        OSError: there is no room for the file, or there is one of that name. No new file is left.
     """
     file = make_file(path, size)
     try:
@@ -101,12 +101,12 @@ def map_new(path: Path, size: int) -> memoryview:
 
 
 def map_file(file: int, *, at_once: bool = True) -> memoryview:
-    """Map a whole file, with all of its pages. It is unmapped when the last view of it goes.
+    """Map a whole file, with all of its pages. It is unmapped when the last view of it is deleted.
 
-    `at_once`: by one call of the kernel, which is quick and stops the other threads of this process.
+    `at_once`: map all pages with one call of the kernel, which is quick but stops the other threads of this process.
 
     Raises:
-        OSError: there is no room for it.
+        OSError: there is no room for the mapping.
         ValueError: the file is empty.
     """
     if at_once:

@@ -1,4 +1,4 @@
-"""The directory of a queue's sockets, which only its user may enter; whoever serves there holds a lock on it."""
+"""The directory of a queue's sockets. Only its user may enter it, and the process that serves there holds a lock."""
 
 import os
 import shutil
@@ -14,16 +14,16 @@ from tailrace.transfer.wire.sockets import private_directory, socket_parent
 
 _PREFIX = "tailrace-ipc-"
 _TRIES, _PAUSE_S = 20, 0.05
-"""To lock a directory that another process may just be removing."""
+"""Attempts, and seconds between them, to lock a directory that another process may just be removing."""
 
 
 @contextmanager
 def socket_directory(again: Path | None = None) -> Iterator[Path]:
-    """A new directory, or that of an earlier queue, `again`; removed in the end.
+    """Make a new directory, or take `again`, the directory of an earlier queue; remove it when the block ends.
 
     Raises:
-        QueueError: others may enter the earlier one, or another process has it; a new one cannot be made.
-        OSError: the earlier one cannot be made.
+        QueueError: others may enter the earlier directory, another process has it, or a new one cannot be made.
+        OSError: the earlier directory cannot be made.
     """
     remove_orphans()
     directory, lock = lock_new(private_directory(f".{_PREFIX}")) if again is None else _take(again)
@@ -35,7 +35,7 @@ def socket_directory(again: Path | None = None) -> Iterator[Path]:
 
 
 def directory_of(endpoints: Sequence[str]) -> Path | None:
-    """That of the sockets among `endpoints`; None where it is none that this module has made."""
+    """The directory of the sockets among `endpoints`; None where this module did not make it."""
     paths = [Path(endpoint.removeprefix("ipc://")) for endpoint in endpoints if endpoint.startswith("ipc://")]
     return next((path.parent for path in paths if path.parent.name.startswith(_PREFIX)), None)
 
@@ -54,5 +54,5 @@ def _take(directory: Path) -> tuple[Path, int]:
 
 
 def remove_orphans() -> None:
-    """Remove directories whose processes died without having done so."""
+    """Remove the directories of processes that died without removing them."""
     shared_files.remove_orphans(socket_parent(), _PREFIX)
