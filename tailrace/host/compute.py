@@ -1,14 +1,9 @@
 """PyTorch in this process: its threads, its memory and its device."""
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from tailrace.errors import ConfigError
 from tailrace.host.allocator import keep_freed_memory
-
-if TYPE_CHECKING:
-    pass
 
 
 def prepare_torch(device: str, threads: int | None) -> None:

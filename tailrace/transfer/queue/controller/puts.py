@@ -314,7 +314,7 @@ class Puts:
         control, config = context.control, context.config
         match obstacle:
             case Obstacle.RECOVERING:
-                return "units from before the controller was started anew have not all come back yet"
+                return "units from before the controller restarted have not all come back yet"
             case Obstacle.RESTORING:
                 return "a snapshot is being restored"
             case Obstacle.BEING_PUT:

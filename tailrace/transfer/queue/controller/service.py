@@ -253,7 +253,7 @@ class Controller(Service):
     def _export(self, incoming: Incoming) -> Reply:
         context = self._context
         if context.units.recovering:
-            raise PeerLost("units from before the controller was started anew have not all come back; try again")
+            raise PeerLost("units from before the controller restarted have not all come back; try again")
         hold = context.accounts.hold(incoming.ticket.client)
         # the reader of the snapshot may die unnoticed, and the units would keep all rows that leave
         context.timers.at(context.server.now + context.config.lease_s, partial(context.accounts.release, hold))
