@@ -86,8 +86,8 @@ async def ack_if_held(queue: TransferQueue, claim: Claim, outputs: Mapping[RowId
     except LeaseError:
         warnings.warn(
             f"work on a claim of task {claim.task!r} took longer than its lease, which was not renewed in time; it is "
-            f"thrown away, and its rows are claimed again. If this repeats, raise queue.lease_s (now {claim.lease_s:g} s) "
-            f"or queue.client_limit_s",
+            f"thrown away, and its rows are claimed again. If this repeats, raise queue.lease_s (now "
+            f"{claim.lease_s:g} s) or queue.client_limit_s",
             TailraceWarning,
             stacklevel=2,
         )
