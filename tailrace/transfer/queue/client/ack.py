@@ -1,9 +1,9 @@
-"""How an ack goes: outputs are written to the units of their rows, and then the controller lets them count.
+"""The steps of an ack: outputs are written to the units of their rows, and then the controller makes them count.
 
     [Write to the rows' units] ─▶ [Ack to the controller]
 
-Outputs that find no room are written again until the ack's timeout. A nack and a renewal, which concern the same lease,
-are one call to the controller. Bad input is refused before anything is sent.
+Outputs that find no room are written again until the ack's timeout. A nack or a renewal of a lease is one call to the
+controller. Bad input is refused before anything is sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,13 +45,13 @@ def ack_rows(
 
 
 def _refuse(session: Session, claimed: base.Claim, rows: Sequence[RowId]) -> Operation[None]:
-    """Refuse outputs of rows that are not among those of a claim: nothing says which units they belong to.
+    """Refuse outputs for rows outside the claim: their units are not known.
 
     Raises:
-        StaleRowError, LeaseError: always. The controller knows whether they are gone, or leased to somebody else.
+        StaleRowError, LeaseError: always. The controller says whether the rows are gone or leased to another client.
     """
     without_outputs = Ack(claimed.lease_id, pack(rows), packed_versions({} for _ in rows), [], [])
-    with suppress(ColumnError):  # they are under the lease
+    with suppress(ColumnError):  # the rows are under the lease after all
         yield from ask(Call(session.controller, without_outputs), Accepted)
     raise LeaseError(f"{rows[0]} is acked with a claim that it is not in: its outputs are not written")
 
@@ -59,10 +59,10 @@ def _refuse(session: Session, claimed: base.Claim, rows: Sequence[RowId]) -> Ope
 def _write_outputs(
     session: Session, claimed: base.Claim, rows: Sequence[RowId], batch: Batch, timeout: float
 ) -> Operation[list[int]]:
-    """Write outputs to all units of their rows; the units that are lost, where each row has another one.
+    """Write outputs to all units of their rows. Return the numbers of the units that were lost meanwhile.
 
     Raises:
-        StaleRowError: a row has no other one.
+        StaleRowError: all units of a row were lost.
     """
     units_of = {row.id: row.units for row in claimed.rows}
     units = [units_of[row] for row in rows]
@@ -89,7 +89,7 @@ def _write_outputs(
 
 
 def nack_rows(session: Session, claimed: base.Claim, rows: Sequence[RowId] | None) -> Operation[None]:
-    """See `TransferQueue.nack`. Nobody is told where nothing can be left."""
+    """See `TransferQueue.nack`. Nothing is sent when this client has acked every row of the claim."""
     if rows is None and session.acked.all_of(claimed):
         return
     yield from session.tell(Nack(claimed.lease_id, None if rows is None else pack(rows)))

@@ -1,4 +1,4 @@
-"""What `RemoteQueue` and `SyncQueue` share: how they are made, and the limits of their calls."""
+"""The base of `RemoteQueue` and `SyncQueue`: construction, and the limits of their calls."""
 
 from typing import Generic, TypeVar
 
@@ -15,10 +15,10 @@ C = TypeVar("C", bound=ClientBase)
 
 
 class QueueClient(Generic[C]):
-    """A client of a queue in processes of its own. It belongs to the process that made it."""
+    """A client of a queue that runs in separate processes. It belongs to the process that made it."""
 
     _kind: type[C]
-    """Of the client that carries out its operations."""
+    """The class of the client that carries out the operations."""
 
     def __init__(
         self,
@@ -29,16 +29,16 @@ class QueueClient(Generic[C]):
         shared_memory: bool = True,
         limit_s: float = 30.0,
     ) -> None:
-        """`name`: of this client, for people.
+        """`name`: the client's name, for people.
 
-        `timeout_s`: of puts, claims and writes that find no room, where they name none. `shared_memory`: whether cells
+        `timeout_s`: the default timeout of puts, claims and writes that find no room. `shared_memory`: whether cells
         may pass through the memory of units on this host. `limit_s`: seconds without a sign of life after which either
         side takes the other for dead.
 
         Raises:
-            UserError: that is no address, or the queue cannot be reached from this host.
+            UserError: `address` is not a QueueAddress, or the queue cannot be reached from this host.
             WireError: the token is too short, or the name cannot be sent.
-            QueueError: a number of seconds that is none.
+            QueueError: `timeout_s` or `limit_s` is not a valid number of seconds.
         """
         checks.check_address(address)
         check_name(name)
@@ -55,14 +55,14 @@ class QueueClient(Generic[C]):
         return self._kind(self._name, self._address.token, QUEUE, peers=peers, patience=patience)
 
     def _limit(self, timeout: float | None) -> float:
-        """Seconds for a call that names `timeout`."""
+        """The seconds that a call may wait: `timeout`, or the client's default for None."""
         return self._timeout_s if timeout is None else checks.seconds("timeout", timeout)
 
     def _within(self, timeout: float | None) -> float | None:
-        """Seconds for an operation whose calls may wait `timeout` together; None for one that ends by itself.
+        """The seconds for a whole operation whose calls may wait `timeout` together. None: they end by themselves.
 
         Raises:
-            QueueError: in a process that was forked from the one that made this client.
+            QueueError: this process was forked from the one that made the client.
         """
         self._owner.check()
         return None if timeout is None else timeout + self._limit_s

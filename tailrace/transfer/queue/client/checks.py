@@ -1,4 +1,4 @@
-"""What both faces of the client refuse before anything is sent, each as one line that names the argument."""
+"""Argument checks of `RemoteQueue` and `SyncQueue` before anything is sent. Each error is one line."""
 
 import math
 import os
@@ -12,25 +12,25 @@ from tailrace.transfer.queue.base import NewRow, RowId
 from tailrace.transfer.queue.rows.schema import check_integer, check_limit, is_int64
 
 _MAX_SECONDS = 1e9
-"""What a message takes, see `messages.Seconds`: over 30 years."""
+"""The largest number of seconds that a message can hold, see `messages.Seconds`: over 30 years."""
 
 
 class Owner:
-    """The process that made a client. Its sockets are of no use to one that was forked from it."""
+    """The process that made a client. A process that was forked from it cannot use its sockets."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
 
     @property
     def is_here(self) -> bool:
-        """Whether this is that process."""
+        """Whether the current process made the client."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Whether this is that process.
+        """Check that the current process made the client.
 
         Raises:
-            QueueError: it is not.
+            QueueError: another process made it.
         """
         if not self.is_here:
             raise QueueError(
@@ -40,20 +40,20 @@ class Owner:
 
 
 def check_address(address: QueueAddress) -> None:
-    """Whether `address` is one, and not the path of one.
+    """Check that `address` is a QueueAddress, and not a path to one.
 
     Raises:
-        UserError: it is not.
+        UserError: it is anything else.
     """
     if not isinstance(address, QueueAddress):
         raise UserError(f"got {address!r:.80}, expected a QueueAddress: QueueAddress.read(path)")
 
 
 def seconds(name: str, value: float) -> float:
-    """`value`, which is called `name`, as seconds to wait; none where it is negative: what is left of a limit may be.
+    """Return the argument `name` as seconds to wait. A negative `value`, such as the rest of a limit, counts as 0.
 
     Raises:
-        QueueError: it is no number, or more than a message takes.
+        QueueError: `value` is not a number, or larger than a message can hold.
     """
     if not isinstance(value, Real) or math.isnan(value) or value > _MAX_SECONDS:
         raise QueueError(f"{name}: got {value!r:.80}, expected 0 to {_MAX_SECONDS:g} seconds")
@@ -61,10 +61,10 @@ def seconds(name: str, value: float) -> float:
 
 
 def limit_seconds(value: float) -> float:
-    """`limit_s` of a client.
+    """Return a client's `limit_s` in seconds.
 
     Raises:
-        QueueError: it is not more than 0, or as for `seconds`.
+        QueueError: `value` is not above 0, or see `seconds`.
     """
     if limit_s := seconds("limit_s", value):
         return limit_s
@@ -72,10 +72,10 @@ def limit_seconds(value: float) -> float:
 
 
 def check_claim(task: str, limit: int | None, rank: int | None) -> None:
-    """Whether a claim can be asked for.
+    """Check the arguments of a claim.
 
     Raises:
-        QueueError: the task has no name, `limit` is below 1, or one of the numbers is none.
+        QueueError: `task` is not a string, `limit` is below 1, or `limit` or `rank` is not an integer.
     """
     if not isinstance(task, str):
         raise QueueError(f"task: got {task!r:.80}, expected the name of a task")
@@ -85,20 +85,20 @@ def check_claim(task: str, limit: int | None, rank: int | None) -> None:
 
 
 def check_rows(rows: Sequence[NewRow]) -> None:
-    """Whether `rows` can be gone through more than once.
+    """Check that `rows` is a sequence, which can be iterated over more than once.
 
     Raises:
-        QueueError: they cannot.
+        QueueError: it is not a sequence.
     """
     if not isinstance(rows, Sequence):
         raise QueueError(f"rows: got {type(rows).__name__} {rows!r:.80}, expected a list of NewRow")
 
 
 def check_output_rows(outputs: Mapping[RowId, Any]) -> None:
-    """Whether `outputs` are those of rows.
+    """Check that `outputs` is a mapping by row id.
 
     Raises:
-        QueueError: they are not.
+        QueueError: it is not.
     """
     if not isinstance(outputs, Mapping):
         raise QueueError(f"outputs: got {type(outputs).__name__} {outputs!r:.80}, expected a mapping by RowId")
@@ -106,10 +106,10 @@ def check_output_rows(outputs: Mapping[RowId, Any]) -> None:
 
 
 def check_row_ids(rows: Iterable[RowId]) -> None:
-    """Whether `rows` are ids of rows.
+    """Check that `rows` are row ids.
 
     Raises:
-        QueueError: one is not.
+        QueueError: one of them is not.
     """
     for row in rows:
         if not (isinstance(row, tuple) and len(row) == 2 and is_int64(row[0]) and is_int64(row[1])):

@@ -1,10 +1,10 @@
-"""How a claim goes: the controller leases rows, and their cells are read from the units that have them.
+"""The steps of a claim: the controller leases rows, and their cells are read from the units that hold them.
 
     [Claim to the controller] ─▶ [Read to every unit that is the first of some rows] ─▶
     [Read to the second unit of the rows that did not come] ─▶ … ─▶ else [Nack], and again
 
-Small cells come with the lease. What fails because a unit is lost is tried again until the claim's timeout: by then the
-controller has noticed. Bad input is refused before anything is sent.
+Small cells come with the lease. A claim that fails because a unit is lost is tried again until the claim's timeout: the
+controller notices the loss meanwhile. Bad input is refused before anything is sent.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from tailrace.types import IntArray, Value
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """Cells of n rows in c columns."""
+    """The cells to read: n rows in c columns."""
 
     rows: IntArray
     """[n, 2]: slot, generation."""
@@ -40,14 +40,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """Cells of k of the rows, from one unit."""
+    """The cells of k of the wanted rows, from one unit."""
 
     index: IntArray
-    """[k], of these rows among those that were wanted."""
+    """[k], the places of these rows among the wanted rows."""
     lengths: IntArray
     """[k, c], see `Run.lengths`."""
     places: IntArray
-    """[k, c, 2]: the number of the memory, and bytes from its beginning."""
+    """[k, c, 2]: the index into `memories`, and the offset in bytes."""
     memories: list[memoryview]
 
 
@@ -55,7 +55,7 @@ def claim_rows(
     session: Session, task: str, *, limit: int | None, rank: int | None, timeout: float
 ) -> Operation[base.Claim]:
     """See `TransferQueue.claim`. A lease whose cells do not come is given back."""
-    yield from session.prepare()  # not after the lease, which nobody would give back were this broken off
+    yield from session.prepare()  # before the lease: if this is cancelled, there is nothing to give back
     session.schema.task(task)
     tries = session.tries(timeout)
     while True:
@@ -64,7 +64,7 @@ def claim_rows(
         try:
             return (yield from fetch_rows(session, task, claimed, otherwise=[give_back]))
         except TailraceError as error:
-            yield Step([give_back])  # where it does not arrive, the lease ends by itself
+            yield Step([give_back])  # if this does not arrive, the lease expires by itself
             if not isinstance(error, PASSING):
                 raise
             yield from tries.again(error)
@@ -109,7 +109,7 @@ def _rows(session: Session, claimed: Claimed, otherwise: Sequence[Call]) -> Oper
 
 
 def _find(session: Session, claimed: Claimed, wanted: Wanted, otherwise: Sequence[Call]) -> Operation[list[Found]]:
-    """The cells of claimed rows: said, or read."""
+    """Return the cells of claimed rows: those that came with the lease, or else read from units."""
     if not wanted.columns:
         return []
     if claimed.cells is None:
@@ -118,11 +118,11 @@ def _find(session: Session, claimed: Claimed, wanted: Wanted, otherwise: Sequenc
 
 
 def read(session: Session, wanted: Wanted, *, otherwise: Sequence[Call] = ()) -> Operation[list[Found]]:
-    """Every wanted cell.
+    """Read every wanted cell from the units.
 
     Raises:
         PeerLost, StaleRowError: a row did not come from any of its units.
-        WireError: what came is not what was asked for.
+        WireError: an answer does not match the request.
     """
     found: list[Found] = []
     left = np.arange(len(wanted.rows))
@@ -147,7 +147,7 @@ def read(session: Session, wanted: Wanted, *, otherwise: Sequence[Call] = ()) ->
                 lost.append(asked[number])
                 session.directory.forget(number)
             except TailraceError as failure:
-                refusals.append(failure)  # not raised before every answer was opened: its pin would never be due
+                refusals.append(failure)  # raised once every answer is opened: else their pins would never be released
         if refusals:
             raise refusals[0]
         left = np.concatenate(lost)
@@ -157,13 +157,13 @@ def read(session: Session, wanted: Wanted, *, otherwise: Sequence[Call] = ()) ->
 
 
 def said(cells: Inline, wanted: Wanted) -> Found:
-    """Wanted cells that the controller knew.
+    """Return the wanted cells from those that came with the lease.
 
     Raises:
-        WireError: they are not what was asked for.
+        WireError: the cells do not match the request.
     """
     starts = unpack(cells.starts, 1)
-    places = np.column_stack([np.zeros_like(starts), starts])  # all of them in the one piece of memory
+    places = np.column_stack([np.zeros_like(starts), starts])  # all cells lie in one memory
     return _found(wanted, np.arange(len(wanted.rows)), cells.lengths, places, [frame_memory(cells.data)])
 
 
@@ -179,10 +179,10 @@ def _open(session: Session, wanted: Wanted, index: IntArray, unit: Unit, reply: 
 
 
 def _found(wanted: Wanted, index: IntArray, packed: bytes, places: IntArray, memories: list[memoryview]) -> Found:
-    """`packed`: the lengths [k, c]; `places` [k * c, 2].
+    """Build a `Found` from packed lengths [k, c] and places [k * c, 2].
 
     Raises:
-        WireError: they are not of that shape.
+        WireError: the arrays do not have these shapes.
     """
     shape, lengths = (len(index), len(wanted.columns)), unpack(packed, 1)
     if not len(lengths) == len(places) == shape[0] * shape[1]:

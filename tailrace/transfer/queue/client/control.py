@@ -1,4 +1,4 @@
-"""What a client says of the queue as a whole: one call to the controller each."""
+"""Operations on the queue as a whole: each is one call to the controller."""
 
 from tailrace.transfer.queue.base import QueueStats
 from tailrace.transfer.queue.client.session import Session

@@ -1,7 +1,7 @@
-"""Where the controller and the units of a queue are.
+"""The addresses of a queue's controller and units.
 
-Who waits on whom: an operation on a controller that was started anew, for as long as a unit that it does not know may
-still come back to it; the controller ends that by its own limit.
+Waiting: after a restart of the controller, an operation waits while the controller recovers and does not know the unit
+yet. The controller ends this by a limit of its own.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -12,20 +12,20 @@ from tailrace.transfer.wire.calls import Call, Operation, Step, ask
 from tailrace.transfer.wire.sockets import reachable
 
 _RECOVERING_S = 0.2
-"""Between questions to a controller that does not know all units again yet."""
+"""Seconds between questions to a controller that is recovering."""
 
 
 class Directory:
-    """Of one client."""
+    """The addresses of a queue's processes, as one client knows them."""
 
     def __init__(self, controller: str, *, dropped: Callable[[Unit], None] = lambda unit: None) -> None:
-        """`controller`: its endpoint. `dropped`: a unit was forgotten, or is none (of this kind) any more."""
+        """`controller`: its endpoint. `dropped`: called with a unit that is forgotten, removed or replaced."""
         self.controller = controller
         self._dropped = dropped
         self._units: dict[int, Unit] = {}
 
     def read_table(self, *, otherwise: Sequence[Call] = ()) -> Operation[Table]:
-        """Ask the controller for units, columns and tasks."""
+        """Ask the controller for the queue's units, columns and tasks, and update the known units."""
         table = yield from ask(Call(self.controller, ReadTable()), Table, otherwise=otherwise)
         listed = {unit.number: unit for unit in table.units}
         for number, unit in list(self._units.items()):
@@ -37,7 +37,7 @@ class Directory:
     def units(
         self, numbers: Iterable[int], *, otherwise: Sequence[Call] = ()
     ) -> Operation[dict[int, Unit | TailraceError]]:
-        """Units by their numbers, or why one cannot be asked. The controller is asked where one is not known."""
+        """Return each unit by its number, or the error why it cannot be used. Unknown units are looked up first."""
         numbers = list(numbers)
         wanted = set(numbers)
         if not wanted <= self._units.keys():
@@ -49,11 +49,11 @@ class Directory:
 
     @property
     def known(self) -> Collection[Unit]:
-        """The units that it knows now."""
+        """The units that are known now."""
         return self._units.values()
 
     def forget(self, number: int) -> None:
-        """A unit did not answer: ask the controller next time, it may be elsewhere by now."""
+        """Forget a unit that did not answer. It may have moved, so the next use asks the controller."""
         unit = self._units.pop(number, None)
         if unit is not None:
             self._dropped(unit)
@@ -68,5 +68,5 @@ class Directory:
 
 
 def endpoint(unit: Unit) -> str:
-    """Where to reach a unit that a directory has found."""
+    """Return the endpoint at which this host reaches a unit from a directory."""
     return reachable(unit.endpoints, unit.host)[0]

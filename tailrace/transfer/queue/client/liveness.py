@@ -1,10 +1,10 @@
-"""Whether a unit that is silent is still there: the controller knows, long before a client has to give up.
+"""Asks the controller whether a silent unit is still there: it knows long before a client has to give up.
 
     call ──▶ unit, no sign of life ──ReadTable──▶ controller ──Table──▶ not among the units: lost; else it is waited for
 
-A controller that was started anew does not know all units again at once: until it does, nothing is concluded.
+A restarted controller does not know all units at once: until it has recovered, nothing is concluded.
 
-Who waits on whom: nobody. A controller that does not answer either leaves the calls waiting.
+Waiting: nothing waits here. If the controller does not answer either, the calls keep waiting.
 """
 
 import math
@@ -17,11 +17,11 @@ from tailrace.transfer.wire.frames import Reply
 from tailrace.transfer.wire.peers import Peers
 
 _AGAIN_S = 0.2
-"""Between an answer and the next question: a unit that is only slow may be silent for long."""
+"""Seconds between an answer and the next question: a unit that is only slow may be silent for long."""
 
 
 class LivenessCheck(Peers):
-    """The servers of a queue, for one client."""
+    """The liveness of a queue's servers, for one client."""
 
     def __init__(self, controller: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`controller`: its endpoint."""

@@ -1,4 +1,4 @@
-"""A look at a queue from outside, with a client that is there for one question."""
+"""One question to a queue from outside, with a client that lives for that question alone."""
 
 from typing import TypeVar
 
@@ -15,18 +15,18 @@ A = TypeVar("A", bound=Message)
 
 
 def read_stats(address: QueueAddress, *, name: str, limit_s: float) -> QueueStats:
-    """The counts of the queue at `address`. `name`: of who asks, for people.
+    """Return the counts of the queue at `address`. `name`: the caller's name, for people.
 
     Raises:
-        UserError: it cannot be reached from this machine.
-        PeerLost: no answer within `limit_s`.
+        UserError: the queue cannot be reached from this machine.
+        PeerLost: no answer within `limit_s` seconds.
         WireError: the queue has another token.
     """
     return _ask(address, Stats(), Counted, name, limit_s).stats
 
 
 def read_table(address: QueueAddress, *, name: str, limit_s: float) -> Table:
-    """The units, columns and tasks of the queue at `address`; otherwise as `read_stats`."""
+    """Return the units, columns and tasks of the queue at `address`. Arguments and errors: see `read_stats`."""
     return _ask(address, ReadTable(), Table, name, limit_s)
 
 

@@ -1,11 +1,11 @@
-"""How a put goes: rows are admitted by the controller, and their cells are written to the units that it names.
+"""The steps of a put: the controller admits rows, and their cells are written to the units that it names.
 
     [Reserve where rows are likely to go] ─▶ [Admit to the controller; their cells are written meanwhile] ─▶
     [Write to the units that it names] ─▶ else [Withdraw], and again
 
-The cells of a small put go to the controller, which hands them on: [Admit] is all of it. What fails because a unit is
-lost, or full, is tried again until the put's timeout. By then the controller has noticed and names another unit, or
-rows have left. Bad input is refused before anything is sent.
+The cells of a small put go to the controller, which hands them on: [Admit] is then the only call. A put that fails
+because a unit is lost or full is tried again until its timeout. Meanwhile the controller notices the loss and names
+another unit, or rows leave. Bad input is refused before anything is sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from tailrace.transfer.queue.messages import Admit, Admitted, Withdraw, Withdraw
 from tailrace.transfer.wire.calls import Call, Operation, Step, ask, expect
 
 SMALL_BYTES = 8 * 2**10
-"""A put of at most so many bytes goes to the controller, cells and all."""
+"""The cells of a put of at most this many bytes go to the controller."""
 
 
 def put_rows(session: Session, rows: Sequence[NewRow], *, timeout: float) -> Operation[list[RowId]]:
@@ -51,18 +51,18 @@ def put_rows(session: Session, rows: Sequence[NewRow], *, timeout: float) -> Ope
 
 
 class _Draft:
-    """New rows, and what is said of them to the controller: worked out when it is needed."""
+    """New rows and the parts of the messages about them, which are computed when first needed."""
 
     def __init__(self, rows: Sequence[NewRow], batch: Batch) -> None:
         self._rows = rows
         self.batch = batch
         self.is_small = batch.nbytes <= SMALL_BYTES
-        """Whether the controller is to write the cells."""
+        """Whether the controller writes the cells."""
         self.full: set[int] = set()
-        """Units that had no room for them."""
+        """The units that had no room for the cells."""
 
     def learn(self, failed: Mapping[int, TailraceError]) -> None:
-        """Why units have not taken the cells."""
+        """Note which of the units that `failed` had no room."""
         self.full.update(number for number, error in failed.items() if isinstance(error, StorageFull))
 
     @cached_property
@@ -72,7 +72,7 @@ class _Draft:
 
     @cached_property
     def admit(self) -> Admit:
-        """For one who does not wait."""
+        """The request to admit the rows without waiting."""
         numbers = np.array([(row.group_id, row.group_size, row.order) for row in self._rows], np.int64)
         versions = packed_versions(row.cells for row in self._rows)
         not_before = max(0, *(row.not_before for row in self._rows))
@@ -81,11 +81,11 @@ class _Draft:
 
 
 def _admit(session: Session, draft: _Draft, reservations: Reservations, timeout: float) -> Operation[Admitted]:
-    """Have rows admitted: first at once, with cells that lie at units already, then with time to wait, without any.
+    """Have rows admitted: first without waiting and with room reserved at units, then with waiting and no reservation.
 
-    The first try saves time: cells are written while the controller is asked. It does not wait, since what is
-    reserved takes up room that others may wait for. The second try is for rows that nothing could be reserved for, and
-    for those that have to wait.
+    The first try saves time: cells are written while the controller is asked. It does not wait, since reserved room is
+    room that other clients may be waiting for. The second try is for rows without a reservation, and for rows that have
+    to wait.
     """
     yield from _reserve(session, draft, reservations)
     if reservations.numbers:
@@ -102,7 +102,7 @@ def _admit(session: Session, draft: _Draft, reservations: Reservations, timeout:
 
 
 def _reserve(session: Session, draft: _Draft, reservations: Reservations) -> Operation[None]:
-    """Ask for room where the rows are likely to go, if that is at units whose memory is shared."""
+    """Reserve room at the units where the rows are likely to go, among those whose memory is shared."""
     batch = draft.batch
     near = [
         unit
@@ -116,10 +116,10 @@ def _reserve(session: Session, draft: _Draft, reservations: Reservations) -> Ope
 
 
 def _admit_at_once(session: Session, draft: _Draft, reservations: Reservations) -> Operation[Admitted]:
-    """Have rows admitted, and their cells written to what is reserved meanwhile.
+    """Have rows admitted without waiting, and write their cells to the reserved room meanwhile.
 
     Raises:
-        QueueTimeout: they would have to wait. What is reserved is given back, as for every error.
+        QueueTimeout: the rows would have to wait. Reserved room is given back, as for every error.
     """
     admit = msgspec.structs.replace(draft.admit, preferred=[*reservations.numbers], full=[*draft.full])
     undo = reservations.undone()
@@ -136,13 +136,13 @@ def _admit_at_once(session: Session, draft: _Draft, reservations: Reservations) 
 def _write_new(
     session: Session, admitted: Admitted, draft: _Draft, withdraw: Call, reservations: Reservations
 ) -> Operation[TailraceError | None]:
-    """Write admitted rows. Returns the error after which they are not in the queue, but may be admitted anew."""
+    """Write admitted rows. Return an error if they were withdrawn and may be tried again, None if they are in."""
     if not admitted.units:
         raise WireError("the controller has named no unit for new rows")
     writings = {unit: Writing(admitted.rows, draft.batch) for unit in admitted.units}
     failed = yield from write(session, 0, writings, otherwise=[withdraw], reservations=reservations)
     draft.learn(failed)
-    # one that is lost to this client may be there for the controller, which would wait for what never comes
+    # A unit that this client has lost may still be known to the controller, which would wait for its cells in vain.
     if not failed or not (yield from ask(withdraw, Withdrawn, otherwise=[withdraw])).done:
         return None
     for error in failed.values():

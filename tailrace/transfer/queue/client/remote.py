@@ -1,10 +1,10 @@
-"""The transfer queue in processes of its own, as a program with an event loop uses it.
+"""The client of a queue in separate processes, for a program with an event loop.
 
     RemoteQueue ──operations──▶ AsyncClient ──▶ controller, units
-         └── every quarter of `limit_s`: a sign of life, and the memory that nobody looks at any more
+         └── every quarter of `limit_s`: a sign of life, and the release of memory that is no longer used
 
-Who waits on whom: a put or a claim on the controller, for as long as its timeout; everything on servers that do not
-answer, for `limit_s`. A program that blocks its loop for longer than `limit_s` counts as dead, and its rows go back.
+Waiting: a put or a claim waits on the controller up to its timeout. Every call waits up to `limit_s` on a server that
+does not answer. A program that blocks its loop for longer than `limit_s` counts as dead, and its rows go back.
 """
 
 import asyncio
@@ -32,29 +32,30 @@ T = TypeVar("T")
 class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
     """`async with RemoteQueue(address, name="rollout") as queue: ...`, for one event loop.
 
-    Everything may also raise PeerLost: a process of the queue did not answer, and what was asked may have happened or
-    not. A row that was claimed is good until the block is left: its arrays may lie in the memory of a storage unit. A
-    client belongs to the process that made it; one that is forked from it makes its own.
+    Every method may also raise PeerLost: a process of the queue did not answer, and the request may or may not have
+    taken effect. A claimed row is valid until the block is left: its arrays may lie in the memory of a storage unit. A
+    client belongs to the process that made it; a forked process makes its own.
     """
 
     _kind = AsyncClient
 
     async def __aenter__(self) -> Self:
-        """From now on the queue knows that this client lives."""
+        """Begin to send signs of life to the queue."""
         self._life = asyncio.create_task(self._live())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up: what waits raises QueueClosed, and what was not acked goes back after `limit_s`. Harmless in a
-        process that was forked: what it has is not its own.
+        """Hang up: calls that wait raise QueueClosed, and rows that were not acked go back after `limit_s`.
+
+        In a forked process this does nothing: the connections belong to the process that made the client.
         """
         if not self._owner.is_here:
             return
         self._life.cancel()
         try:
-            await asyncio.wait([self._life])  # not awaited itself: to suppress its cancellation would suppress ours
+            await asyncio.wait([self._life])  # awaiting the task and suppressing its cancellation would suppress ours
             self._client.tell(self._session.due())
         finally:  # a socket that is left open would keep the process from ending
             self._client.close()
@@ -64,7 +65,7 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
         """See `TransferQueue.put`. The arrays of `rows` must not be changed before it returns.
 
         Raises:
-            StorageFull: the units had no room for so long.
+            StorageFull: the units had no room within `timeout`.
         """
         checks.check_rows(rows)
         limit = self._limit(timeout)
@@ -81,8 +82,9 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
     async def lease(
         self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
     ) -> Claimed:
-        """The first half of `claim`: rows under a lease of this client, without their cells. Another client may fetch
-        these, see `SyncQueue.fetch`.
+        """Do the first half of `claim`: lease rows to this client, without their cells.
+
+        Another client may fetch the cells, see `SyncQueue.fetch`.
         """
         checks.check_claim(task, limit, rank)
         wait_s = self._limit(timeout)
@@ -92,7 +94,7 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
         """See `TransferQueue.ack`.
 
         Raises:
-            StorageFull: the units had no room for so long.
+            StorageFull: the units had no room within the client's `timeout_s`.
         """
         checks.check_output_rows(outputs)
         await self._run(ack_rows(self._session, claim, outputs, timeout=self._timeout_s), self._timeout_s)
@@ -103,7 +105,7 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
         await self._run(nack_rows(self._session, claim, rows))
 
     def held(self, claim: Claim) -> AbstractAsyncContextManager[Claim]:
-        """Renew the lease of `claim` while the block runs, and give back what was not acked at its end."""
+        """Renew the lease of `claim` while the block runs. Rows that were not acked go back at its end."""
         return holding.held(self, claim)
 
     async def renew(self, claim: Claim) -> None:
@@ -116,9 +118,9 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
         await self._run(control.advance(self._session, version))
 
     async def dismiss(self, name: str) -> None:
-        """Clients of this name have ended, as the caller has seen: their rows go back now, and not after their limit.
+        """Tell the queue that clients have ended: their rows go back now, and not after `limit_s`.
 
-        `name`: as it was given to them, at most 100 characters, and to nobody who lives.
+        `name`: the name that was given to these clients, at most 100 characters. No living client may have it.
         """
         await self._run(control.dismiss(self._session, name))
 
@@ -139,15 +141,15 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
         await self._run(snapshots.restore(self._session, snapshot))
 
     async def close(self) -> None:
-        """See `TransferQueue.close`. For all of its clients; to hang up alone, leave the block."""
+        """See `TransferQueue.close`. It closes the queue for all clients; to hang up this client, leave the block."""
         await self._run(control.close(self._session))
 
     def hang_up(self) -> None:
-        """The queue's processes are no more: whatever waits for them, now or later, raises QueueClosed."""
+        """Hang up after the queue's processes have ended: every call, waiting now or made later, raises QueueClosed."""
         self._client.close()
 
     async def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
-        """Carry it out; see `QueueClient._within` for `timeout`."""
+        """Carry out `operation`. `timeout`: see `QueueClient._within`."""
         return await self._client.run(operation, within_s=self._within(timeout), beside=self._session.due)
 
     async def _live(self) -> None:

@@ -1,4 +1,4 @@
-"""What the operations of one client share: the table, where units are, their memory, and the time."""
+"""The state that the operations of one client share: the table, the units' addresses and memory, and the clock."""
 
 import logging
 import math
@@ -18,49 +18,49 @@ from tailrace.transfer.wire.messages import Accepted, Beat, Message
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _ACKED_LEASES = 4096
-"""Of which it is remembered how many rows were acked."""
+"""The number of leases for which the acked rows are remembered."""
 _AT_ONCE_S = 0.01
-"""Who is admitted within so many seconds has not had to wait."""
+"""A put that is admitted within this time, in seconds, did not have to wait."""
 _TELL_S = 10.0
-"""After which somebody should know what keeps failing: a storage that is too small waits for what never comes."""
+"""Seconds of failed tries before a warning: a storage that is too small would wait for room in vain."""
 
 PASSING = (PeerLost, StaleRowError, StorageFull)
-"""Errors of units that another try may not meet."""
+"""Errors of units that may be gone at the next try."""
 
 _log = logging.getLogger(__name__)
 
 
 class Session:
-    """Of one client."""
+    """The shared state of one client's operations."""
 
     columns: Mapping[str, ColumnKind]
-    """Those of the queue; like all that is said of its table, known after `prepare`."""
+    """The queue's columns; like `schema` and `codec`, known after `prepare`."""
     schema: Schema
     codec: PartCodec
 
     def __init__(self, controller: str, *, shared_memory: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        """`controller`: its endpoint. `clock`: seconds that never go back."""
+        """`controller`: its endpoint. `clock`: monotonic time in seconds."""
         self.memory = Memory(shared=shared_memory)
         self.directory = Directory(controller, dropped=self.memory.forget)
         self._clock = clock
         self.later: list[Call] = []
-        """To be sent with the next step of an operation, its end, or a sign of life; nobody waits for the answers."""
+        """Calls to send with the next step or end of an operation, or sign of life. Their answers are not awaited."""
         self._prepared = False
         self.likely_units = LikelyUnits()
         self.acked = Acked()
 
     @property
     def controller(self) -> str:
-        """Its endpoint."""
+        """The endpoint of the controller."""
         return self.directory.controller
 
     @property
     def now(self) -> float:
-        """Seconds, by its clock."""
+        """The time in seconds, by the session's clock."""
         return self._clock()
 
     def prepare(self) -> Operation[None]:
-        """Learn the table of the queue, once."""
+        """Read the queue's table from the controller, once."""
         if self._prepared:
             return
         table = yield from self.directory.read_table()
@@ -74,22 +74,22 @@ class Session:
         yield from ask(Call(self.controller, message), Accepted)
 
     def due(self) -> list[Call]:
-        """What is to be sent along now."""
+        """Take the calls that are to be sent now: those put off, and the release of pins."""
         calls = [*self.later, *self.memory.due()]
         self.later.clear()
         return calls
 
     def signs_of_life(self, limit_s: float) -> list[Call]:
-        """For the controller, and for the units that keep memory as it is; the next ones come before `limit_s`."""
+        """The signs of life for the controller and the units with pins. They promise the next within `limit_s`."""
         return [Call(to, Beat(limit_s)) for to in (self.controller, *self.memory.holders)]
 
     def tries(self, timeout: float) -> "Tries":
-        """Of something that may take `timeout` seconds."""
+        """Begin tries that may take `timeout` seconds together."""
         return Tries(self._clock, timeout)
 
 
 class LikelyUnits:
-    """Where the next rows are likely to go, by the puts before."""
+    """A guess at the units that the next rows go to, from earlier puts."""
 
     def __init__(self) -> None:
         self._is_clear = True
@@ -97,37 +97,37 @@ class LikelyUnits:
         self._turn = 0
 
     def among(self, known: Sequence[Unit]) -> list[Unit]:
-        """Those of `known` that new rows are likely to go to: each in its turn, none where puts have had to wait."""
+        """Return the likely units among `known`: each in its turn, and none if the last put had to wait."""
         if not known or not self._is_clear:
             return []
         self._turn += 1
         return [known[(self._turn + place) % len(known)] for place in range(min(self._replicas, len(known)))]
 
     def learn(self, waited_s: float, replicas: int) -> None:
-        """Rows were admitted after so many seconds, to so many units; 0 where the controller has written them."""
+        """Note that rows were admitted after `waited_s` seconds to `replicas` units; 0 if the controller wrote them."""
         self._is_clear = waited_s < _AT_ONCE_S
         self._replicas = replicas or self._replicas
 
 
 class Acked:
-    """How many rows of a lease this client has acked, for as many leases as anybody is at."""
+    """Counts the rows that this client has acked of each of its latest leases."""
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
 
     def add(self, lease_id: int, rows: int) -> None:
-        """So many more."""
+        """Count `rows` more acked rows of a lease."""
         self._rows[lease_id] = self._rows.pop(lease_id, 0) + rows
         if len(self._rows) > _ACKED_LEASES:
             del self._rows[next(iter(self._rows))]
 
     def all_of(self, claim: Claim) -> bool:
-        """Whether no row of `claim` is left, as far as is known here."""
+        """Whether this client is known to have acked every row of `claim`."""
         return 0 < len(claim.rows) <= self._rows.get(claim.lease_id, 0)
 
 
 class Tries:
-    """Of something that may go well a moment later, with growing pauses, within a limit."""
+    """Repeated tries of something that may succeed later, with growing pauses, within a limit."""
 
     def __init__(self, clock: Callable[[], float], timeout: float) -> None:
         self._clock = clock
@@ -137,11 +137,11 @@ class Tries:
 
     @property
     def left_s(self) -> float:
-        """Seconds."""
+        """The seconds that are left for tries."""
         return max(0.0, self._deadline - self._clock())
 
     def again(self, error: TailraceError) -> Operation[None]:
-        """Wait a moment after a try that failed with `error`, which is raised where no time is left for another."""
+        """Pause after a try that failed with `error`. If no time is left, raise it instead."""
         left_s = self.left_s
         if not left_s:
             raise error

@@ -1,11 +1,11 @@
-"""What a client sees of the memory of units on its own host.
+"""A client's access to the memory of units on its own host.
 
     put, ack   Reserve ──▶ place ──writable──▶ cells are written where they stay ──▶ Write names the place
-    claim      Read ──▶ pin, places ──▶ anchor ◀── arrays are views of it ── … nobody looks ──▶ Done lets go of the pin
+    claim      Read ──▶ pin, places ──▶ anchor ◀── arrays are views of it ── … none is left ──▶ Done releases the pin
 
-An anchor stands for the memory that one answer tells of in one segment: every array of the answer leads to it, and so
-does every view of such an array, however it was made. When the last of a pin's anchors has gone, the pin is due; those
-that are due are sent along with the next operation or sign of life.
+An anchor stands for the memory of one answer in one segment. Every array of the answer refers to it, and every view of
+such an array too, however it was made. When the last anchor of a pin is gone, the pin is due. Due pins are sent along
+with the next operation or sign of life.
 """
 
 import os
@@ -25,22 +25,22 @@ from tailrace.transfer.wire.frames import Buffer
 from tailrace.transfer.wire.sockets import host_id
 
 _WORTHWHILE = 64 * 2**10
-"""Bytes from which on a write makes up for asking for a place first."""
+"""The number of bytes from which a write is worth a request for a place first."""
 
 
 class _Pin:
-    """Lives for as long as an anchor that it was given to."""
+    """A token that lives as long as one of its anchors does."""
 
 
 class Memory:
-    """Of one client; its finalizers may run in any thread, all else belongs to one."""
+    """One client's view of units' memory, for one thread. Only its finalizers may run in any thread."""
 
     def __init__(self, *, shared: bool) -> None:
-        """`shared`: whether memory of units is mapped at all."""
+        """`shared`: whether to map memory of units at all."""
         self._shared = shared
         self._views: dict[str, ArenaView] = {}
         self._held: Counter[str] = Counter()
-        """Pins by the endpoint of their unit: those that are not due, or were not sent yet."""
+        """The number of unreleased pins by the endpoint of their unit: not due, or not sent yet."""
         self._due: deque[tuple[str, int]] = deque()
 
     def is_shared(self, unit: Unit) -> bool:
@@ -53,15 +53,15 @@ class Memory:
         )
 
     def is_worthwhile(self, unit: Unit, nbytes: int) -> bool:
-        """Whether so many bytes are better written to the memory of `unit` than sent."""
+        """Whether `nbytes` bytes are better written to the memory of `unit` than sent."""
         return nbytes >= _WORTHWHILE and self.is_shared(unit)
 
     def writable(self, unit: Unit, reserved: Reserved, nbytes: int) -> memoryview:
-        """The bytes of a place that `unit` reserved.
+        """Return the writable bytes of a place that `unit` reserved.
 
         Raises:
-            PeerLost: they are not there.
-            WireError: they lie nowhere.
+            PeerLost: the unit's memory is gone.
+            WireError: the segment's name is not a number, or the place lies outside of it.
         """
         segment = self._map(unit, reserved.segment)
         if reserved.offset + nbytes > len(segment):
@@ -69,11 +69,11 @@ class Memory:
         return segment[reserved.offset : reserved.offset + nbytes]
 
     def open(self, unit: Unit, cells: Cells, frames: Sequence[Buffer]) -> list[memoryview]:
-        """The memory that `cells` tells of, read-only: its frames, or as much of its segments as it has cells in.
+        """Return the memories in which `cells` lie, read-only: the frames of the answer, or its segments.
 
         Raises:
-            PeerLost: memory that it names is not there.
-            WireError: it names what did not come.
+            PeerLost: the memory of a segment is gone.
+            WireError: the name of a segment is not a number.
         """
         if cells.pin is None:
             return [frame_memory(frame) for frame in frames]
@@ -82,7 +82,7 @@ class Memory:
         return [self._anchored(self._map(unit, name), pin) for name in cells.segments]
 
     def due(self) -> list[Call]:
-        """What units have to be told: pins that nobody needs any more."""
+        """Take the calls that release the pins that are due."""
         pins: dict[str, list[int]] = {}
         while self._due:
             to, pin = self._due.popleft()
@@ -92,17 +92,17 @@ class Memory:
 
     @property
     def holders(self) -> list[str]:
-        """Endpoints of the units that keep memory as it is for this client."""
+        """The endpoints of the units that hold pins for this client."""
         return [to for to, count in self._held.items() if count > 0]
 
     def forget(self, unit: Unit) -> None:
-        """Unmap what nobody looks at of the memory of a unit that may be gone; it is mapped again where it is not."""
+        """Unmap the unused memory of a unit that may be gone. If the unit is there, it is mapped again when needed."""
         view = self._views.pop(unit.directory, None)
         if view is not None:
             view.close()
 
     def close(self) -> None:
-        """Unmap what nobody looks at."""
+        """Unmap all memory that is not in use."""
         for view in self._views.values():
             view.close()
         self._views.clear()
@@ -130,10 +130,10 @@ class Memory:
 
 
 def _let_go(pin: _Pin) -> None:
-    """An anchor has gone, and its hold of the pin with it."""
+    """Do nothing: as the finalizer of an anchor, this keeps `pin` alive for as long as the anchor."""
 
 
 def frame_memory(frame: Buffer) -> memoryview:
-    """A frame as memory that begins at a multiple of 8, so that arrays in it do: small ones may have to be copied."""
+    """Return a frame as memory that begins at a multiple of 8, copied if needed: then arrays in it are aligned."""
     array = np.frombuffer(frame, np.uint8)
     return (array.copy() if array.ctypes.data % 8 else array).data.toreadonly()

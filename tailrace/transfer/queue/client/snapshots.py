@@ -32,11 +32,11 @@ from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
 from tailrace.transfer.wire.calls import Call, Operation, Step, ask
 
 _PIECE_BYTES = 64 * 2**20
-"""Of cells read or written at once."""
+"""The bytes of cells that are read or written at once."""
 
 
 def snapshot(session: Session, *, timeout: float) -> Operation[bytes]:
-    """See `TransferQueue.snapshot`. Made anew, within `timeout` seconds, where a unit is lost meanwhile."""
+    """See `TransferQueue.snapshot`. If a unit is lost meanwhile, it is tried again within `timeout` seconds."""
     yield from session.prepare()
     tries = session.tries(timeout)
     while True:
@@ -55,17 +55,17 @@ def _snapshot(session: Session) -> Operation[bytes]:
             wanted = _wanted(session, piece)
             for found in (yield from read(session, wanted)) if wanted.columns else ():
                 parts |= _joined(session, [piece[place] for place in found.index.tolist()], wanted.columns, found)
-    yield Step([release], [release])  # now: until then no row that leaves is dropped; where it is lost, so is the hold
+    yield Step([release], [release])  # until then no row that leaves is dropped; a controller that dies has no hold
     for row in exported.state.rows:
-        parts.setdefault(row.id, b"")  # one without cells
+        parts.setdefault(row.id, b"")  # a row without cells
     return encode_snapshot(session.schema.tasks, session.columns, exported.state, parts)
 
 
 def restore(session: Session, data: bytes) -> Operation[None]:
-    """See `TransferQueue.restore`. Where it fails, the queue is empty again.
+    """See `TransferQueue.restore`. If it fails, the queue is empty again.
 
     Raises:
-        PeerLost: a unit was not reached, which the controller counts among those that are there.
+        PeerLost: this client did not reach a unit that the controller counts as alive.
     """
     yield from session.prepare()
     state, parts = decode_snapshot(data, session.schema.tasks, session.columns)
@@ -77,7 +77,7 @@ def restore(session: Session, data: bytes) -> Operation[None]:
     except TailraceError:
         yield Step([withdraw])
         raise
-    # a unit that is lost to this client may be there for the controller, which would wait for what never comes
+    # A unit that this client has lost may still be known to the controller, which would wait for its cells in vain.
     if lost is not None and (yield from ask(withdraw, Withdrawn, otherwise=[withdraw])).done:
         raise lost
 
@@ -85,7 +85,7 @@ def restore(session: Session, data: bytes) -> Operation[None]:
 def _write_all(
     session: Session, state: ControlState, parts: dict[RowId, bytes], admitted: Admitted, withdraw: Call
 ) -> Operation[PeerLost | None]:
-    """Write every row to every unit. Returns why one of several was not reached."""
+    """Write every row to every unit. Return the error of a unit that was not reached while others were, or None."""
     if row_ids(admitted.rows) != [row.id for row in state.rows]:
         raise WireError("the controller has admitted other rows than those that are restored")
     units = list(admitted.units)
@@ -103,14 +103,14 @@ def _write_all(
 
 
 def _stored(rows: Sequence[RowRecord], parts: Sequence[bytes]) -> Parts:
-    """The parts of rows with cells in the same columns, each in one piece."""
+    """Return the parts of rows with cells in the same columns, each in one piece."""
     lengths = np.array([list(row.facts.lengths.values()) for row in rows], np.int64)
     sizes = np.array([len(part) for part in parts], np.int64)
     return Parts(tuple(rows[0].facts.lengths), lengths, sizes, int(sizes.sum()), [(part,) for part in parts])
 
 
 def _pieces(session: Session, rows: Sequence[RowRecord]) -> Iterator[list[RowRecord]]:
-    """Rows with cells in the same columns, of so many bytes."""
+    """Split rows into pieces: cells in the same columns, and at most `_PIECE_BYTES` except for a single row."""
     alike: dict[tuple[str, ...], list[RowRecord]] = {}
     for row in rows:
         alike.setdefault(tuple(row.facts.lengths), []).append(row)
@@ -141,7 +141,7 @@ def _wanted(session: Session, piece: Sequence[RowRecord]) -> Wanted:
 
 
 def _joined(session: Session, rows: Sequence[RowRecord], columns: Sequence[str], found: Found) -> dict[RowId, bytes]:
-    """The parts that the cells of these rows make up."""
+    """Return the bytes of each row's part, joined from its cells."""
     if [list(row.facts.lengths.values()) for row in rows] != found.lengths.tolist():
         raise WireError("a unit has cells of other lengths than the controller knows of")
     cells = [

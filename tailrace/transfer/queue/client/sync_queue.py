@@ -1,12 +1,12 @@
-"""The transfer queue in processes of its own, as a program without an event loop uses it.
+"""The client of a queue in separate processes, for a program without an event loop.
 
-Who waits on whom: as for `RemoteQueue`. Between calls this client gives no sign of life, so nobody notices when it
-dies: its rows go back when their leases expire. Hold a claim that takes long with `held`.
+Waiting: see `RemoteQueue`. Between calls this client gives no sign of life, so its death is not noticed: its rows go
+back when their leases expire. Use `held` for a claim that takes long.
 
-Arrays that lie in the memory of a unit are good while the connection to it stands. Where that breaks, such as for a
-process that is stopped for longer than 30 s, they may be overwritten or gone an hour after the last word: copy what is
-kept longer, or take `shared_memory=False`. If this client is killed, what it was reading or writing counts as memory
-taken for that hour.
+Arrays that lie in the memory of a unit are valid while the connection to it stands. The connection breaks, for example,
+when the process is stopped for longer than 30 s. Then the arrays may be overwritten or gone an hour after the last
+message: copy what you keep longer, or pass `shared_memory=False`. If this client is killed, the memory that it was
+reading or writing stays taken for that hour.
 """
 
 import threading
@@ -34,20 +34,22 @@ T = TypeVar("T")
 
 
 class SyncQueue(QueueClient[SyncClient]):
-    """`with SyncQueue(address, name="scorer") as queue: ...`, for one thread. See `RemoteQueue` and `TransferQueue`:
-    the same methods, which block. It belongs to the process that made it; one that is forked from it makes its own.
+    """`with SyncQueue(address, name="scorer") as queue: ...`, for one thread.
+
+    It has the methods of `RemoteQueue` and `TransferQueue`, which block here. It belongs to the process that made it; a
+    forked process makes its own.
     """
 
     _kind = SyncClient
 
     def __enter__(self) -> Self:
-        """Nothing to do: it connects where a call goes."""
+        """Return the client. It connects when a call needs it."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up. Harmless in a process that was forked: what it has is not its own."""
+        """Hang up. In a forked process this does nothing: the connections belong to the client's process."""
         if not self._owner.is_here:
             return
         self._client.tell(self._session.due())
@@ -55,17 +57,17 @@ class SyncQueue(QueueClient[SyncClient]):
         self._session.memory.close()
 
     def reads(self, task: str) -> tuple[str, ...]:
-        """The columns that `task` reads.
+        """Return the columns that `task` reads.
 
         Raises:
-            QueueError: no such task.
+            QueueError: the queue has no such task.
         """
         self._run(self._session.prepare())
         return self._session.schema.task(task).reads
 
     @property
     def columns(self) -> Mapping[str, ColumnKind]:
-        """What the cells of each column of the queue hold."""
+        """The kind of each of the queue's columns."""
         self._run(self._session.prepare())
         return self._session.columns
 
@@ -84,7 +86,7 @@ class SyncQueue(QueueClient[SyncClient]):
         return self._run(claim_rows(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
 
     def fetch(self, task: str, claimed: Claimed) -> Claim:
-        """The second half of `claim`: the cells of rows that another client has leased, see `RemoteQueue.lease`.
+        """Do the second half of `claim`: fetch the cells of rows that another client leased, see `RemoteQueue.lease`.
 
         Raises:
             PeerLost, StaleRowError: a row did not come from any of its units; the lease is not given back.
@@ -132,7 +134,7 @@ class SyncQueue(QueueClient[SyncClient]):
 
     @contextmanager
     def held(self, claim: Claim) -> Iterator[Claim]:
-        """Renew the lease of `claim` in a thread while the block runs, and give back what was not acked at its end."""
+        """Renew the lease of `claim` in a thread while the block runs. Rows that were not acked go back at its end."""
         ended = threading.Event()
         thread = threading.Thread(target=self._renew, args=(claim, ended), daemon=True, name=f"lease {claim.lease_id}")
         thread.start()
@@ -140,10 +142,10 @@ class SyncQueue(QueueClient[SyncClient]):
             yield claim
         finally:
             ended.set()
-            if self._owner.is_here:  # else it was forked inside the block, and the claim is the other process's
+            if self._owner.is_here:  # else this process was forked inside the block; the claim is its parent's
                 with suppress(PeerLost):  # the queue, if it comes back, ends the lease by itself
                     self.nack(claim)
-                thread.join(2 * self._limit_s)  # it may wait for an answer
+                thread.join(2 * self._limit_s)  # the thread may be waiting for an answer
 
     def _renew(self, claim: Claim, ended: threading.Event) -> None:
         with self._connect() as client:
@@ -157,5 +159,5 @@ class SyncQueue(QueueClient[SyncClient]):
                     return  # all rows were acked; or the lease expired all the same, and the ack will say so
 
     def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
-        """Carry it out; see `QueueClient._within` for `timeout`."""
+        """Carry out `operation`. `timeout`: see `QueueClient._within`."""
         return self._client.run(operation, within_s=self._within(timeout), beside=self._session.due)

@@ -1,10 +1,10 @@
-"""Parts to units: what a put, an ack and a restored snapshot have in common.
+"""Writes parts to units, for a put, an ack and the restore of a snapshot.
 
     measured rows ──▶ Batch: runs of consecutive rows with cells in the same columns ──▶ frames, or shared memory
 
     [Reserve to units whose memory is shared] ─▶ cells are written there ─▶ [Write to all units]
 
-Parts go through the memory of units on this host where it is worth asking for room first, else as frames.
+Parts go through the memory of units on this host if they are large enough to reserve room first, else as frames.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -26,25 +26,25 @@ from tailrace.types import Value
 
 
 class Batch:
-    """Parts for some rows, to be written to one unit or several. Its arrays are the caller's until it has been."""
+    """Parts for some rows, to be written to one unit or several. The caller must not change the arrays before that."""
 
     def __init__(self, parts: Iterable[Parts], *, frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        """`frame_bytes`: at most so many in one run, except one of a single row."""
+        """`frame_bytes`: the most bytes in one run, except for a run of a single row."""
         self._parts = [piece for alike in parts for piece in _cut(alike, frame_bytes)]
         self.nbytes = sum(alike.nbytes for alike in self._parts)
 
     def __len__(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return sum(map(len, self._parts))
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Of all rows, in their order."""
+        """The runs of all rows, in their order."""
         return [Run(len(alike), list(alike.columns), pack(alike.lengths)) for alike in self._parts]
 
     @cached_property
     def frames(self) -> list[memoryview]:
-        """One for each run: its parts, one after the other."""
+        """A frame for each run: its parts, one after the other."""
         frames = []
         for alike in self._parts:
             frame = np.empty(alike.nbytes, np.uint8).data
@@ -53,11 +53,11 @@ class Batch:
         return frames
 
     def write(self, memory: memoryview) -> None:
-        """Write all parts one after the other to `memory`: `nbytes` writable bytes."""
+        """Write all parts one after the other to `memory`, which has `nbytes` bytes."""
         write_rows(self._parts, memory)
 
     def take(self, places: Sequence[int]) -> "Batch":
-        """The rows at these places, which ascend."""
+        """Return a batch of the rows at `places`, which must ascend."""
         if len(places) == len(self):
             return self
         taken, first = [], 0
@@ -69,7 +69,7 @@ class Batch:
 
 
 def _cut(parts: Parts, frame_bytes: int) -> Iterator[Parts]:
-    """Pieces of at most so many bytes, except one of a single row."""
+    """Split parts into pieces of at most `frame_bytes` bytes, except for a single row."""
     first, nbytes = 0, 0
     if parts.nbytes > frame_bytes:
         for place, size in enumerate(parts.sizes.tolist()):
@@ -81,24 +81,24 @@ def _cut(parts: Parts, frame_bytes: int) -> Iterator[Parts]:
 
 
 class Reservations:
-    """Room in the memory of units on this host, for parts that are written there before it is said whose they are.
+    """The reservations of one write: room in the memory of units on this host.
 
         reserve ──Reserve──▶ unit ──Reserved──▶ room ──fill: parts are written──▶ Write names it
                                                     └────────────────────────────▶ Done gives it back
 
-    Those of one write.
+    Parts are written to the room before a message says which rows they belong to.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._reserved: dict[int, tuple[Unit, Reserved]] = {}
-        """By unit."""
+        """Each unit and its answer, by the unit's number."""
         self._empty: list[tuple[Batch, memoryview]] = []
-        """What is to be written, and where."""
+        """The batches that are still to be written, each with its memory."""
 
     @property
     def numbers(self) -> Set[int]:
-        """The units that have reserved some."""
+        """The numbers of the units that have reserved room."""
         return self._reserved.keys()
 
     def reserve(
@@ -109,9 +109,9 @@ class Reservations:
         otherwise: Sequence[Call] = (),
         meanwhile: Meanwhile = wait,
     ) -> Operation[dict[int, TailraceError]]:
-        """Ask those of `units` that have reserved nothing yet for room, where it is worth it; why some have given none.
+        """Reserve room at those of `units` that have none reserved yet, if the batch is worth it.
 
-        One that is lost is forgotten.
+        Return the errors of the units that gave none, by number. A lost unit is forgotten.
         """
         asked = {
             number: Call(endpoint(unit), Reserve(batches[number].nbytes))
@@ -136,22 +136,22 @@ class Reservations:
         return failed
 
     def fill(self) -> None:
-        """Write the parts to what is still empty."""
+        """Write the parts to the rooms that are still empty."""
         for batch, memory in self._empty:
             batch.write(memory)
         self._empty.clear()
 
     def named(self, number: int) -> int | None:
-        """What this unit calls the room that it has reserved; None where it has not."""
+        """The unit's name for the room that it reserved; None if it reserved none."""
         return self._reserved[number][1].place if number in self.numbers else None
 
     def give_back(self, *numbers: int) -> None:
-        """What these units have reserved is not needed; where that is nothing, there is nothing to do."""
+        """Give back the room that these units reserved, if any."""
         for number in self.numbers & set(numbers):
             self._session.later.append(_done(*self._reserved.pop(number)))
 
     def undone(self) -> list[Call]:
-        """To be sent where all is broken off."""
+        """The calls that give back all rooms, to send if the write is cancelled."""
         return [_done(unit, reserved) for unit, reserved in self._reserved.values()]
 
 
@@ -161,10 +161,10 @@ def _done(unit: Unit, reserved: Reserved) -> Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Writing:
-    """For one unit."""
+    """The rows and parts to write to one unit."""
 
     rows: bytes
-    """[n, 2], packed."""
+    """[n, 2] slot and generation, packed."""
     batch: Batch
 
 
@@ -176,9 +176,9 @@ def write(
     otherwise: Sequence[Call] = (),
     reservations: Reservations | None = None,
 ) -> Operation[dict[int, TailraceError]]:
-    """Write to units, by their numbers; the errors of those that it failed at. One that is lost is forgotten.
+    """Write to units, by their numbers. Return the errors of the units that failed. A lost unit is forgotten.
 
-    `reservations`: those that have the batch already; they are used up.
+    `tag`: 0 for a put, else the lease. `reservations`: rooms that are reserved for the batch already; they are used up.
     """
     reservations = reservations or Reservations(session)
     reservations.give_back(*reservations.numbers - writings.keys())
@@ -218,6 +218,6 @@ def _write_call(tag: int, unit: Unit, writing: Writing, place: int | None) -> Ca
 
 
 def packed_versions(rows: Iterable[Mapping[str, Value]]) -> bytes:
-    """[n], packed, see `Admit.versions`."""
+    """Return the oldest weight version of each row, [n] packed, see `Admit.versions`."""
     versions = [oldest_version(cells) for cells in rows]
     return pack(np.array([NO_VERSION if version is None else version for version in versions], np.int64))
