@@ -1,14 +1,14 @@
-"""What clients hold of a unit's shared memory.
+"""The places and pins that clients hold in a unit's shared memory.
 
     reserve ──▶ place ──written, done, or its client is forgotten──▶ the storage's, or free
     pin ──▶ pin ──done, its client silent for longer than it promised, or forgotten──▶ free
 
-A client that has promised signs of life and gives none counts as dead, and its pins are taken back. Its places are not:
-were it only stopped, it would go on writing into memory that is another's by then. What it read amiss counts for
-nothing: its leases have ended, too. Places go back when the server forgets the client.
+A client that has promised signs of life and gives none counts as dead, and its pins are taken back. Wrong bytes that it
+may read then do no harm, since its leases have ended too. Its places are not taken back: if it was only stopped, it
+would go on writing to memory that belongs to another client. Places go back when the server forgets the client.
 
-A client that has promised nothing is not watched: its pins, too, go back when the server forgets it, an hour after its
-last word to this unit, and not while its connection stands (`Server`).
+A client that has promised nothing is not watched: its pins also go back when the server forgets it. That is an hour
+after its last message to this unit, and not while its connection stands (`Server`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,31 +25,31 @@ from tailrace.types import IntArray
 @dataclass(slots=True, eq=False)
 class _Holder:
     places: dict[int, Place] = field(default_factory=dict)
-    """By serial."""
+    """Reserved places by their serial."""
     pins: set[int] = field(default_factory=set)
     limit_s: float | None = None
-    """None for one that has promised nothing."""
+    """The seconds within which the client promised its next sign of life; None if it promised nothing."""
     deadline: float = 0.0
 
 
 class ClientHolds:
-    """Places and pins by client; none where the storage is not shared memory."""
+    """The places and pins of each client. There are none if the storage is not shared memory."""
 
     def __init__(self, storage: Storage) -> None:
         self.arena = storage if isinstance(storage, ArenaStorage) else None
-        """The storage, where clients can share its memory."""
+        """The storage, if clients can share its memory; else None."""
         self._holders: dict[str, _Holder] = {}
 
     @property
     def next_deadline(self) -> float | None:
-        """When the next client will have been silent for too long."""
+        """The time at which the next client will have been silent for too long."""
         return min((holder.deadline for holder in self._holders.values() if holder.limit_s is not None), default=None)
 
     def reserve(self, client: str, nbytes: int) -> Place:
-        """Room for the parts of one write.
+        """Reserve room for the parts of one write.
 
         Raises:
-            StorageFull: there is none.
+            StorageFull: there is no room.
             QueueError: the storage is not shared memory.
         """
         if self.arena is None:
@@ -59,10 +59,10 @@ class ClientHolds:
         return place
 
     def commit(self, client: str, serial: int, parts: Sequence[tuple[PartId, int]]) -> None:
-        """Keep `parts`, each with its size in bytes, which `client` has written one after the other into a place.
+        """Keep the parts that `client` has written one after the other into a place. Each comes with its bytes.
 
         Raises:
-            QueueError: it has not reserved that place, or holds it no more; or see `ArenaStorage.commit`.
+            QueueError: the client does not hold that place; or see `ArenaStorage.commit`.
         """
         holder = self._holders.get(client)
         if self.arena is None or holder is None or serial not in holder.places:
@@ -71,12 +71,12 @@ class ClientHolds:
         del holder.places[serial]
 
     def pin(self, client: str, parts: Sequence[PartId], now: float) -> tuple[int, IntArray]:
-        """Keep `parts` where they are: the pin, and for each part [parts, 2] its segment and bytes from its beginning.
+        """Keep `parts` where they are. Return the pin and an array [parts, 2]: segment and offset in bytes.
 
-        Segments count from 1; a part without bytes lies in none, at 0, 0.
+        Segments count from 1; a part without bytes lies in no segment, at 0, 0.
 
         Raises:
-            StaleRowError: one is not stored (any more).
+            StaleRowError: a part is not stored (any more).
         """
         assert self.arena is not None, "only shared memory is pinned"
         places = np.array(self.arena.places(parts), np.int64).reshape(-1, len(Place._fields))
@@ -88,12 +88,12 @@ class ClientHolds:
         return pin, places[:, :2]
 
     def beat(self, client: str, limit_s: float, now: float) -> None:
-        """A sign of life; the next one comes within `limit_s`."""
+        """Note a sign of life of `client`, which promises the next one within `limit_s` seconds."""
         holder = self._holder(client)
         holder.limit_s, holder.deadline = limit_s, now + limit_s
 
     def done(self, client: str, pins: Iterable[int], places: Iterable[int]) -> None:
-        """Give back what `client` holds of these; what it does not hold (any more) is passed over."""
+        """Give back these pins and places of `client`. Those that it does not hold (any more) are ignored."""
         holder = self._holders.get(client)
         if holder is None or self.arena is None:
             return
@@ -104,14 +104,14 @@ class ClientHolds:
             self.arena.abandon(holder.places.pop(serial))
 
     def silent(self, now: float) -> None:
-        """Take back the pins of those that have broken their promise."""
+        """Take back the pins of clients that are overdue with a sign of life."""
         for client, holder in self._holders.items():
             if holder.limit_s is not None and holder.deadline <= now:
                 self.done(client, list(holder.pins), ())
                 holder.limit_s = None
 
     def forget(self, client: str) -> None:
-        """Take back everything from a client."""
+        """Take back all places and pins of a client."""
         holder = self._holders.get(client)
         if holder is not None:
             self.done(client, list(holder.pins), list(holder.places))

@@ -1,9 +1,9 @@
-"""Which cells the parts of a unit have, and where in a part each of them lies.
+"""An index of a unit's cells: the cells of each part, and where in the part each of them lies.
 
     part ──address──▶ table of all parts with the same columns, and the place in it ──▶ lengths of its cells
 
-One dict entry for each part, and all else in arrays: a batch is looked up at once, whoever wrote its rows and however
-many at a time.
+Each part has one dict entry, and the rest is in arrays. So a batch is looked up at once, no matter which writes its
+rows came from.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,10 +20,10 @@ from tailrace.types import IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Located:
-    """The cells of a read; the arrays are [n, columns]."""
+    """The locations of the cells of a read. The arrays are [n, columns]."""
 
     parts: list[PartId]
-    """In which they lie."""
+    """The parts in which the cells lie."""
     part: IntArray
     """The place of each cell's part in `parts`."""
     offsets: IntArray
@@ -31,22 +31,22 @@ class Located:
     lengths: IntArray
     """See `Run.lengths`."""
     sizes: IntArray
-    """Bytes, padding included."""
+    """Bytes of each cell, padding included."""
 
 
 class PartIndex:
-    """The parts that are there, by row, and the lengths of their cells."""
+    """The unit's parts by row, and the lengths of their cells."""
 
     def __init__(self) -> None:
         self._addresses: dict[PartId, int] = {}
-        """The number of each part's table, and the place in it."""
+        """The address of each part: the number of its table, and its place there."""
         self._rows: dict[tuple[int, int], list[PartId]] = {}
         self._tables: list[_Table] = []
         self._by_columns: dict[tuple[str, ...], int] = {}
-        """Numbers of the tables."""
+        """The number of the table for each list of columns."""
 
     def add(self, batch: PartBatch) -> None:
-        """These are there. A part that is known stays as it is."""
+        """Add the parts of a batch. A part that is known already stays as it is."""
         parts, lengths = batch.parts, batch.lengths
         new = [place for place, part in enumerate(parts) if part not in self._addresses]
         if not new:
@@ -62,7 +62,7 @@ class PartIndex:
             self._rows.setdefault(part[:2], []).append(part)
 
     def drop(self, parts: Iterable[PartId]) -> None:
-        """Forget parts; those that are not there are passed over."""
+        """Forget parts. Unknown ones are ignored."""
         for part in parts:
             address = self._addresses.pop(part, None)
             if address is None:
@@ -75,15 +75,15 @@ class PartIndex:
                 del self._rows[part[:2]]
 
     def of_row(self, slot: int, generation: int) -> Sequence[PartId]:
-        """All parts of a row."""
+        """Return all parts of a row."""
         return tuple(self._rows.get((slot, generation), ()))
 
     def locate(self, codec: PartCodec, rows: IntArray, columns: Sequence[str], tags: IntArray) -> Located:
-        """The cells of `rows [n, 2]` in `columns` that were written under `tags [n, columns]`.
+        """Locate the cells of `rows [n, 2]` in `columns` that were written under `tags [n, columns]`.
 
         Raises:
-            StaleRowError: a part is not there (any more).
-            ColumnError: a part has no cell in that column.
+            StaleRowError: a part is not stored (any more).
+            ColumnError: a part has no cell in one of the columns.
         """
         parts: list[PartId] = []
         part, offsets, lengths, sizes = (np.empty((len(rows), len(columns)), np.int64) for _ in range(4))
@@ -112,16 +112,16 @@ class PartIndex:
 
 
 class _Table:
-    """Lengths of the cells of parts with the same columns."""
+    """The lengths of the cells of parts with the same columns, [places, columns]."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self.columns = columns
         self.lengths = np.zeros((0, len(columns)), np.int64)
         self.free: list[int] = []
-        """Places without a part."""
+        """The places without a part."""
 
     def add(self, lengths: IntArray) -> list[int]:
-        """Take in [n, columns]; their places."""
+        """Add the lengths [n, columns] of n parts. Return their places."""
         known, missing = len(self.lengths), len(lengths) - len(self.free)
         if missing > 0:
             grown = max(missing, known)
@@ -134,14 +134,18 @@ class _Table:
         return places
 
     def place(self, column: str, part: PartId) -> int:
-        """Of a column, which `part` is asked for."""
+        """Return the place of `column` among the table's columns. `part`: named in the error.
+
+        Raises:
+            ColumnError: the table's parts have no cell in that column.
+        """
         if column not in self.columns:
             raise ColumnError(f"{part} has no cell in column {column!r}; it has {sorted(self.columns)}")
         return self.columns.index(column)
 
 
 def _equal_columns(tags: IntArray) -> Iterator[list[int]]:
-    """The columns of `tags [n, columns]`, those that are equal together."""
+    """Group the columns of `tags [n, columns]` whose values are equal."""
     groups: dict[bytes, list[int]] = {}
     for column in range(tags.shape[1]):
         groups.setdefault(tags[:, column].tobytes(), []).append(column)

@@ -1,13 +1,13 @@
-"""What a unit says to the controller: that it lives, and which rows have come.
+"""A unit's messages to the controller: signs of life, and the rows that were written.
 
     every second   Join ─────▶ controller     ◀── Joined: the unit's number, the queue's columns
     after a put    Written ──▶ controller     ◀── Accepted, or StaleRowError: the rows are not wanted any more
-                                                   without an answer it is said again with the next Joined
+                                                   without an answer it is sent again after the next Joined
 
-Who waits on whom: nobody. A controller that does not answer is one that is being started anew; each Join is a new
-message, so the first one that arrives there makes the two known to each other again, and all that had no answer is
-sent again. A controller that refuses the unit ends it: see `join`. One that hears of another incarnation asks the unit
-what it has.
+Waiting: nothing waits here. A controller that does not answer is restarting. Each Join is a new message, so the first
+one that reaches the new controller connects the two again. Then every Written without an answer is sent again. A
+controller that refuses the unit ends it: see `join`. A controller that hears of another incarnation asks the unit which
+parts it has.
 """
 
 import secrets
@@ -25,7 +25,7 @@ from tailrace.transfer.wire.messages import Failure, Message
 from tailrace.transfer.wire.server import Server
 
 Told: TypeAlias = Callable[[Message], None]
-"""Gets the controller's answer to Written."""
+"""A function that gets the controller's answer to Written."""
 
 
 class ControllerLink:
@@ -35,7 +35,7 @@ class ControllerLink:
         """`controller`: its endpoint. `then`: called with each Joined.
 
         Raises:
-            WireError: that is no endpoint.
+            WireError: `controller` is not an endpoint.
         """
         self._controller = controller
         self._link = server.link(controller, peer=CONTROLLER)
@@ -43,26 +43,26 @@ class ControllerLink:
         self._then = then
         self._unit: int | None = None
         self._untold: list[tuple[bytes, Told]] = []
-        """Packed rows that the controller has still to hear of, and who waits for that."""
+        """Packed rows that the controller does not know of yet, each with the function that gets its answer."""
         self._refused: TailraceError | None = None
 
     def join(self) -> None:
-        """Give a sign of life.
+        """Send a sign of life.
 
         Raises:
-            TailraceError: the controller refused an earlier one, or does not know the queue's token.
+            TailraceError: the controller refused an earlier one, or has another token.
         """
         if self._refused is not None:
             raise self._refused
         self._link.start(Call(self._controller, self._join), self._on_joined)
 
     def begin_anew(self) -> None:
-        """This unit lacks parts that it had: it joins as one that was started anew."""
+        """Join as a restarted unit would, since this one has lost parts."""
         self._join = msgspec.structs.replace(self._join, incarnation=secrets.token_hex(8))
         self.join()
 
     def tell(self, rows: bytes, told: Told) -> None:
-        """The rows, packed as [n, 2], have come. `told` is called with what the controller makes of it."""
+        """Tell the controller that rows, packed as [n, 2], were written. `told` is called with its answer."""
         if self._unit is None:
             self._untold.append((rows, told))
         else:
@@ -77,7 +77,7 @@ class ControllerLink:
                     self.tell(rows, told)
                 self._then(joined)
             case PeerLost() | QueueClosed():
-                pass  # the next Join says it again, if there is one
+                pass  # the next Join, if there is one, tries again
             case TailraceError():
                 self._refused = result
             case Reply(answer):

@@ -1,18 +1,18 @@
-"""A storage unit: what it answers to clients and to the controller.
+"""A storage unit: it answers clients and the controller.
 
     client      Write ──frames──▶ store: one copy ─────┐
                 Reserve ──▶ place ──Write──▶ commit ───┴──▶ parts ──of tag 0──▶ Written to the controller
                 Read ──▶ places in shared memory, pinned until Done; or frames: one copy of the cells asked for
-                     └─ one that the storage has lost ──▶ Join to the controller as a unit that was started anew
+                     └─ a part that the storage has lost ──▶ Join to the controller as a restarted unit
     controller  Settle ──▶ parts are dropped, rows that left are refused from then on
-                Inventory ──▶ all parts that are there, also those of an earlier life
+                Inventory ──▶ all parts that are stored, also those from before a restart
 
-A part is what one Write brought for one row under one tag. Parts never change; which of them count is the controller's
-to know. So nothing depends on the order in which clients and controller are heard.
+A part is the cells that one Write brought for one row under one tag. Parts never change, and only the controller knows
+which of them count. So nothing depends on the order in which messages of clients and the controller arrive.
 
-Who waits on whom: Write and Read for the first Joined, which names the queue's columns; they go on when it comes, and
-their senders have limits. Nobody waits for room: StorageFull is the answer. All wait while the storage is at its disk
-or server, at Redis no longer than its timeout.
+Waiting: Write and Read wait for the first Joined, which names the queue's columns; their senders have limits. No
+request waits for room: the answer is StorageFull. Every request waits while the storage uses its disk or server; for
+Redis no longer than its timeout.
 """
 
 import secrets
@@ -51,9 +51,9 @@ from tailrace.transfer.wire.sockets import host_id
 from tailrace.types import IntArray
 
 _SHARED_BYTES = 2**16
-"""Cells of so many bytes are read in shared memory; fewer are copied sooner than a pin is taken back."""
+"""Reads of at least this many bytes go through shared memory. A copy of fewer bytes costs less than a pin."""
 _TRIM_EVERY_S = 60.0
-"""Shared memory that nobody has used for so long is given back."""
+"""Shared memory that was unused for this long, in seconds, is given back."""
 
 
 class StorageUnit(Service):
@@ -62,10 +62,10 @@ class StorageUnit(Service):
     def __init__(
         self, server: Server, storage: Storage, *, name: str, controller: str, max_bytes: int, join_every_s: float = 1.0
     ) -> None:
-        """`name`: the same after a restart. `controller`: its endpoint. `max_bytes`: the storage's.
+        """`name`: stays the same over restarts. `controller`: its endpoint. `max_bytes`: the capacity of the storage.
 
         Raises:
-            WireError: `controller` is no endpoint.
+            WireError: `controller` is not an endpoint.
             QueueError: see `Storage.take_stock`.
         """
         self._server = server
@@ -73,13 +73,13 @@ class StorageUnit(Service):
         self._longest_read = max(max_bytes, MAX_FRAME_BYTES)
         self._holds = ClientHolds(storage)
         self._left: dict[int, int] = {}
-        """By slot: the newest generation that has left the queue."""
+        """The newest generation that has left the queue, by slot."""
         self._undropped: set[PartId] = set()
-        """Settled, but the storage failed to drop them: it is asked again with the next ones."""
+        """Settled parts that the storage failed to drop. It is asked again at the next Settle."""
         self._index = self._take_stock()
         self._codec: PartCodec | None = None
         self._waiting: list[tuple[Incoming, Handler]] = []
-        """For the columns."""
+        """Requests that wait for the queue's columns."""
         directory = "" if self._holds.arena is None else str(self._holds.arena.directory)
         join = Join(
             name=name,
@@ -142,7 +142,7 @@ class StorageUnit(Service):
             self._server.carry_out(incoming, handler)
 
     def _with_columns(self, handler: Callable[[PartCodec, Incoming], Reply | None]) -> Handler:
-        """`handler` as soon as the queue's columns are known."""
+        """Wrap `handler` so that requests wait until the queue's columns are known."""
 
         def handle(incoming: Incoming) -> Reply | None:
             if self._codec is None:
@@ -159,7 +159,7 @@ class StorageUnit(Service):
         return Reply(Reserved(place.serial, str(place.segment), place.offset))
 
     def _write(self, codec: PartCodec, incoming: Incoming) -> Reply | None:
-        """Store parts. A put is answered when the controller knows of it: from then on a loss is noticed."""
+        """Store parts. A put is answered when the controller knows of it: from then on it notices a loss."""
         message: Write = incoming.message
         rows = unpack(message.rows, 2)
         self._check_current(rows)
@@ -194,7 +194,7 @@ class StorageUnit(Service):
             raise WireError(f"a read of {len(rows)} rows came with the tags of {len(tags)}")
         cells = self._index.locate(codec, rows, message.columns, tags)
         nbytes = int(cells.sizes.sum())
-        if nbytes > self._longest_read:  # a short message that names a cell often would ask for endless memory
+        if nbytes > self._longest_read:  # a short message that repeats a cell could ask for any amount of memory
             raise WireError(f"got a read of {nbytes} bytes, expected at most {self._longest_read}; name cells once")
         if message.shared and self._holds.arena is not None and nbytes >= _SHARED_BYTES:
             return self._share(cells, incoming.ticket.client)
@@ -203,7 +203,7 @@ class StorageUnit(Service):
     def _share(self, cells: Located, client: str) -> Reply:
         pin, places = self._holds.pin(client, cells.parts, self._server.now)
         segments = np.unique(places[places[:, 0] > 0, 0])
-        numbers = np.searchsorted(segments, places[:, 0])  # 0 for what has no bytes
+        numbers = np.searchsorted(segments, places[:, 0])  # 0 for parts without bytes
         where = np.stack([numbers[cells.part], places[cells.part, 1] + cells.offsets], axis=-1)
         return Reply(Cells(pack(cells.lengths), pack(where), list(map(str, segments.tolist())), pin))
 
@@ -228,13 +228,13 @@ class StorageUnit(Service):
         return Reply(Cells(pack(cells.lengths), pack(where), [], None), list(map(b"".join, frames)))
 
     def _begin_anew(self) -> None:
-        """The storage has lost parts that nobody dropped. The controller is to ask what is left; the rest are lost."""
+        """Rejoin after the storage has lost parts. The controller then asks which are left; the rest are lost."""
         assert self._storage.lasting, "no other storage loses parts while its unit lives"
         self._index = self._take_stock()
         self._link.begin_anew()
 
     def _take_stock(self) -> PartIndex:
-        """The parts that the storage has, but for those that it was to drop."""
+        """Return an index of the stored parts, without those that are to be dropped."""
         index = PartIndex()
         for batch in self._storage.take_stock():
             index.add(batch)
@@ -279,11 +279,11 @@ class StorageUnit(Service):
 
 
 def _batches(codec: PartCodec, parts: Sequence[PartId], runs: Sequence[Run]) -> list[PartBatch]:
-    """The parts that `runs` describe.
+    """Return the parts that `runs` describe, a batch for each run.
 
     Raises:
-        ColumnError: the lengths are not of such columns.
-        WireError: the runs are of other rows.
+        ColumnError: the lengths do not fit the columns.
+        WireError: the runs have another number of rows than `parts`.
     """
     if (total := sum(run.rows for run in runs)) != len(parts):
         raise WireError(f"{len(parts)} rows came with runs of {total}")
