@@ -1,1 +1,1 @@
-"""Where a storage unit keeps parts: in memory, in memory shared with clients, on disk, or in Redis."""
+"""The storages of a unit's parts: memory, memory shared with clients, disk, or Redis."""

@@ -1,6 +1,6 @@
-"""Two numbers in one: a space, such as a file or a table, and a place in it.
+"""Addresses: a space, such as a file or a table, and a place in it, as one number.
 
-Addresses in two spaces never touch: each space has far fewer than 2^44 places.
+Addresses of different spaces are never adjacent: each space has far fewer than 2^44 places.
 """
 
 from typing import TypeVar
@@ -13,10 +13,10 @@ _PLACE_BITS = 44
 
 
 def join(space: int, place: int) -> int:
-    """The address of a place."""
+    """Return the address of a place in a space."""
     return space << _PLACE_BITS | place
 
 
 def split(address: _Numbers) -> tuple[_Numbers, _Numbers]:
-    """The space and the place of an address, or of each in an array."""
+    """Return the space and the place of an address, or of each address in an array."""
     return address >> _PLACE_BITS, address & (1 << _PLACE_BITS) - 1

@@ -1,15 +1,15 @@
-"""Parts in memory that clients on the same host map: nothing is copied between processes.
+"""Storage in memory that clients on the same host map: nothing is copied between processes.
 
     unit    reserve ──▶ place ─────────────▶ commit ──▶ parts ── pin ──▶ places ───────────▶ unpin, drop
     client      ArenaView.segment: written in place             ArenaView.segment: read in place, until it says done
 
-What comes from elsewhere is copied into a place of its own, by `store`.
+Parts that arrive as frames are copied into a new place, by `store`.
 
-The memory is segments: files in a private directory in /dev/shm, whose pages are all there from the start, so a full
-machine is an error when a segment is made and not a signal to whoever writes to it. A segment stays when it is empty,
-because fresh pages cost more than the copy into them; it goes where a larger write needs the room, and by `trim`.
-Whoever reads there after its pin was taken back finds other bytes; or a signal, where the segment has gone and the
-machine is full.
+The memory consists of segments: files in a private directory in /dev/shm. All pages of a segment are allocated from the
+start. So if the machine is full, making the segment raises an error, and a writer does not get a signal later. An empty
+segment stays, because fresh pages cost more than the copy into them. It is removed by `trim`, or when a larger write
+needs the room. A client that reads after its pin was taken back finds other bytes. If the segment is gone and the
+machine is full, it gets a signal.
 """
 
 import mmap
@@ -39,19 +39,20 @@ from tailrace.transfer.queue.storage.runs import Runs
 from tailrace.transfer.shared_files import make_directory, map_file, map_new, remove_orphans
 
 _ALIGNMENT = 8
-"""Bytes; cells lie at multiples of it."""
+"""In bytes: cells lie at multiples of it."""
 
 
 class Place(NamedTuple):
-    """A run of bytes in an arena. A client that shares the arena's memory finds it by the first three."""
+    """A run of bytes in an arena. A client that maps the memory finds it by `segment`, `offset` and `size`."""
 
     segment: int
     offset: int
-    """Bytes from the segment's start; a multiple of 8 where `reserve` gave the place."""
+    """In bytes from the segment's start; a multiple of 8 if the place comes from `reserve`."""
     size: int
-    """Bytes."""
+    """In bytes."""
     serial: int
-    """Of the reservation, never used twice, so that a late commit cannot meet another's room; 0 for a part's place."""
+    """The number of the reservation; 0 for a part's place. It is never used twice, so a late commit cannot hit a newer
+    reservation."""
 
 
 class _Part(msgspec.Struct, eq=False):
@@ -59,18 +60,19 @@ class _Part(msgspec.Struct, eq=False):
     size: int
     pins: int = 0
     dropped: bool = False
-    """Its id is unknown, but its bytes stay while it has pins."""
+    """Whether the part was dropped: its id is unknown, but its bytes stay while it has pins."""
 
 
 class ArenaStorage(Storage):
-    """See `Storage` for the contract. What `read` returned is overwritten some time after the part is dropped, unless
-    it is pinned. Bytes are taken, too, by reserved places, and by dropped parts while they are pinned.
+    """A `Storage` in shared memory. The bytes that `read` returned may be overwritten once the part is dropped, unless
+    it is pinned. Reserved places take bytes too, and so do dropped parts while they are pinned.
     """
 
     def __init__(self, *, parent: Path, max_bytes: int, segment_bytes: int = 64 * 2**20) -> None:
-        """Make a directory for the segments in `parent`, and remove those of units that died.
+        """Make a directory for the segments in `parent`, and remove the directories of units that died.
 
-        `max_bytes`: of all segments together. `segment_bytes`: of each, but for a write that needs a larger one.
+        `max_bytes`: the most bytes of all segments together. `segment_bytes`: the size of a segment, unless a write
+        needs a larger one.
 
         Raises:
             QueueError: the directory cannot be made.
@@ -79,17 +81,17 @@ class ArenaStorage(Storage):
         try:
             remove_orphans(parent)
             self.directory, self._lock = make_directory(parent)
-            """Where clients find the segments."""
+            """The directory in which clients find the segments."""
         except OSError as error:
             raise QueueError(f"no directory for shared memory can be made in {parent}: {error.strerror}") from None
         self._segment_bytes = segment_bytes
         self._segments: dict[int, memoryview] = {}
         self._last_segment = 0
         self._idle: set[int] = set()
-        """Segments that were empty at the last `trim`, and that nothing was written to since."""
+        """The segments that were empty at the last `trim` and were not written to since."""
         self._runs = Runs(align=_ALIGNMENT)
         self._reserved: dict[int, Place] = {}
-        """By serial: places that are neither committed nor abandoned."""
+        """The places that are neither committed nor abandoned, by serial."""
         self._reserved_bytes = 0
         self._last_serial = first_number()
         self._parts: dict[PartId, _Part] = {}
@@ -113,12 +115,12 @@ class ArenaStorage(Storage):
         return self._stored + self._reserved_bytes
 
     def reserve(self, nbytes: int) -> Place:
-        """Room for the parts of one write.
+        """Reserve room for the parts of one write.
 
         Raises:
-            StorageFull: there is none. It may be full with bytes to spare, where they do not lie together, and before
-                `max_bytes` are taken, where the machine has no more memory to share.
-            QueueError: `nbytes` is negative, or more than there will ever be room for.
+            StorageFull: there is no room: free bytes may be left that are not adjacent, or the machine may have no more
+                shared memory before `max_bytes` are taken.
+            QueueError: `nbytes` is negative, or there will never be room for it.
         """
         check_room(nbytes, self.nbytes, self._max_bytes)
         segment, offset = split(self._allocate(nbytes)) if nbytes else (0, 0)
@@ -129,7 +131,7 @@ class ArenaStorage(Storage):
         return place
 
     def memory(self, place: Place) -> memoryview:
-        """The bytes of a reserved place, writable.
+        """Return the bytes of a reserved place, writable.
 
         Raises:
             QueueError: the place is not reserved (any more).
@@ -139,14 +141,14 @@ class ArenaStorage(Storage):
         return self._memory(join(place.segment, place.offset), place.size)
 
     def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
-        """Keep `parts`, each with its size in bytes, which lie one after the other in `place`; all, or fail whole.
+        """Keep `parts`, each with its size in bytes, which lie one after the other in `place`. Nothing is copied.
 
-        Nothing is copied. A part that is there already with the same bytes is the retry of a write: the first is kept.
-        The place is reserved no more, unless this fails.
+        Either all parts are kept or none. A part that is stored already with the same bytes is the retry of a write:
+        the first one is kept. The reservation ends, unless this fails.
 
         Raises:
-            QueueError: the place is not reserved (any more), the parts do not fill it, one is named twice, or one is
-                there already with other bytes.
+            QueueError: the place is not reserved (any more), the parts do not fill it, a part is named twice, or a part
+                is stored already with other bytes.
         """
         repeated = self._repeated(place, parts)
         self._take_back(place)
@@ -160,7 +162,7 @@ class ArenaStorage(Storage):
             address += size
 
     def _repeated(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> Set[PartId]:
-        """Those of `parts`, which lie in `place`, that are there already, with the same bytes.
+        """Return those of the `parts` in `place` that are stored already with the same bytes.
 
         Raises:
             QueueError: see `commit`.
@@ -174,7 +176,7 @@ class ArenaStorage(Storage):
         return named.keys() - dict(self._fresh(cut(memory, parts))).keys()
 
     def abandon(self, place: Place) -> None:
-        """Free a reserved place. Only when nobody can still be writing to it.
+        """Free a reserved place. Call it only if no client can still be writing to the place.
 
         Raises:
             QueueError: the place is not reserved (any more).
@@ -188,19 +190,19 @@ class ArenaStorage(Storage):
         return self._memory(known.address, known.size).toreadonly()
 
     def places(self, parts: Iterable[PartId]) -> list[Place]:
-        """Where clients find the bytes of `parts`, which are theirs to read for as long as the parts are pinned.
+        """Return the places of `parts`. Clients may read there while the parts are pinned.
 
         Raises:
-            StaleRowError: one is not stored (any more).
+            StaleRowError: a part is not stored (any more).
         """
         known = [self._known(part) for part in parts]
         return [Place(*(split(part.address) if part.size else (0, 0)), part.size, 0) for part in known]
 
     def pin(self, parts: Iterable[PartId]) -> int:
-        """Keep the bytes of `parts` where they are until `unpin` of the number returned, even if they are dropped.
+        """Keep the bytes of `parts` where they are until `unpin`, even if they are dropped. Return the pin's number.
 
         Raises:
-            StaleRowError: one is not stored (any more); none is pinned.
+            StaleRowError: a part is not stored (any more); then none is pinned.
         """
         known = [self._known(part) for part in parts]
         for part in known:
@@ -210,7 +212,7 @@ class ArenaStorage(Storage):
         return self._last_pin
 
     def unpin(self, pin: int) -> None:
-        """Let go of what `pin` kept.
+        """Release the parts that a pin keeps.
 
         Raises:
             QueueError: there is no such pin (any more).
@@ -238,23 +240,23 @@ class ArenaStorage(Storage):
         return part in self._parts
 
     def trim(self) -> None:
-        """Give back the memory of segments that have been empty since the last call."""
+        """Give back the memory of segments that were empty and unused since the last call."""
         for number in list(self._idle):
             self._remove_segment(number)
         self._idle = {number for number in self._segments if self._is_empty(number)}
 
     def close(self) -> None:
-        """Remove the directory. Memory that is mapped or looked at stays until nobody does any more."""
+        """Remove the directory. Memory stays while a process has it mapped or an array refers to it."""
         self._segments.clear()
         self._parts.clear()
         if self._lock >= 0:
-            with suppress(FileNotFoundError):  # somebody else has removed it
+            with suppress(FileNotFoundError):  # it was removed by somebody else
                 shutil.rmtree(self.directory)
             os.close(self._lock)
             self._lock = -1
 
     def _allocate(self, nbytes: int) -> int:
-        """The address of free bytes, at least 1, in a new segment if it must be."""
+        """Allocate at least 1 byte, in a new segment if necessary. Return the address."""
         address = self._runs.allocate(nbytes)
         if address is None:
             self._add_segment(nbytes)
@@ -264,10 +266,10 @@ class ArenaStorage(Storage):
         return address
 
     def _take_back(self, place: Place) -> None:
-        """It is reserved no more.
+        """End the reservation of a place.
 
         Raises:
-            QueueError: it is not.
+            QueueError: the place is not reserved.
         """
         self.memory(place)
         del self._reserved[place.serial]
@@ -290,7 +292,7 @@ class ArenaStorage(Storage):
         self._runs.free_all(run for run in runs if run[1])
 
     def _add_segment(self, needed: int) -> None:
-        """Add free memory that holds a write of `needed` bytes, in place of empty segments if it must be."""
+        """Add free memory that holds a write of `needed` bytes. Empty segments are removed if necessary."""
         mapped = sum(map(len, self._segments.values()))
         empty = {number: len(memory) for number, memory in self._segments.items() if self._is_empty(number)}
         if mapped - sum(empty.values()) + needed > self._max_bytes:
@@ -302,12 +304,12 @@ class ArenaStorage(Storage):
             number = next(iter(empty))
             mapped -= empty.pop(number)
             self._remove_segment(number)
-        # at most half of what is free, so that the machine's other units find room for a segment, too
+        # At most half of the free bytes, so that the machine's other units find room for a segment too.
         size = max(needed, min(self._segment_bytes, self._max_bytes - mapped, _free_bytes(self.directory) // 2))
         while (failure := self._make_segment(size)) is not None:
             if size > needed:
                 size = max(needed, size // 2)
-            elif empty:  # what they take may be what is missing, and each of them is too small
+            elif empty:  # each is too small itself, but its bytes may be the ones that are missing
                 self._remove_segment(empty.popitem()[0])
             else:
                 raise self._no_room(needed, failure)
@@ -323,7 +325,7 @@ class ArenaStorage(Storage):
         return QueueError(text) if 0 < total < needed else StorageFull(text)
 
     def _make_segment(self, size: int) -> OSError | None:
-        """Add `size` bytes of free memory; the error where the machine has not so many."""
+        """Add a segment of `size` bytes. Return the error if the machine has too little memory, else None."""
         try:
             memory = map_new(self.directory / str(self._last_segment + 1), size)
         except OSError as error:
@@ -342,20 +344,20 @@ class ArenaStorage(Storage):
         (self.directory / str(number)).unlink(missing_ok=True)
         memory = self._segments.pop(number).obj
         assert isinstance(memory, mmap.mmap), "a segment is a view of a whole file"
-        with suppress(OSError):  # not every file system can do this; those in memory can
-            memory.madvise(mmap.MADV_REMOVE)  # else its pages stay for as long as a client has it mapped
+        with suppress(OSError):  # only some file systems can do this, among them those in memory
+            memory.madvise(mmap.MADV_REMOVE)  # else the pages stay while a client has the segment mapped
 
 
 class ArenaView:
-    """The memory of an arena, as a client on the same host sees it. Segments are mapped when they are first needed."""
+    """A client's view of the memory of an arena on its host. Segments are mapped when they are first needed."""
 
     def __init__(self, directory: Path) -> None:
-        """`directory`: the arena's, as its unit names it."""
+        """`directory`: the arena's directory, as its unit names it."""
         self._directory = directory
         self._segments: dict[int, memoryview] = {}
 
     def segment(self, number: int) -> memoryview:
-        """All bytes of a segment.
+        """Return all bytes of a segment.
 
         Raises:
             QueueError: there is no such segment.
@@ -364,11 +366,11 @@ class ArenaView:
         return self._map(number) if known is None else known
 
     def close(self) -> None:
-        """Unmap everything that nobody looks at."""
+        """Unmap all segments that are not in use."""
         self._segments.clear()
 
     def _map(self, number: int) -> memoryview:
-        """Map a segment, and let go of those that the unit has removed."""
+        """Map a segment, and release the segments that the unit has removed."""
         for known in [known for known in self._segments if not (self._directory / str(known)).exists()]:
             del self._segments[known]
         path = self._directory / str(number)
@@ -384,6 +386,6 @@ class ArenaView:
 
 
 def _free_bytes(directory: Path) -> int:
-    """What the file system has left; 2^63 where it has no bound."""
+    """Return the free bytes of the file system; 2^63 if it has no bound."""
     known = os.statvfs(directory)
     return known.f_bavail * known.f_frsize if known.f_blocks else 1 << 63

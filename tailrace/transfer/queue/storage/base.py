@@ -2,8 +2,8 @@
 
     bytes of the caller ──store: one copy──▶ parts ──read──▶ … ──drop──▶ gone
 
-A part is what one write brought for one row. Its bytes never change. A storage belongs to one thread, and nothing in it
-waits for room: whoever finds it full comes again after a drop.
+A part is the cells that one write brought for one row. Its bytes never change. A storage belongs to one thread, and
+nothing in it waits for room: if it is full, the caller tries again after a drop.
 """
 
 import secrets
@@ -20,23 +20,23 @@ from tailrace.types import IntArray
 
 
 def first_number() -> int:
-    """From which a storage counts what it gives out: what a client says late is not of the storage after it."""
+    """Return a random start for a storage's numbers: a late message of a client cannot match the next storage's."""
     return secrets.randbits(62)
 
 
 class PartId(NamedTuple):
-    """What one write brought for one row."""
+    """The id of a part: the cells that one write brought for one row."""
 
     slot: int
     generation: int
     tag: int
-    """0 for a put, else the lease under which it was written."""
+    """0 for a put, else the lease under which the part was written."""
 
 
 def part_ids(rows: IntArray, tags: IntArray) -> list[PartId]:
-    """The parts of `rows` [n, 2] under `tags` [n]."""
+    """Return the ids of the parts of `rows` [n, 2] under `tags` [n]."""
     fields = zip(*rows.T.tolist(), tags.tolist(), strict=True)
-    return list(map(partial(tuple.__new__, PartId), fields))  # as PartId makes them, in a third of the time
+    return list(map(partial(tuple.__new__, PartId), fields))  # the same as PartId(...), in a third of the time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class PartBatch:
 
     parts: Sequence[PartId]
     columns: Sequence[str]
-    """In the order in which their cells lie in memory."""
+    """The columns, in the order in which the cells of a part lie in memory."""
     lengths: IntArray
     """[parts, columns], see `Run.lengths`."""
     sizes: Sequence[int]
@@ -53,68 +53,68 @@ class PartBatch:
 
     @property
     def sized(self) -> list[tuple[PartId, int]]:
-        """The parts, each with its bytes."""
+        """The parts, each with its size in bytes."""
         return list(zip(self.parts, self.sizes, strict=True))
 
 
 class Storage(ABC):
-    """Parts by id."""
+    """The parts of a unit, by id."""
 
     lasting: ClassVar[bool] = False
-    """Whether a new one of the same name finds the parts of this one. They lie where they can be lost without this
-    storage: one that finds a part gone, in `read`, begins with what is there, as a new one would.
+    """Whether a new storage of the same name finds the parts of this one. Such parts can be lost while this storage
+    lives: when `read` finds one gone, the storage begins again with what is left, as a new one would.
     """
 
     def __init__(self, *, max_bytes: int) -> None:
-        """`max_bytes`: of all parts."""
+        """`max_bytes`: the most bytes of all parts together."""
         self._max_bytes = max_bytes
         self._stored = 0
-        """Bytes of all parts."""
+        """The bytes of all parts."""
 
     @abstractmethod
     def store(self, written: Sequence[tuple[PartBatch, memoryview]]) -> None:
         """Keep copies of parts, each batch with the memory in which its parts lie one after the other.
 
-        All are kept, or this fails whole. A part that is there already with the same bytes is the retry of a write: the
-        first is kept.
+        Either all parts are kept or none. A part that is stored already with the same bytes is the retry of a write:
+        the first one is kept.
 
         Raises:
-            StorageFull: no room.
-            QueueError: parts do not fill their memory, one is named twice, or one is there already with other bytes; or
-                there will never be room.
+            StorageFull: there is no room now.
+            QueueError: the parts do not fill their memory, a part is named twice, or a part is stored already with
+                other bytes; or there will never be room.
         """
 
     def take_stock(self) -> list[PartBatch]:
-        """The parts that an earlier storage of the same name has left, as they are now: none unless it is `lasting`.
+        """Look up and return the parts that an earlier storage of this name has left: none unless it is `lasting`.
 
         Raises:
-            QueueError: what is there is not parts.
+            QueueError: the stored data is not parts.
         """
         return []
 
     @abstractmethod
     def read(self, part: PartId) -> memoryview:
-        """The bytes of a part, read-only, good until it is dropped.
+        """Return the bytes of a part, read-only and valid until the part is dropped.
 
         Raises:
-            StaleRowError: it is not stored (any more).
+            StaleRowError: the part is not stored (any more).
         """
 
     def read_many(self, parts: Sequence[PartId]) -> list[memoryview]:
-        """`read` each of `parts`.
+        """Return the bytes of each of `parts`, see `read`.
 
         Raises:
-            StaleRowError: one is not stored (any more).
+            StaleRowError: a part is not stored (any more).
         """
         return [self.read(part) for part in parts]
 
     @abstractmethod
     def drop(self, parts: Iterable[PartId]) -> None:
-        """Forget parts and free their bytes; those that are not stored are passed over."""
+        """Forget parts and free their bytes. Parts that are not stored are ignored."""
 
     @abstractmethod
     def parts(self) -> Iterator[PartId]:
-        """What is stored, in any order."""
+        """The ids of the stored parts, in any order."""
 
     @abstractmethod
     def __contains__(self, part: PartId) -> bool:
@@ -122,15 +122,15 @@ class Storage(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken."""
+        """The bytes that are taken."""
         return self._stored
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files, memory and connections."""
+        """Release files, memory and connections."""
 
     def _new(self, written: Sequence[tuple[PartBatch, memoryview]]) -> list[tuple[PartId, memoryview]]:
-        """The parts that `store` has still to keep, each with its bytes; there is room for them by `max_bytes`.
+        """Return the parts that `store` must keep, each with its bytes. They fit `max_bytes`.
 
         Raises:
             StorageFull, QueueError: see `store`.
@@ -140,10 +140,10 @@ class Storage(ABC):
         return fresh
 
     def _fresh(self, parts: Sequence[tuple[PartId, memoryview]]) -> list[tuple[PartId, memoryview]]:
-        """Those of `parts` that are not there yet.
+        """Return those of `parts` that are not stored yet.
 
         Raises:
-            QueueError: one is named twice, or is there already with other bytes.
+            QueueError: a part is named twice, or is stored already with other bytes.
         """
         check_once(parts)
         fresh = []
@@ -156,11 +156,11 @@ class Storage(ABC):
 
 
 def check_room(nbytes: int, taken: int, max_bytes: int) -> None:
-    """Whether a write of `nbytes` fits beside what is taken.
+    """Check that a write of `nbytes` fits beside the bytes that are taken.
 
     Raises:
-        StorageFull: there is no room.
-        QueueError: `nbytes` is negative, or more than there will ever be room for.
+        StorageFull: there is no room now.
+        QueueError: `nbytes` is negative, or there will never be room for it.
     """
     if nbytes < 0:
         raise QueueError(f"a write of {nbytes} bytes was announced; the number must be 0 or more")
@@ -177,10 +177,10 @@ def check_room(nbytes: int, taken: int, max_bytes: int) -> None:
 
 
 def check_filled(nbytes: int, parts: Sequence[tuple[PartId, int]]) -> None:
-    """Whether parts fill a run of bytes one after the other with so many bytes.
+    """Check that the sizes of parts add up to `nbytes` and are not negative.
 
     Raises:
-        QueueError: they do not.
+        QueueError: they do not, or one is negative.
     """
     sizes = [size for _, size in parts]
     if min(sizes, default=0) < 0:
@@ -191,10 +191,10 @@ def check_filled(nbytes: int, parts: Sequence[tuple[PartId, int]]) -> None:
 
 
 def cut(memory: memoryview, parts: Sequence[tuple[PartId, int]]) -> list[tuple[PartId, memoryview]]:
-    """The bytes of each of `parts`, which fill `memory` one after the other with so many bytes.
+    """Cut `memory` into the bytes of each of `parts`, which lie one after the other with the given sizes.
 
     Raises:
-        QueueError: they do not fill it.
+        QueueError: the parts do not fill `memory`.
     """
     check_filled(len(memory), parts)
     ends = accumulate(size for _, size in parts)
@@ -202,10 +202,10 @@ def cut(memory: memoryview, parts: Sequence[tuple[PartId, int]]) -> list[tuple[P
 
 
 def check_once(parts: Sequence[tuple[PartId, object]]) -> None:
-    """Whether each of `parts` is named once.
+    """Check that each of `parts` is named once.
 
     Raises:
-        QueueError: one is named twice.
+        QueueError: a part is named twice.
     """
     if len(dict(parts)) < len(parts):
         [(twice, _)] = Counter(part for part, _ in parts).most_common(1)
@@ -213,5 +213,5 @@ def check_once(parts: Sequence[tuple[PartId, object]]) -> None:
 
 
 def stale(part: PartId) -> StaleRowError:
-    """The error for a part that is not stored."""
+    """Return the error for a part that is not stored."""
     return StaleRowError(f"{part} is not stored (any more): its row has left, or another write of it counts")

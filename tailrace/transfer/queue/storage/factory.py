@@ -1,4 +1,4 @@
-"""Makes the storage that a configuration names, and clears it when nobody comes back to it."""
+"""Makes the storage that a configuration names, and removes what it has left when the queue does not go on."""
 
 from contextlib import closing
 
@@ -14,10 +14,10 @@ from tailrace.transfer.queue.storage.base import Storage
 
 
 def make_storage(config: StorageConfig, *, name: str) -> Storage:
-    """The storage of `config.type` for a unit. `name`: of queue and unit, unique where units share a server.
+    """Make the storage of `config.type` for a unit. `name`: names queue and unit, unique among units of one server.
 
     Raises:
-        QueueError: the storage cannot be made, such as for a server that cannot be reached.
+        QueueError: the storage cannot be made, for example because its server cannot be reached.
     """
     match config:
         case MemoryStorageConfig():
@@ -41,7 +41,7 @@ def make_storage(config: StorageConfig, *, name: str) -> Storage:
 
 
 def clear_storage(config: StorageConfig, *, name: str) -> None:
-    """Remove what a unit of this name has left behind. It has ended: what other storages hold went with it.
+    """Remove the parts that an ended unit of this name has left in Redis. Other storages end with their unit.
 
     Raises:
         QueueError: the server cannot be reached.

@@ -1,8 +1,8 @@
-"""Parts in the memory of the unit's process: the default, and the fake for tests.
+"""Storage in the memory of the unit's process; also the fake for tests.
 
     bytes of the caller ──store: one copy of each part──▶ bytes
 
-Each part has bytes of its own, so dropping one frees its memory whatever else came in the same write.
+Each part is a separate bytes object, so a drop frees its memory even if other parts of the same write stay.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,10 +11,10 @@ from tailrace.transfer.queue.storage.base import PartBatch, PartId, Storage, sta
 
 
 class MemoryStorage(Storage):
-    """See `Storage` for the contract. What `read` returned stays good even when the part is dropped."""
+    """A `Storage` in memory. The bytes that `read` returned stay valid after the part is dropped."""
 
     def __init__(self, *, max_bytes: int) -> None:
-        """`max_bytes`: of all parts."""
+        """`max_bytes`: the most bytes of all parts together."""
         super().__init__(max_bytes=max_bytes)
         self._parts: dict[PartId, bytes] = {}
 

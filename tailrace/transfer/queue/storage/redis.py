@@ -1,14 +1,13 @@
-"""Parts in a Redis server, where they survive the unit.
+"""Storage in a Redis server, where parts survive the unit.
 
     bytes of the caller ──store: one transaction──▶ <name>:<slot>:<generation>:<tag>   the bytes of each part
-                                                    <name>:parts                       a hash: what cells each part has
+                                                    <name>:parts                       a hash: the cells of each part
 
-A new unit of the same name finds the parts of the old one, and knows what cells they have. One unit at a time may use a
-name: it knows without asking which parts there are, until it reads one that the server has lost; then it asks. Every
-change may be repeated, so a call that failed half-way is put right by the next try.
+A new unit of the same name finds the parts of the old one and their cells. Only one unit at a time may use a name. So
+the unit remembers which parts are stored, and asks the server again only after it reads a part that the server has
+lost. Every change may be repeated, so the next try completes a call that failed half-way.
 
-Parts in an older form, which kept their sizes alone in a hash <name>:sizes, are refused: nothing says what cells they
-have.
+Parts in an older form are refused. It kept only sizes, in a hash <name>:sizes, and does not say which cells a part has.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,19 +27,19 @@ _Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What cells a part has, as the server keeps it in msgpack."""
+    """The cells of a part, as the server keeps them in msgpack."""
 
     size: _Natural
     """Bytes of the part."""
     columns: list[str]
     lengths: list[_Natural]
-    """By column, see `Run.lengths`."""
+    """The length of the cell in each column, see `Run.lengths`."""
 
 
 class RedisStorage(Storage):
-    """See `Storage` for the contract; a call that needs the server raises QueueError where the server fails it.
+    """A `Storage` in Redis. A call that needs the server raises QueueError if the server fails.
 
-    What `read` returned stays good even when the part is dropped.
+    The bytes that `read` returned stay valid after the part is dropped.
     """
 
     lasting = True
@@ -48,11 +47,11 @@ class RedisStorage(Storage):
     def __init__(self, *, url: str, name: str, timeout_s: float, max_bytes: int) -> None:
         """Connect, and find the parts that were stored under `name`.
 
-        `url`: such as redis://127.0.0.1:6379/0. `timeout_s`: a call that the server does not answer for so long is
-        tried once more, on a new connection. `max_bytes`: of all parts.
+        `url`: such as redis://127.0.0.1:6379/0. `timeout_s`: a call that the server does not answer within this time is
+        tried once more, on a new connection. `max_bytes`: the most bytes of all parts together.
 
         Raises:
-            QueueError: the server cannot be reached, or what is stored under `name` is not parts, or is in an older
+            QueueError: the server cannot be reached, or the data stored under `name` is not parts or is in an older
                 form.
         """
         super().__init__(max_bytes=max_bytes)
@@ -61,7 +60,7 @@ class RedisStorage(Storage):
                 url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 1)
             )
         except ValueError as error:
-            why = "it cannot be read" if "@" in url else one_line(error)  # which would show a part of the password
+            why = "it cannot be read" if "@" in url else one_line(error)  # the error would show part of the password
             raise QueueError(f"queue.storage.url is no address of a Redis server: {why}") from None
         options = self._client.connection_pool.connection_kwargs
         self._address = options.get("path") or f"{options.get('host')}:{options.get('port')}"
@@ -89,7 +88,7 @@ class RedisStorage(Storage):
         self._stored += sum(record.size for record in records.values())
 
     def take_stock(self) -> list[PartBatch]:
-        """See `Storage.take_stock`. The server is asked."""
+        """See `Storage.take_stock`. This asks the server."""
         with self._server():
             stored = dict(self._client.hscan_iter(self._parts_key, count=10_000))
         try:
@@ -108,7 +107,7 @@ class RedisStorage(Storage):
         return self.read_many([part])[0]
 
     def read_many(self, parts: Sequence[PartId]) -> list[memoryview]:
-        """See `Storage.read_many`. The server is asked once."""
+        """See `Storage.read_many`. This asks the server once for all parts."""
         for part in parts:
             if part not in self._sizes:
                 raise stale(part)
@@ -117,7 +116,7 @@ class RedisStorage(Storage):
         lost = [part for part, stored in zip(parts, found, strict=True) if stored is None]
         if lost:
             self.drop(lost)
-            self.take_stock()  # a server that was started anew, or emptied, has lost more than these
+            self.take_stock()  # a server that was restarted or emptied has lost more than these
             raise stale(lost[0])
         return [memoryview(stored) for stored in found]
 

@@ -1,8 +1,8 @@
-"""Which bytes of a file are free.
+"""The free runs of bytes in a file.
 
     free ──▶ coalesced with the free runs before and after it ──▶ allocate: the smallest run that is long enough
 
-The runs are found by their ends in O(1), and by their length among the sorted lengths in O(log n).
+Runs are found by their ends in O(1), and by their length in O(log n), by binary search.
 """
 
 from collections.abc import Iterable
@@ -11,19 +11,20 @@ from sortedcontainers import SortedDict
 
 
 class Runs:
-    """Free runs of bytes in one space of addresses, none at first. What is taken is the caller's to remember."""
+    """The free runs of bytes in one address space: none at first. The caller remembers the bytes that are taken."""
 
     def __init__(self, *, align: int = 1) -> None:
-        """`align`: what `allocate` returns is a multiple of it. Runs themselves may begin and end anywhere."""
+        """`align`: `allocate` returns multiples of it. Runs themselves may begin and end anywhere."""
         self._align = align
         self._ends: dict[int, int] = {}
-        """End of each free run by its start; two of them never touch."""
+        """The end of each free run by its start. Two runs are never adjacent."""
         self._starts: dict[int, int] = {}
+        """The start of each free run by its end."""
         self._by_length = SortedDict()
-        """Starts of the runs, as keys of a dict, by the length that is left from the first aligned address on."""
+        """The starts of runs, as keys of a dict, by the length that is left from the first aligned address."""
 
     def allocate(self, size: int) -> int | None:
-        """Take `size` bytes (at least 1) out of the smallest run that holds them; None where none does."""
+        """Take `size` bytes (at least 1) from the smallest run that holds them. None: no run does."""
         place = self._by_length.bisect_left(size)
         if place == len(self._by_length):
             return None
@@ -36,7 +37,7 @@ class Runs:
         return address
 
     def free(self, start: int, size: int) -> None:
-        """Give back bytes that are taken, or bring new ones."""
+        """Add free bytes: bytes that were taken, or new ones."""
         if not size:
             return
         end = start + size
@@ -48,7 +49,7 @@ class Runs:
         self._add(start, end)
 
     def free_all(self, runs: Iterable[tuple[int, int]]) -> None:
-        """`free` of many (start, size); those that touch are joined first."""
+        """Add many free runs (start, size). Adjacent ones are joined first."""
         start = end = 0
         for begin, size in sorted(runs):
             if begin != end:
@@ -58,7 +59,7 @@ class Runs:
         self.free(start, end - start)
 
     def is_free(self, start: int, size: int) -> bool:
-        """Whether exactly these bytes are a free run."""
+        """Whether these bytes are one whole free run."""
         return self._ends.get(start) == start + size
 
     def withdraw(self, start: int) -> None:

@@ -1,9 +1,9 @@
-"""Parts in memory up to a budget, and in a file beyond it.
+"""Storage in memory up to a budget, and in a file beyond it.
 
     bytes of the caller ──store──▶ bytes ──more than the budget: least recently written first──▶ file
 
-The file has no name: it is gone with the process, however that ends. Freed runs of it are used again. A part comes back
-from the file when it is read and does not stay in memory: rows are mostly read once for each task.
+The file has no name: it disappears with the process, however that ends. Its freed runs are used again. A part in the
+file is read from there and does not return to memory, since each task mostly reads a row once.
 """
 
 import os
@@ -18,13 +18,13 @@ from tailrace.transfer.queue.storage.runs import Runs
 
 
 class SpillStorage(Storage):
-    """See `Storage` for the contract. What `read` returned stays good even when the part is dropped."""
+    """A `Storage` in memory and a file. The bytes that `read` returned stay valid after the part is dropped."""
 
     def __init__(self, *, directory: Path, memory_bytes: int, max_bytes: int) -> None:
-        """`directory`: of the file. `max_bytes`: of all parts. `memory_bytes`: of those that are in memory.
+        """`directory`: for the file. `max_bytes`: the most bytes of all parts. `memory_bytes`: the most in memory.
 
         Raises:
-            QueueError: there can be no file in `directory`.
+            QueueError: the file cannot be made in `directory`.
         """
         super().__init__(max_bytes=max_bytes)
         try:
@@ -35,8 +35,9 @@ class SpillStorage(Storage):
         self._memory_bytes = memory_bytes
         self._memory: OrderedDict[PartId, bytes] = OrderedDict()
         self._file_parts: dict[PartId, tuple[int, int]] = {}
-        """Offset and size."""
+        """The offset and size of each part in the file."""
         self._in_file = 0
+        """The bytes of the parts in the file."""
         self._runs = Runs()
         self._file_end = 0
 
@@ -86,7 +87,7 @@ class SpillStorage(Storage):
         self._file_parts.clear()
 
     def _spill(self) -> None:
-        """Move parts to the file until those in memory are within their budget."""
+        """Move parts to the file until the parts in memory are within the budget."""
         while self._stored - self._in_file > self._memory_bytes:
             part, stored = next(iter(self._memory.items()))
             self._file_parts[part] = (self._write_file(stored), len(stored))
@@ -94,7 +95,7 @@ class SpillStorage(Storage):
             del self._memory[part]
 
     def _write_file(self, stored: bytes) -> int:
-        """Write somewhere in the file, and return where."""
+        """Write the bytes of a part to the file. Return their offset."""
         if not stored:
             return 0
         offset = self._runs.allocate(len(stored))
