@@ -1,7 +1,7 @@
-"""A queue in processes of its own.
+"""A queue in separate processes.
 
-supervisor   starts controller and units, and starts them again     serve     what each process runs
-plan         what shall run, and where                              vitals    who has died, and when it is due again
-child        one of these processes                                 metrics   counts for Prometheus
-preflight    what is checked before any process starts
+supervisor   starts and restarts controller and units     serve     the program of each process
+plan         the settings and places of the processes     vitals    deaths, and when a restart is due
+child        the parent's end of one process              metrics   counts for Prometheus
+preflight    checks before any process starts
 """

@@ -16,20 +16,20 @@ from tailrace.host.children import EXIT_LIMIT_S, python_module
 from tailrace.transfer.queue.processes.serve import LOG_TIME, ControllerSettings, Failed, Message, UnitSettings
 
 KILLED_LIMIT_S = 5.0
-"""A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
+"""Seconds for a killed process to be gone. It takes milliseconds; a process stuck in the kernel is left alone."""
 _TAIL_BYTES = 2000
 _SEND_LIMIT_S = 10.0
-"""For the settings, which fit the socket's buffer."""
+"""Seconds to send the settings, which fit the socket's buffer."""
 
 
 class Child:
-    """A process that serves what its settings say.
+    """A process that serves according to its settings.
 
-    What it prints is appended to `log`, where a line says when it is started, and another why it has ended.
+    Its output is appended to `log`. There a line says when the process is started, and another why it has ended.
     """
 
     def __init__(self, name: str, settings: ControllerSettings | UnitSettings, log: Path) -> None:
-        """Start it; it says later whether it listens, see `hear`.
+        """Start the process. It reports later whether it listens, see `hear`.
 
         Raises:
             QueueError: the machine has no room for another process, or the log cannot be written.
@@ -38,7 +38,7 @@ class Child:
         self.log = log
         self._heard = b""
         self._reason = ""
-        """Why it has ended, as far as anybody has said."""
+        """Why the process has ended, as far as it is known."""
         try:
             self._channel = self._start()
         except OSError as error:
@@ -49,7 +49,7 @@ class Child:
         try:
             self._channel.sendall(msgspec.json.encode(settings) + b"\n")
         except ConnectionError:
-            pass  # it has died, and `hear` says so
+            pass  # the process has died, and `hear` reports it
         except TimeoutError:
             self.end(EXIT_LIMIT_S)
             raise QueueError(f"{name} of the queue has not taken its settings within {_SEND_LIMIT_S:g} s") from None
@@ -60,10 +60,10 @@ class Child:
         with theirs:
             try:
                 with self.log.open("ab", buffering=0) as log:
-                    with suppress(OSError):  # a full disk: the process itself says whether it can do without
+                    with suppress(OSError):  # a full disk: the process itself reports whether it can do without
                         log.write(f"{time.strftime(LOG_TIME)} {self.name} is started\n".encode())
                     self._log_start = log.tell()
-                    # A session of its own: Ctrl-C is the parent's, who may have rows to save before the queue ends.
+                    # In a new session it does not get Ctrl-C: the parent may have rows to save before the queue ends.
                     self._process = subprocess.Popen(
                         command,
                         stdin=DEVNULL,
@@ -79,18 +79,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The pid of the process."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """Readable when `hear` has something to say."""
+        """The descriptor of the socket: it is readable when `hear` returns at once."""
         return self._channel.fileno()
 
     def hear(self) -> list[Message]:
-        """What it says; nothing once it has hung up.
+        """Wait for messages of the process and return them; none once it has hung up.
 
         Raises:
-            QueueError: it says half a line, or what is no message.
+            QueueError: it sent half a line, or a line that is not a message.
         """
         try:
             while b"\n" not in self._heard:
@@ -109,7 +109,7 @@ class Child:
         return messages
 
     def obituary(self) -> str:
-        """How one that has hung up died."""
+        """End a process that has hung up. Return a line that says how it died."""
         self.end(EXIT_LIMIT_S)
         return f"{self.name} of the queue ended ({self._how}, see {self.log}){self._because}"
 
@@ -123,32 +123,32 @@ class Child:
         return f": {self._reason}" if self._reason else ""
 
     def _last_words(self) -> str:
-        """The last line that it has printed, if any."""
+        """Return the last line that the process has printed, if any."""
         with self.log.open("rb") as log:
             log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def _note_end(self) -> None:
-        """Take from the log why it has ended, and add there what it could not."""
+        """Read from the log why the process has ended, and add to the log how, if it failed."""
         self._reason = self._reason or self._last_words()
         if self._process.returncode != 0:
             with self.log.open("a") as log:
                 log.write(f"{time.strftime(LOG_TIME)} {self.name} ended ({self._how}){self._because}\n")
 
     def kill(self, reason: str) -> None:
-        """End it at once; its end is heard like any other. Twice is harmless."""
+        """Kill the process. Its end is heard like any other. Calling this twice is harmless."""
         self._reason = reason
         self._process.kill()
 
     def hang_up(self) -> None:
-        """Tell it to end. Telling it twice is harmless."""
-        with suppress(OSError):  # it has hung up before, or this has
-            self._channel.shutdown(socket.SHUT_RDWR)  # seen even while a process that was forked has a copy
+        """Tell the process to end. Calling this twice is harmless."""
+        with suppress(OSError):  # either side has hung up before
+            self._channel.shutdown(socket.SHUT_RDWR)  # takes effect even while a forked process has a copy
         self._channel.close()
 
     def end(self, limit_s: float) -> None:
-        """Tell it to end, and kill it when it has not done so within `limit_s`. Twice is harmless."""
+        """Tell the process to end, and kill it if it has not ended within `limit_s`. Calling this twice is harmless."""
         self.hang_up()
         if self._process.returncode is not None:
             return
@@ -159,5 +159,5 @@ class Child:
             self._process.kill()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(KILLED_LIMIT_S)
-        with suppress(OSError):  # the log was removed, or its disk is full: whoever asks how it died hears of it still
+        with suppress(OSError):  # the log was removed, or its disk is full: `obituary` still says how it died
             self._note_end()

@@ -1,4 +1,4 @@
-"""A queue's counts for Prometheus: each scrape asks the controller once."""
+"""Serves a queue's counts to Prometheus: each scrape asks the controller once."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -15,17 +15,19 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.client.look import read_stats
 
 SETTING = "--metrics-port"
-"""Who asks for the port."""
+"""The setting that names the port."""
 _LIMIT_S = 5.0
-"""For the controller to answer; below the ten seconds that Prometheus waits by default."""
+"""Seconds for the controller to answer; below the 10 s that Prometheus waits by default."""
 
 
 @contextmanager
 def serving_metrics(address: QueueAddress, port: int) -> Iterator[int]:
-    """Answer scrapes at `port` of this machine alone, from a thread, in the block: the port, for 0 one that is free.
+    """Answer scrapes from a thread while the block runs, from this machine alone. The value is the port.
+
+    `port`: 0 for one that is free.
 
     Raises:
-        UserError: the port cannot be had, such as one that is taken.
+        UserError: the port cannot be used, for example because it is taken.
     """
     registry = CollectorRegistry()
     registry.register(_Scrape(address))
@@ -40,7 +42,7 @@ class _Scrape(Collector):
     def collect(self) -> Iterator[Metric]:
         try:
             stats = read_stats(self._address, name="metrics", limit_s=_LIMIT_S)
-        except WireError:  # it does not answer, or is another queue by now, with another token
+        except WireError:  # the queue does not answer, or another one with another token is there now
             yield _up(0)
             return
         yield _up(1)
@@ -54,7 +56,7 @@ def _up(value: int) -> Metric:
 
 
 def _families(counts: Iterable[QueueCount], stats: Mapping[tuple[str, ...], object]) -> Iterator[Metric]:
-    """The series of some counts. `stats`: what has the fields, by the labels of its samples."""
+    """Yield the metrics of some counts. `stats`: the objects with the fields, by the values of their labels."""
     families: dict[Series, GaugeMetricFamily | CounterMetricFamily] = {}
     for count in counts:
         series = count.series

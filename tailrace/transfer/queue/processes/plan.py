@@ -1,4 +1,4 @@
-"""What shall run: the settings of each process of a queue, where all of them listen, and what they go on from."""
+"""The plan of a queue's processes: the settings of each, where they listen, and the state that they go on from."""
 
 import fcntl
 import hashlib
@@ -23,16 +23,16 @@ from tailrace.transfer.wire.sockets import host_id
 
 CONTROLLER = "controller"
 _JOIN_EVERY_S = 1.0
-"""Between signs of life of a unit."""
+"""Seconds between signs of life of a unit."""
 
 _log = logging.getLogger(__name__)
 
 
 class QueuePlan:
-    """Of one queue, in one directory."""
+    """The plan of one queue, in one directory."""
 
     address: QueueAddress
-    """Where the queue is, known in `prepared`; with the endpoints that it has, as soon as it listens there."""
+    """The address of the queue, known in `prepared`. It has the real endpoints as soon as the controller listens."""
 
     def __init__(self, config: ServiceQueueConfig, table: TableConfig, directory: Path, *, resume: bool) -> None:
         """See `QueueProcesses`."""
@@ -45,7 +45,7 @@ class QueuePlan:
 
     @property
     def units(self) -> Sequence[str]:
-        """Their names."""
+        """The names of the units."""
         return [f"unit-{number}" for number in range(self._config.units)]
 
     @property
@@ -55,21 +55,21 @@ class QueuePlan:
 
     @property
     def journal(self) -> Path:
-        """The controller's."""
+        """The file of the controller's journal."""
         return self._directory / "journal"
 
     def log(self, name: str) -> Path:
-        """The file for what a process prints."""
+        """Return the file to which a process prints."""
         return self._directory / f"{name}.log"
 
     @property
     def has_lost_journal(self) -> bool:
-        """Whether there has been a journal, since a controller could serve, and is none any more."""
+        """Whether a controller has served, so that there was a journal, and the journal is gone or empty now."""
         return self._has_served and not (self.journal.exists() and self.journal.stat().st_size > 0)
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        """Hold the directory in the block. At its end, what units have left goes, unless the queue is to go on.
+        """Hold the directory in the block. At its end the units' stored parts are removed, unless the queue goes on.
 
         Raises:
             UserError: another process serves a queue there, or its address cannot be read.
@@ -91,11 +91,11 @@ class QueuePlan:
                     self._clear()
 
     def settings(self, name: str) -> ControllerSettings | UnitSettings:
-        """For a process that is started now."""
+        """Return the settings of a process that is started now."""
         return self._controller_settings() if name == CONTROLLER else self._unit_settings(name)
 
     def publish(self, endpoints: list[str]) -> bool:
-        """The controller serves at `endpoints`; False where clients know of it from a controller before."""
+        """Write the address when the first controller serves at `endpoints`. Return False for later controllers."""
         if self._has_served:
             return False
         self._has_served = True
@@ -104,7 +104,7 @@ class QueuePlan:
         return True
 
     def _place(self, before: QueueAddress | None) -> QueueAddress:
-        """Where the controller shall listen: where that of an earlier start did, if there was one."""
+        """Choose where the controller listens: at the endpoints of an earlier start, if there was one."""
         port = f"tcp://{self._config.listen}:"
         others = [] if before is None else before.endpoints
         tcp = next((endpoint for endpoint in others if endpoint.startswith(port)), f"{port}*")
@@ -124,7 +124,7 @@ class QueuePlan:
         self._starts += 1
         return UnitSettings(
             token=self.address.token,
-            # a socket of its own, so that nobody takes it for the unit before it
+            # each start has another socket, so that no client takes it for the unit before it
             endpoints=[f"ipc://{self._sockets}/{name}-{self._starts}", f"tcp://{self._config.listen}:*"],
             name=name,
             controller=self.address.endpoint,
@@ -134,11 +134,11 @@ class QueuePlan:
         )
 
     def _storage_name(self, unit: str) -> str:
-        queue = hashlib.sha256(self.address.token).hexdigest()[:16]  # the same after a restart, and no other queue's
+        queue = hashlib.sha256(self.address.token).hexdigest()[:16]  # the same after a restart, and unique to the queue
         return f"tailrace-{queue}-{unit}"
 
     def _clear(self) -> None:
-        """Memory of units that were killed goes; so does what units have stored for a queue that does not go on."""
+        """Remove the memory of units that were killed, and the stored parts if the queue does not go on."""
         if isinstance(self._config.storage, ArenaStorageConfig):
             remove_orphans(self._config.storage.path)
         if self._resume:
@@ -156,7 +156,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
     Raises:
         UserError: another queue is served there.
-        OSError: it cannot be made.
+        OSError: the directory cannot be made.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""What a queue needs of this machine: looked at before anything is written, so that what is missing is one line."""
+"""Checks what a queue needs of this machine, before anything is written. What is missing is one line."""
 
 import os
 import tempfile
@@ -19,10 +19,10 @@ from tailrace.transfer.queue.storage.factory import make_storage
 
 
 def check_service(config: ServiceQueueConfig) -> None:
-    """Whether processes of this machine can serve such a queue.
+    """Check that processes of this machine can serve the queue of `config`.
 
     Raises:
-        ConfigError: they cannot listen there, or have the storage. It names the key.
+        ConfigError: they cannot listen at the address, or cannot have the storage. It names the key.
     """
     _check_listen(config.listen)
     _check_storage(config.storage)

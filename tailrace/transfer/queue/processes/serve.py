@@ -1,12 +1,12 @@
-"""One process of a queue, which `QueueProcesses` starts as `python -m MODULE PARENT DESCRIPTOR`.
+"""The program of one process of a queue, which `QueueProcesses` starts as `python -m MODULE PARENT DESCRIPTOR`.
 
     parent ──settings──▶ process ──Listening──▶ parent
                                  ──Turning────▶           each second from then on
                                  ──Failed─────▶           instead, or later: why it ends
 
-They speak over the socket DESCRIPTOR, a JSON line each, so the token stands on no command line. The socket also tells
-either side that the other has ended. A parent that ends, however it does, leaves no process behind:
-a thread waits for the other end to close, or for the parent to be gone while a process that it forked holds that end.
+Messages are JSON lines over the socket DESCRIPTOR, so the token is on no command line. The socket also tells either
+side that the other has ended. A parent that ends in any way leaves no process behind: a thread waits until the other
+end is closed, or until the parent is gone while a process that it forked holds that end.
 """
 
 import gc
@@ -38,40 +38,40 @@ from tailrace.transfer.wire.server import Server, Service, stopped_by_signals
 LOG_FORMAT, LOG_TIME = "%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"
 _WATCH_MS = 1000
 _STOP_LIMIT_S = 5.0
-"""For the message in hand, once the parent is gone."""
+"""Seconds to finish the message in hand, once the parent is gone."""
 
 _log = logging.getLogger(__name__)
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, tag="controller"):
-    """For the process of the controller."""
+    """The settings of the controller's process."""
 
     token: bytes
     endpoints: list[str]
-    """Where to listen."""
+    """The endpoints at which to listen."""
     table: str
     """A TableConfig as JSON."""
     config: str
     """A ServiceQueueConfig as JSON."""
     journal: str
-    """Its file."""
+    """The path of the journal."""
 
 
 class UnitSettings(msgspec.Struct, frozen=True, kw_only=True, tag="unit"):
-    """For the process of a storage unit."""
+    """The settings of a storage unit's process."""
 
     token: bytes
     endpoints: list[str]
-    """Where to listen."""
+    """The endpoints at which to listen."""
     name: str
     controller: str
-    """Its endpoint."""
+    """The endpoint of the controller."""
     storage: str
     """A StorageConfig as JSON."""
     storage_name: str
     """See `make_storage`."""
     join_every_s: float
-    """Between its signs of life."""
+    """Seconds between the unit's signs of life."""
 
 
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
@@ -81,11 +81,11 @@ class Listening(msgspec.Struct, frozen=True, tag="listening"):
 
 
 class Turning(msgspec.Struct, frozen=True, tag="turning"):
-    """Its loop does: a process that was stopped, or hangs, says nothing."""
+    """The process's loop turns. A process that is stopped or hangs does not send this."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """It cannot, or not any more."""
+    """The process cannot serve, or cannot go on."""
 
     reason: str
 
@@ -108,20 +108,20 @@ def main() -> None:
                 channel.sendall(msgspec.json.encode(Listening(server.endpoints)) + b"\n")
                 server.run(service)
         except (TailraceError, JournalError) as error:
-            with suppress(ConnectionError):  # the parent is gone
+            with suppress(ConnectionError):  # if the parent is gone
                 channel.sendall(msgspec.json.encode(Failed(str(error))) + b"\n")
             sys.exit(1)  # the parent writes the reason into the log
     _log.info("%s ends: %s", server.name, server.stopped_by)
 
 
 def _raise_descriptor_limit() -> None:
-    """Let this process have as many descriptors as it may: each client takes some, and ZeroMQ ends without one."""
+    """Raise this process's limit of descriptors: each client takes some, and ZeroMQ ends the process without one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tuple[Server, Service]:
-    # hundreds of thousands of rows live as long as they must: to look through them often finds nothing
+    # Hundreds of thousands of rows live for long: to search them for garbage often finds nothing.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
     match settings:
@@ -150,11 +150,11 @@ def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tupl
 
 
 def _watch(parent: int, channel: socket.socket, server: Server) -> None:
-    """Have the server's loop tell the parent that it turns, and stop it with the parent's end."""
+    """Have the server's loop tell the parent that it turns, and stop the server when the parent ends."""
     turning = msgspec.json.encode(Turning()) + b"\n"
 
     def tell() -> None:
-        with suppress(BlockingIOError, ConnectionError):  # a parent that was stopped has enough to read; or it is gone
+        with suppress(BlockingIOError, ConnectionError):  # the parent is stopped and its buffer full, or it is gone
             channel.send(turning, socket.MSG_DONTWAIT)
 
     poll = select.poll()
@@ -163,7 +163,7 @@ def _watch(parent: int, channel: socket.socket, server: Server) -> None:
         server.call(tell)
     server.stop("its parent has hung up, or is gone")
     time.sleep(_STOP_LIMIT_S)
-    os._exit(1)  # the message in hand does not end; the parent is gone, and nobody else would stop this process
+    os._exit(1)  # the message in hand does not end; without a parent, nothing else would stop this process
 
 
 if __name__ == "__main__":

@@ -1,18 +1,17 @@
-"""The processes of a queue: a controller and storage units, which are started again when they die.
+"""The processes of a queue: a controller and storage units, which are restarted when they die.
 
     directory/connection.json ◀── address ── QueueProcesses ──starts, watches──▶ controller ◀──Join── unit-0, unit-1, …
               journal         ◀─────────────────────────────────────────────────────┘
-              *.log           ◀── what each of them prints
+              *.log           ◀── the output of each process
 
-A controller that is started again has the endpoints and the journal of the one before, a unit its name: clients and
-units find them again. One that died before it could serve is started again after a pause; one that has not said for
-long that its loop turns is killed. When too many have died, or the journal is gone, all are ended.
+A restarted controller has the endpoints and the journal of the one before, and a restarted unit has its name: so
+clients and units find them again. A process that died before it served is restarted after a pause. A process that has
+not reported for long that its loop turns is killed. When too many have died, or the journal is gone, all are ended.
 
-The plan says what shall run (`plan`), and the vitals who has died (`vitals`).
+The plan has the settings of the processes (`plan`), and the vitals record which have died (`vitals`).
 
-Who waits on whom: a thread of its own starts all of them and then hears them until `stop`. Whoever enters waits until
-the controller has heard from all units, and nobody for longer than a limit. Processes whose parent dies end by
-themselves.
+Waiting: a thread starts all processes and then hears them until `stop`. Entering the block waits until the controller
+has heard from all units. Every wait has a limit. Processes whose parent dies end by themselves.
 """
 
 import asyncio
@@ -38,23 +37,26 @@ from tailrace.transfer.queue.processes.serve import Failed, Listening
 from tailrace.transfer.queue.processes.vitals import START_LIMIT_S, Vitals
 
 _LOOK_S = 0.05
-"""Between looks at which units have joined, once all of them serve: only the controller knows, and tells when asked."""
+"""Seconds between questions to the controller whether all units have joined, once all processes serve."""
 _LOOK_LIMIT_S = 5.0
+"""Seconds for the controller to answer such a question."""
 _END_LIMIT_S = 10.0
-"""For all processes to end by themselves, with the message in hand and their files."""
+"""Seconds for all processes to end by themselves, with the message in hand and their files."""
 
 _log = logging.getLogger(__name__)
 
 
 class QueueProcesses:
-    """The processes, from `with` (or `async with`) on until the end of the block."""
+    """The processes of a queue. They run in the block of a `with` or `async with`."""
 
     def __init__(
         self, config: ServiceQueueConfig, table: TableConfig, directory: Path, *, resume: bool = False
     ) -> None:
-        """`directory`: made where it is missing. `resume`: go on with the journal, the token and the endpoints that an
-        earlier start has left there, and leave everything to the next one; otherwise the queue begins empty, and what
-        it has stored goes when it ends.
+        """`directory`: made if it is missing.
+
+        `resume`: whether to go on with the journal, the token and the endpoints that an earlier start has left there,
+        and to leave everything for the next one. Otherwise the queue begins empty, and its stored data is removed when
+        it ends.
         """
         self._plan = QueuePlan(config, table, directory, resume=resume)
         self._directory = directory
@@ -67,11 +69,11 @@ class QueueProcesses:
         self._thread = threading.Thread(target=self._supervise, name="queue processes", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start all of them.
+        """Start all processes.
 
         Raises:
             UserError: the directory cannot be used, or another process serves a queue there.
-            QueueError: the table is not one that rows can pass through, or a process cannot serve.
+            QueueError: rows cannot pass through the table, or a process cannot serve.
         """
         self._thread.start()
         self._ready.wait()  # the thread has the limit
@@ -81,10 +83,10 @@ class QueueProcesses:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End all of them.
+        """End all processes.
 
         Raises:
-            QueueError: the queue had been given up, which explains whatever went wrong in the block.
+            QueueError: the queue had been given up, which explains any error in the block.
         """
         self.stop()
         self._join()
@@ -111,7 +113,7 @@ class QueueProcesses:
 
     @property
     def address(self) -> QueueAddress:
-        """Where the queue is."""
+        """The address of the queue."""
         return self._plan.address
 
     @property
@@ -121,20 +123,20 @@ class QueueProcesses:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the processes that there are now: `controller`, `unit-0`, ...; another one after a restart."""
+        """The pid of each process by name: `controller`, `unit-0`, ... It changes with a restart."""
         return {name: child.pid for name, child in self._children.copy().items()}
 
     def stop(self) -> None:
-        """Begin to end all of them. From any thread or signal handler."""
-        with suppress(OSError):  # they have ended
+        """Begin to end all processes. It may be called from any thread or signal handler."""
+        with suppress(OSError):  # they have ended already
             self._waker.send(b"!")
 
     def wait(self) -> None:
-        """Until `stop`, or until the queue is given up; `__exit__` says which."""
+        """Wait until `stop`, or until the queue is given up; then `__exit__` raises the reason."""
         self._thread.join()
 
     def on_given_up(self, then: Callable[[], object]) -> None:
-        """Have `then` called in the thread of the processes, before they are ended, when the queue is given up."""
+        """Call `then` when the queue is given up: in the supervising thread, before the processes are ended."""
         self._on_given_up = then
 
     def _check_started(self) -> None:
@@ -149,7 +151,7 @@ class QueueProcesses:
             _log.error("the processes of the queue have not ended within %g s: %s", limit_s, self.pids)
 
     def _supervise(self) -> None:
-        """The thread. What goes wrong is kept for who enters and who leaves."""
+        """Run the processes: the main function of the thread. A failure is kept for `__enter__` and `__exit__`."""
         with ExitStack() as stack:
             stack.push(self._leave)
             stack.callback(self._waker.close)
@@ -157,7 +159,7 @@ class QueueProcesses:
             try:
                 stack.enter_context(self._plan.prepared())
                 stack.callback(self._end)
-                stack.push(self._leave)  # whoever waits for the queue hears of it before the processes end
+                stack.push(self._leave)  # a caller that waits for the queue learns of it before the processes end
                 self._start(CONTROLLER)
                 while self._turn():
                     pass
@@ -176,13 +178,13 @@ class QueueProcesses:
     def _leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The thread ends; with an error that nobody foresaw, which its traceback explains."""
+        """End the thread. An unexpected error gives up the queue; its traceback is printed."""
         if error is not None and self._failure is None:
             self._give_up(QueueError(f"the thread of the queue's processes has failed: {one_line(error)}"))
         self._ready.set()
 
     def _turn(self) -> bool:
-        """Wait for something to do and do it; False when it was to stop."""
+        """Wait for something to do, and do it. Return False after `stop`."""
         for name in self._vitals.due:
             self._start(name)
         children = {self._children[name].fileno(): self._children[name] for name in self._vitals.running}
@@ -217,17 +219,18 @@ class QueueProcesses:
             self._replace(child)
 
     def _listen_to(self, child: Child, endpoints: list[str]) -> None:
-        """It serves from now on; the first time a controller does, start the units."""
+        """Record that a process serves. When the first controller does, start the units."""
         self._vitals.listen(child.name)
         if child.name == CONTROLLER and self._plan.publish(endpoints):
             for unit in self._plan.units:
                 self._start(unit)
 
     def _replace(self, child: Child) -> None:
-        """Have a process started anew that has died.
+        """Schedule the restart of a process that has died.
 
         Raises:
-            QueueError: too many have, or one while the queue starts that never came to listen, or the journal is gone.
+            QueueError: too many processes have died, this one died at the queue's start before it listened, or the
+                journal is gone.
         """
         obituary = child.obituary()
         if child.name == CONTROLLER and self._plan.has_lost_journal:
@@ -251,7 +254,7 @@ class QueueProcesses:
             QueueError: it takes too long.
         """
         if self._all_serve:
-            with suppress(PeerLost):  # it has died meanwhile, and is started again
+            with suppress(PeerLost):  # the controller has died meanwhile, and is restarted
                 units = read_stats(self.address, name="queue processes", limit_s=_LOOK_LIMIT_S).units
                 if sum(unit.alive for unit in units) >= len(self._plan.units):
                     return self._ready.set()
