@@ -1,18 +1,19 @@
-"""One process claims for many that fetch: a thread that holds all leases of a data set.
+"""The claimant of a data set: a thread that holds all leases, while worker processes fetch the cells.
 
     worker ──Next──▶ Claimant ──lease──▶ controller        one claim at a time, so that rows are counted here alone
            ◀─Claimed──  │
            ──fetch─────────────────────▶ units             each worker by itself
     loop   ──Arrived──▶ │                                  a batch has come out of its worker
                         │
-    ack, nack ─────────▶└── renews every lease until it ends; gives back what is still held at the end
+    ack, nack ─────────▶└── renews every lease until it ends; gives back the leases still held at the end
 
-Workers speak JSON lines over a socket that only this user can open. The queue knows one client, the process that acks:
-when it dies, all of its rows go back. A worker that dies or hangs up stands in no line, and what it was handed and has
-not arrived goes back and is wanted again: it stays connected until all of its batches have been looked at.
+Messages of workers are JSON lines over a socket that only this user can open. The queue knows one client, the process
+that acks: when it dies, all of its rows go back. When a worker dies or hangs up, it leaves the line, and the rows that
+it was given and that have not arrived go back and are wanted again. So a worker stays connected until all of its
+batches have arrived.
 
-Who waits on whom: a worker on the claims of those who asked before it, each up to the queue's timeout. Rows that one
-could not fetch are given back after a pause, and are wanted again.
+Waiting: a worker waits for the claims of the workers that asked before it, each up to the queue's timeout. Rows that a
+worker could not fetch are given back after a pause, and are wanted again.
 """
 
 import asyncio
@@ -35,18 +36,18 @@ from tailrace.types import Value
 T = TypeVar("T")
 
 _PAUSE_S = 0.2
-"""Before rows whose cells did not come are wanted again: by then their unit may be back, or known to be lost."""
+"""Seconds before rows whose cells did not come are claimed again: their unit may be back, or known to be lost."""
 
 
 class Next(Message, frozen=True):
     """A worker wants a claim."""
 
     unfetched: int | None = None
-    """The lease of the one before, where its cells did not come."""
+    """The lease of the worker's claim before, if its cells did not come."""
 
 
 class Arrived(Message, frozen=True):
-    """The rows of a lease are where they are acked: its worker may go. Also the answer to it."""
+    """The rows of a lease have reached the process that acks: their worker may end. It is also the answer to itself."""
 
     lease_id: int
 
@@ -57,27 +58,30 @@ class Over(Message, frozen=True):
 
 Ask: TypeAlias = Next | Arrived
 Answer: TypeAlias = Claimed | Over | Failure | Arrived
-"""To Next, and the last one to Arrived."""
+"""The answers to Next; Arrived is the answer to Arrived."""
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
     claim: Claim
-    """Without rows: its lease counts."""
+    """The claim, without rows: only its lease is needed."""
     rows: int
-    """Those that were not acked."""
+    """The number of rows that were not acked."""
     worker: "_Worker | None"
-    """Who has it, until it has arrived."""
+    """The worker that has the rows; None once they have arrived."""
 
 
 class Claimant:
-    """Claims rows of `task` for whoever asks at `socket`, from `start` to `close`."""
+    """Claims rows of a task for workers that ask at `socket`, from `start` to `close`."""
 
     socket: str
-    """Where workers connect, known after `start`."""
+    """The path of the socket at which workers connect, known after `start`."""
 
     def __init__(self, queue: RemoteQueue, task: str, *, rows: int | None, limit: int | None, rank: int | None) -> None:
-        """`queue`: the thread's own. `rows`: in all; None for as many as come. `limit`, `rank`: of each claim."""
+        """`queue`: used by this thread alone. `rows`: how many to claim in all; None for as many as come.
+
+        `limit`, `rank`: passed to each claim.
+        """
         self._queue = queue
         self._task = task
         self._wanted = rows
@@ -91,7 +95,7 @@ class Claimant:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimant")
 
     def start(self) -> None:
-        """Returns when workers can connect.
+        """Start the thread, and return when workers can connect.
 
         Raises:
             OSError: the socket cannot be made.
@@ -105,14 +109,14 @@ class Claimant:
         self._loop = started.result()
 
     def close(self) -> None:
-        """Send workers away and give back all rows that were not acked. Harmless twice.
+        """Send workers away and give back all rows that were not acked. Calling this twice is harmless.
 
-        Raises what has ended the thread before, the first time.
+        The first call raises the error that had ended the thread before, if any.
         """
         if self._closed:
             return
         self._closed = True
-        with suppress(RuntimeError):  # it has ended, and its loop is closed
+        with suppress(RuntimeError):  # the thread has ended, and its loop is closed
             self._loop.call_soon_threadsafe(self._close)
         self._thread.shutdown()
         self._ended.result()
@@ -128,18 +132,18 @@ class Claimant:
         self._run(self._forget(claim, len(claim.rows if rows is None else rows)))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for the thread, which has the queue's limits.
+        """Run `work` in the thread and wait for its result; the queue's limits end the wait.
 
         Raises:
-            QueueClosed: it has ended, or does so meanwhile.
+            QueueClosed: the thread has ended, or ends meanwhile.
         """
         outcome: Future[T] = Future()
-        with suppress(RuntimeError):  # its loop is closed
+        with suppress(RuntimeError):  # the thread's loop is closed
             outcome = asyncio.run_coroutine_threadsafe(work, self._loop)
         either: list[Future[Any]] = [outcome, self._ended]
         wait(either, return_when=FIRST_COMPLETED)
         if not outcome.done() or outcome.cancelled():
-            work.close()  # nobody will run it any more
+            work.close()  # it will never run
             raise QueueClosed("this data set was closed: its rows have gone back")
         return outcome.result()
 
@@ -165,7 +169,7 @@ class Claimant:
             self._closing.set_result(None)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` beside all else. An error that nobody else hears of ends the thread, and `close` raises it."""
+        """Run `work` in a task. An error that it raises ends the thread, and `close` raises it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -182,9 +186,9 @@ class Claimant:
         worker.asking = self._spawn(self._attend(worker, reader))
 
     async def _attend(self, worker: "_Worker", reader: asyncio.StreamReader) -> None:
-        """Answer a worker until it hangs up: what it was handed and has not arrived goes back."""
-        with suppress(ConnectionError):  # it was killed before it had read its answer
-            while (line := await reader.readline()).endswith(b"\n"):  # else it was killed while it wrote
+        """Answer a worker until it hangs up. Then the rows that it was given and that have not arrived go back."""
+        with suppress(ConnectionError):  # the worker was killed before it had read its answer
+            while (line := await reader.readline()).endswith(b"\n"):  # else the worker was killed while it wrote
                 worker.answering = self._spawn(self._reply(worker, _ASKS.decode(line)))
         worker.close()
         self._workers.discard(worker)
@@ -208,14 +212,14 @@ class Claimant:
         if self._renewing is not None:
             self._renewing.cancel()
         if tasks:
-            await asyncio.wait(tasks)  # a claim that is broken off takes itself back
+            await asyncio.wait(tasks)  # a cancelled claim gives its own rows back
         await asyncio.gather(*map(self._give_back, self._held.values()))
 
     async def _give_back(self, held: _Held) -> None:
         try:
             await self._queue.nack(held.claim)
         except PeerLost:
-            return  # the queue, if it comes back, hears no more of this client and takes its rows back
+            return  # if the queue comes back, it takes the rows back, since this client is silent
 
     async def _answer(self, worker: "_Worker", ask: Ask) -> Answer:
         match ask:
@@ -253,7 +257,7 @@ class Claimant:
             self._wanted += rows
 
     def _unhold(self, held: _Held) -> None:
-        """Its rows are wanted again."""
+        """Forget a held claim, so that its rows are wanted again."""
         del self._held[held.claim.lease_id]
         self._want(held.rows)
 
@@ -266,7 +270,7 @@ class Claimant:
                 self._unhold(held)
 
     async def _forget(self, claim: Claim, rows: int) -> None:
-        """So many rows of a claim have been acked or nacked."""
+        """Note that `rows` rows of a claim were acked or nacked. Forget the claim when none is left."""
         held = self._held.get(claim.lease_id)
         if held is not None:
             held.rows -= rows
@@ -282,31 +286,31 @@ class Claimant:
                 except PeerLost:
                     continue  # the controller may be back in time; if not, the ack will say so
                 except LeaseError:
-                    self._held.pop(held.claim.lease_id, None)  # it was lost all the same, and the ack will say so
+                    self._held.pop(held.claim.lease_id, None)  # the lease has expired, and the ack will say so
 
 
 class _Worker:
-    """A connection over which a worker asks, one question at a time."""
+    """The connection of a worker, which asks one question at a time."""
 
     asking: asyncio.Task[None]
-    """Waits for its questions."""
+    """The task that waits for the worker's questions."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
         self.answering: asyncio.Task[None] | None = None
 
     def send(self, answer: Answer) -> None:
-        """Returns at once; what does not arrive is nobody's loss."""
+        """Send an answer, and return at once. If it does not arrive, the worker is gone."""
         self.writer.write(msgspec.json.encode(answer) + b"\n")
 
     def close(self) -> None:
-        """It is answered no more, not even what it has asked."""
+        """Hang up, and cancel the answer that is being prepared."""
         if self.answering is not None:
             self.answering.cancel()
         self.writer.close()
 
     def send_away(self) -> None:
-        """There are no more claims for it."""
+        """Tell the worker that there are no more claims, and hang up."""
         self.send(Over())
         self.writer.write_eof()  # a worker that was forked later may hold this end open
         self.asking.cancel()

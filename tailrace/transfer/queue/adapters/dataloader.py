@@ -1,4 +1,4 @@
-"""The streaming data loader: what a task iterates over (AsyncFlow, section 3.4)."""
+"""The streaming data loader, over which a task iterates (AsyncFlow, section 3.4)."""
 
 from typing import Self
 
@@ -12,17 +12,17 @@ class StreamingLoader:
             ...
             await queue.ack(claim, outputs)
 
-    Each claim is made when the loop asks for it, with the rows still wanted as its limit, so none goes over `rows`.
-    The caller acks or nacks every claim that it was given: where the loop is left by an exception, the claims not
-    acked yet are the caller's to nack, or their rows go back when the leases expire.
+    Each claim is made when the loop asks for it, limited to the rows that are still wanted, so no more than `rows` are
+    claimed. The caller must ack or nack every claim. If an exception leaves the loop, the caller must nack the claims
+    that are not acked yet, or their rows go back when the leases expire.
 
-    Iterating raises what `TransferQueue.claim` raises.
+    Iterating raises the errors of `TransferQueue.claim`.
     """
 
     def __init__(
         self, queue: TransferQueue, task: str, *, rows: int, rank: int | None = None, timeout: float | None = None
     ) -> None:
-        """`rank`: see `TransferQueue.claim`; `rows` are that rank's then.
+        """`rank`: see `TransferQueue.claim`; `rows` then counts the rows of that rank.
 
         `timeout`: seconds that each claim may wait; the queue's own limit by default.
         """
@@ -33,11 +33,11 @@ class StreamingLoader:
         self._timeout = timeout
 
     def __aiter__(self) -> Self:
-        """The loader itself."""
+        """Return the loader itself."""
         return self
 
     def claim_more(self, rows: int) -> None:
-        """So many rows more: as many of those claimed turned out not to count. From within the loop, too."""
+        """Claim `rows` rows more, for as many that turned out not to count. It may be called inside the loop."""
         self._wanted += rows
 
     async def __anext__(self) -> Claim:

@@ -1,4 +1,4 @@
-"""The rows of a task as a data set of PyTorch (AsyncFlow, sections 3.1 and 3.4).
+"""A task's rows as an iterable data set for PyTorch (AsyncFlow, sections 3.1 and 3.4).
 
     DataLoader ──starts──▶ workers ──ask──▶ Claimant (a thread of this process) ──▶ controller
         ▲                     │ └──fetch──▶ units
@@ -6,13 +6,13 @@
     this process: trains on a batch, then acks it
 
 No row is delivered twice, whatever the number of workers: this process claims, one claim after the other, and workers
-only fetch cells and lay them out. Whichever asks first gets the next claim. A batch has arrived when it is unpickled
-here; what a worker has not brought that far when it ends goes back, and another iteration gets it.
+only fetch cells and lay them out. The worker that asks first gets the next claim. A batch has arrived when it is
+unpickled here. When a worker ends, its batches that have not arrived go back, and another iteration gets them.
 
-Who waits on whom: a worker on rows, and the loop on whichever worker has some: with `in_order=False`. Otherwise PyTorch
-asks its workers in turn, and one that waits for rows holds up the batches that the others have. A loader claims ahead:
-`num_workers * prefetch_factor` batches beside the one in hand. Their leases are renewed here, so they may wait as long
-as they like.
+Waiting: a worker waits for rows. With `in_order=False` the loop waits for any worker that has a batch. Otherwise
+PyTorch asks its workers in turn, and a worker that waits for rows holds up the batches of the others. A loader claims
+ahead: `num_workers * prefetch_factor` batches beside the one in hand. This process renews their leases, so they may
+wait for any time.
 """
 
 import os
@@ -49,33 +49,33 @@ from tailrace.transfer.queue.rows.schema import Schema, check_limit
 from tailrace.transfer.wire.messages import Failure
 
 _WATCH_S = 1.0
-"""Between looks at whether the process that claims is still there."""
+"""Seconds between checks whether the process that claims is still there."""
 _ARRIVAL_LIMIT_S = 5.0
-"""For a thread of this process to hear of a batch; it never waits itself."""
+"""Seconds for the claimant's thread to answer that a batch has arrived; it never waits itself."""
 _CLAIM = tuple(field.name for field in fields(Claim))
 
 
 class StreamingDataset(IterableDataset[TensorBatch]):
-    """Batches of one task, each the rows of a claim.
+    """The batches of one task: each has the rows of one claim.
 
         with StreamingDataset(QueueAddress.read(path), "actor", rows=512, layouts={"prompt_ids": Pad(0)}) as dataset:
             for batch in DataLoader(dataset, batch_size=None, num_workers=4, in_order=False):
                 ...
                 dataset.ack(batch, {"advantages": advantages})
 
-    `batch_size` is None, since a batch is what the task's policy hands out at once; `in_order` is False, so that a
-    batch comes when it is there. The loop ends when `rows` rows have been delivered in all, over all workers and
+    `batch_size` is None, since the task's policy chooses the rows of a batch. `in_order` is False, so that a batch
+    comes as soon as it is ready. The loop ends when `rows` rows have been delivered in all, over all workers and
     iterations, or when the queue is closed. Batches are acked in the process that made the data set, before the block
     is left, in any order.
 
-    A loop that is left in the middle gives back what its workers have fetched ahead, and so does a worker that is
-    killed; the next loop gets it. What PyTorch itself has taken from a worker and keeps (with `in_order`, `pin_memory`
-    or `persistent_workers`) counts as delivered. At the end of the block all rows that were not acked go back at once.
-    If this process dies, they go back when the queue has not heard of it for `limit_s`. PyTorch gives workers that
-    still wait for rows when a loop is left 5 s each before it ends them; `close` the data set first, and they end at
+    When a loop is left in the middle or a worker is killed, the batches that were fetched ahead go back, and the next
+    loop gets them. Batches that PyTorch itself has taken from a worker and keeps (with `in_order`, `pin_memory` or
+    `persistent_workers`) count as delivered. At the end of the block all rows that were not acked go back at once. If
+    this process dies, they go back when the queue has not heard from it for `limit_s`. If workers still wait for rows
+    when a loop is left, PyTorch gives them 5 s each before it ends them. `close` the data set first, and they end at
     once.
 
-    Iterating raises what `TransferQueue.claim` raises, and ColumnError for what a layout cannot do.
+    Iterating raises the errors of `TransferQueue.claim`, and ColumnError if a column cannot have its layout.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class StreamingDataset(IterableDataset[TensorBatch]):
         shared_memory: bool = True,
         limit_s: float = 30.0,
     ) -> None:
-        """`rows`: None for as many as come until the queue is closed.
+        """`rows`: how many rows to deliver; None for all until the queue is closed.
 
-        `limit`: at most so many rows in a batch. `rank`: see `TransferQueue.claim`; `rows` are that rank's then.
-        `layouts`: of columns of arrays, packed by default, see `tensors`. `timeout_s`: how long a claim may wait.
-        `shared_memory`, `limit_s`: see `RemoteQueue`.
+        `limit`: the most rows in a batch. `rank`: see `TransferQueue.claim`; `rows` then counts the rows of that rank.
+        `layouts`: the layouts of columns of arrays, packed by default, see `tensors`. `timeout_s`: how long a claim may
+        wait. `shared_memory`, `limit_s`: see `RemoteQueue`.
 
         Raises:
-            UserError: that is no address.
-            QueueError: a `limit` below 1.
+            UserError: `address` is not a QueueAddress.
+            QueueError: `limit` is below 1.
         """
         check_address(address)
         check_limit(limit)
@@ -117,13 +117,13 @@ class StreamingDataset(IterableDataset[TensorBatch]):
         self._desk: socket.socket | None = None
 
     def __enter__(self) -> Self:
-        """From now on it can be iterated over.
+        """Start to claim, so that the data set can be iterated over.
 
         Raises:
             UserError: the queue cannot be reached from this host.
-            PeerLost: it does not answer.
-            QueueError: it has no such task.
-            ColumnError: a layout for a column that the task does not read, or that holds no arrays.
+            PeerLost: the queue does not answer.
+            QueueError: the queue has no such task.
+            ColumnError: a layout is for a column that the task does not read, or that holds no arrays.
         """
         table = read_table(self._address, name=f"data set of {self._task}", limit_s=self._limit_s)
         spec = Schema(table.tasks).task(self._task)
@@ -144,28 +144,29 @@ class StreamingDataset(IterableDataset[TensorBatch]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the data set, see `close`."""
         self.close()
 
     def close(self) -> None:
-        """End all iterations and give back all rows that were not acked. Harmless twice."""
+        """End all iterations and give back all rows that were not acked. Calling this twice is harmless."""
         self._own.close()
 
     def ack(self, batch: TensorBatch, outputs: Mapping[str, Column]) -> None:
         """Write the task's outputs for all rows of `batch`, in their order, and mark them consumed, in one step.
 
         Raises:
-            ColumnError, LeaseError, StaleRowError: see `TransferQueue.ack`; also for what is no column of its rows.
+            ColumnError, LeaseError, StaleRowError: see `TransferQueue.ack`. ColumnError also if a column does not have
+                one cell for each row.
             QueueClosed: the data set was closed.
         """
         self._own.ack(batch.claim, make_outputs(batch.claim, outputs, self._kinds))
 
     def nack(self, batch: TensorBatch, rows: Sequence[RowId] | None = None) -> None:
-        """Give rows back, see `TransferQueue.nack`. They count as delivered here, so another may have to take them."""
+        """Give rows back, see `TransferQueue.nack`. They count as delivered: another client may have to claim them."""
         self._own.nack(batch.claim, rows)
 
     def __iter__(self) -> Iterator[TensorBatch]:
-        """Batches, fetched in the process that iterates: one of several workers, or the only one.
+        """Yield batches. The process that iterates fetches them: a worker of a DataLoader, or the process itself.
 
         Raises:
             PeerLost: the process that claims is gone.
@@ -176,7 +177,7 @@ class StreamingDataset(IterableDataset[TensorBatch]):
             desk = socket.socket(socket.AF_UNIX)
             if get_worker_info() is None:
                 stack.enter_context(desk)
-            else:  # hung up when the worker ends: what it has fetched ahead is still on its way
+            else:  # kept open until the worker ends: batches that it has fetched ahead are still on their way
                 stack.callback(self._keep, desk)
             try:
                 desk.connect(self._socket)
@@ -205,7 +206,7 @@ class StreamingDataset(IterableDataset[TensorBatch]):
                         yield self._deliver(desk, lines, make_batch(claim, self._kinds, self._layouts))
 
     def _deliver(self, desk: socket.socket, lines: BufferedReader, batch: TensorBatch) -> TensorBatch:
-        """A batch that says when it has arrived: now, or when it comes out of its worker."""
+        """Report that the batch has arrived: now, or, from a worker, when the batch is unpickled in the parent."""
         if get_worker_info() is None:
             _ask(desk, lines, Arrived(batch.claim.lease_id))
             return batch
@@ -226,12 +227,12 @@ class StreamingDataset(IterableDataset[TensorBatch]):
         return self._claimant
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker that is spawned needs."""
+        """Return the state for a spawned worker, without the claimant and the socket."""
         return self.__dict__ | {"_claimant": None, "_desk": None}
 
 
 def _fetch(queue: SyncQueue, task: str, claimed: Claimed) -> Claim | None:
-    """The claim with its cells; None where its units do not have them, or not any more."""
+    """Return the claim with its cells; None if the units do not have the cells (any more)."""
     try:
         return queue.fetch(task, claimed)
     except (PeerLost, StaleRowError):
@@ -240,10 +241,10 @@ def _fetch(queue: SyncQueue, task: str, claimed: Claimed) -> Claim | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sent(Claim):
-    """A claim in a worker. Wherever it is unpickled, it has arrived."""
+    """A claim in a worker. When it is unpickled, it reports to the claimant that it has arrived."""
 
     desk: str
-    """The socket of the claimant."""
+    """The path of the claimant's socket."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _receive, (self.desk, {name: getattr(self, name) for name in _CLAIM})
@@ -254,7 +255,7 @@ def _receive(desk: str, claim: dict[str, Any]) -> Claim:
         own.settimeout(_ARRIVAL_LIMIT_S)
         own.connect(desk)
         own.sendall(msgspec.json.encode(Arrived(claim["lease_id"])) + b"\n")
-        own.recv(1)  # heard before the worker hangs up
+        own.recv(1)  # the claimant has noted this before the worker hangs up
     return Claim(**claim)
 
 
@@ -269,9 +270,9 @@ def _ask(desk: socket.socket, lines: BufferedReader, ask: Ask) -> Answer:
 
 
 def _hears(desk: socket.socket) -> bool:
-    """Wait for an answer; False where the data set was closed before it had accepted this connection.
+    """Wait for an answer. Return False if the data set was closed before it had accepted this connection.
 
-    Neither that nor the end of the parent is a hang-up: a worker that was forked has copies of all of its sockets.
+    Neither the close nor the end of the parent hangs up the socket: a forked worker has copies of all sockets.
 
     Raises:
         PeerLost: the parent is gone.
@@ -282,7 +283,7 @@ def _hears(desk: socket.socket) -> bool:
             raise _gone()
         if closed:
             return False
-        closed = not os.path.exists(desk.getpeername())  # what was sent before can be heard now
+        closed = not os.path.exists(desk.getpeername())  # an answer that was sent before can be read in the next round
     return True
 
 

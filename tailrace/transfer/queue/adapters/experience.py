@@ -1,8 +1,8 @@
-"""The data calls of AsyncFlow's user-level interface (section 5.1), over a queue in processes of its own.
+"""The data calls of AsyncFlow's user-level interface (section 5.1), over a queue in separate processes.
 
     put_prompts_data ──▶ rows ──get_experience_data──▶ TensorBatch ── a model ──put_experience_data──▶ output columns
 
-Names of the paper over the queue's contract: a put, a claim, an ack. Columns are tensors, see `tensors`. The other
+The names are the paper's; the calls are the queue's put, claim and ack. Columns are tensors, see `tensors`. The other
 calls of the interface start engines and give them weights: `tailrace.Trainer.init_engines`.
 """
 
@@ -28,7 +28,7 @@ from tailrace.types import WeightVersion
 
 
 class Experience:
-    """What a program that trains or generates says to the queue; for the thread of its `queue`.
+    """The data interface of a program that trains or generates, used in the thread of its `queue`.
 
         with SyncQueue(QueueAddress.read(path), name="trainer") as queue:
             experience = Experience(queue)
@@ -37,18 +37,20 @@ class Experience:
             with queue.held(batch.claim):
                 experience.put_experience_data(batch, {"reward": score(batch.columns)})
 
-    Everything else (giving a batch back, new weights, counts, closing) is said to the queue itself, with
+    For everything else (giving a batch back, new weights, counts, closing) call the queue itself. A batch's claim is
     `TensorBatch.claim`.
     """
 
     def __init__(self, queue: SyncQueue, *, first_group: int = 0) -> None:
-        """`first_group`: group_id of the first prompt that is put; those after it count on. Several programs that put
-        prompts into one queue, and one that goes on where another stopped, need ranges of their own.
+        """`first_group`: the group_id of the first prompt that is put; the next prompts count on from it.
+
+        Several programs that put prompts into one queue need separate ranges. So does a program that goes on where
+        another stopped.
         """
         self._queue = queue
         self._next_group = first_group
         self._doubtful: tuple[int, bytes] | None = None
-        """Of rows whose put was not answered, and which are in the queue or not: the group after them, and a digest."""
+        """For rows whose put was not answered, so that they may be in the queue: the next group_id, and a digest."""
 
     def put_prompts_data(
         self,
@@ -59,18 +61,19 @@ class Experience:
         not_before: WeightVersion = 0,
         timeout: float | None = None,
     ) -> list[int]:
-        """Put `group_size` rows for each prompt, all or none; wait until there is room. Returns the group_ids.
+        """Put `group_size` rows for each prompt, all or none; wait until there is room. Return the group_ids.
 
-        What the queue can never hold at once is put in pieces, call by call. After PeerLost, put the same prompts
-        again: they are in the queue once, whether they had gone in before or not.
+        If the queue can never hold so many rows at once, put them in several calls. After PeerLost, put the same
+        prompts again: they are then in the queue once, even if the first put had succeeded.
 
         `prompts`: columns with a cell for each prompt. `samples`: columns whose cells differ within a group, such as
-        seeds, with one for each row: those of the first prompt, of the second, and so on. `not_before`: see `NewRow`.
+        seeds. They have a cell for each row: the rows of the first prompt, then of the second, and so on.
+        `not_before`: see `NewRow`.
 
         Raises:
             ColumnError: columns of different length, or cells that the table does not expect.
             QueueError, GroupExists, QueueTimeout, QueueClosed: see `TransferQueue.put`.
-            PeerLost: the queue did not answer, and the rows are in or not.
+            PeerLost: the queue did not answer, and the rows may or may not be in.
         """
         if group_size < 1:
             raise QueueError(f"a group has at least 1 row, got group_size={group_size}")
@@ -98,7 +101,7 @@ class Experience:
             if self._doubtful is None:
                 raise
             (following, digest), self._doubtful = self._doubtful, None
-            if _digest(rows) != digest:  # a put goes in whole, so those are in, and these come after them
+            if _digest(rows) != digest:  # a put is whole, so the earlier rows are in, and these come after them
                 self._next_group = following
                 return self.put_prompts_data(
                     prompts, group_size=group_size, samples=samples, not_before=not_before, timeout=timeout
@@ -116,12 +119,12 @@ class Experience:
         layouts: Mapping[str, Layout] | None = None,
         timeout: float | None = None,
     ) -> TensorBatch:
-        """Claim at most `count` rows for `task`; wait until there are some. The columns are those it reads.
+        """Claim at most `count` rows for `task`; wait until some are ready. The columns are those that the task reads.
 
-        `rank`, `timeout`: see `TransferQueue.claim`. `layouts`: of columns of arrays, packed by default.
+        `rank`, `timeout`: see `TransferQueue.claim`. `layouts`: the layouts of columns of arrays, packed by default.
 
         Raises:
-            ColumnError: a layout that the column cannot have; no rows were claimed.
+            ColumnError: a column cannot have its layout; no rows were claimed.
             QueueError, QueueTimeout, QueueClosed: see `TransferQueue.claim`.
         """
         kinds = self._queue.columns
@@ -131,7 +134,7 @@ class Experience:
             return make_batch(claim, kinds, layouts or {})
 
     def put_experience_data(self, batch: TensorBatch, outputs: Mapping[str, Column]) -> None:
-        """Write what the batch's task makes of its rows, in their order, and mark them consumed, in one step.
+        """Write the outputs of the batch's task, in the order of its rows, and mark the rows consumed, in one step.
 
         Raises:
             ColumnError, LeaseError, StaleRowError: see `TransferQueue.ack`.
@@ -140,6 +143,6 @@ class Experience:
 
 
 def _digest(rows: Sequence[NewRow]) -> bytes:
-    """Tells rows with other cells apart."""
+    """Return a digest that differs for rows with other cells."""
     cells = [(row.group_id, row.group_size, dict(row.cells)) for row in rows]
     return hashlib.sha256(msgspec.msgpack.encode(cells, enc_hook=np.ndarray.tobytes)).digest()

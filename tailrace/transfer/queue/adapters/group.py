@@ -1,12 +1,12 @@
-"""One rank of a data-parallel group talks to the queue and broadcasts what it gets (AsyncFlow, section 3.5).
+"""Claims for a data-parallel group: one rank talks to the queue and broadcasts the rows (AsyncFlow, section 3.5).
 
     src:  queue ──claim──▶ header, cells: one tensor of bytes ──broadcast──▶ the others
 
-The group asks the queue once. Cells travel as they lie in the queue's memory (see `cells`), one after the other. The
-header has their lengths and is msgpack. Only `src` acks.
+The group asks the queue once. Cells are sent as they lie in the queue's memory (see `cells`), one after the other. The
+header has their lengths, in msgpack. Only `src` acks.
 
-Who waits on whom: all ranks on `src`, which waits on the queue, up to its timeout; the group's own timeout must be
-longer. What `src` gets instead of a claim is raised on every rank, so none is left waiting.
+Waiting: all ranks wait for `src`, which waits for the queue up to its timeout. The group's own timeout must be longer.
+An error that `src` gets is raised on every rank, so none is left waiting.
 """
 
 from contextlib import ExitStack
@@ -40,7 +40,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, tag=True):
     task: str
     rows: list[_Row]
     kinds: dict[str, ColumnKind]
-    """By column, in the order of the cells. What is no array travels as JSON does."""
+    """The kind by which each column is sent, in the order of the cells. Cells that are not arrays are sent as JSON."""
     lengths: bytes
     """[rows, columns] packed, see `Parts.lengths`."""
 
@@ -56,9 +56,9 @@ class GroupLoader:
             if queue is not None:
                 queue.ack(claim, outputs)
 
-    Otherwise as `StreamingLoader`: the rank that has the queue acks or nacks every claim, and holds it meanwhile, see
-    `SyncQueue.held`. A claim that does not reach all ranks is given back. Iterating raises, on all ranks, what
-    `TransferQueue.claim` raises on `src`.
+    The rest is as for `StreamingLoader`. The rank that has the queue acks or nacks every claim, and holds it meanwhile,
+    see `SyncQueue.held`. A claim that does not reach all ranks is given back. If `TransferQueue.claim` raises an error
+    on `src`, iterating raises it on all ranks.
     """
 
     def __init__(
@@ -73,12 +73,13 @@ class GroupLoader:
         rank: int | None = None,
         timeout: float | None = None,
     ) -> None:
-        """`queue`: of `src`, the global rank of the process that asks; None on the others. `group`: by default all.
+        """`src`: the global rank of the process that asks the queue. `queue`: on `src`; None on the other ranks.
 
-        `device`: of the tensors that the group's backend takes. `rank`, `timeout`: see `StreamingLoader`.
+        `group`: by default all ranks. `device`: the device of the tensors that the group's backend takes. `rank`,
+        `timeout`: see `StreamingLoader`.
 
         Raises:
-            QueueError: a queue on another rank than `src`, or none on it.
+            QueueError: another rank than `src` has a queue, or `src` has none.
         """
         if (queue is not None) != (dist.get_rank() == src):
             raise QueueError(
@@ -95,7 +96,7 @@ class GroupLoader:
         self._timeout = timeout
 
     def __iter__(self) -> Self:
-        """The loader itself."""
+        """Return the loader itself."""
         return self
 
     def __next__(self) -> Claim:
@@ -117,7 +118,7 @@ class GroupLoader:
         try:
             return self._queue.claim(self._task, limit=self._wanted, rank=self._rank, timeout=self._timeout)
         except TailraceError as error:
-            return error  # for all ranks
+            return error  # it is broadcast, and raised on all ranks
 
 
 def broadcast_claim(
@@ -127,9 +128,9 @@ def broadcast_claim(
     group: dist.ProcessGroup | None = None,
     device: torch.device | str = "cpu",
 ) -> Claim:
-    """The claim of `src` on every rank of `group`. Arrays are read-only.
+    """Return the claim of `src` on every rank of `group`. Arrays are read-only.
 
-    `outcome`: on `src` (a global rank) the claim, or the error that came instead; None on the others.
+    `outcome`: on `src` (a global rank) the claim, or the error that came instead; None on the other ranks.
 
     Raises:
         TailraceError: the error of `src`.
@@ -165,7 +166,7 @@ def _encode(outcome: Claim | TailraceError) -> tuple[bytes, list[Parts]]:
 
 
 def _kind(cell: Value) -> ColumnKind:
-    """How a cell travels: all kinds without arrays are JSON, too."""
+    """Return the kind by which a cell is sent: arrays as they are, all others as JSON."""
     if not isinstance(cell, np.ndarray):
         return ColumnKind.JSON
     return ColumnKind.INTS if cell.dtype == np.int64 else ColumnKind.FLOATS
@@ -181,7 +182,7 @@ def _decode(header: memoryview, memory: memoryview) -> Claim:
     starts = sizes.cumsum().reshape(sizes.shape) - sizes
     cells: list[dict[str, Value]] = [{} for _ in message.rows]
     for place, column in enumerate(columns):
-        where = np.column_stack([np.zeros_like(starts[:, place]), starts[:, place]])  # all in the one piece of memory
+        where = np.column_stack([np.zeros_like(starts[:, place]), starts[:, place]])  # all cells lie in one memory
         for own, cell in zip(cells, codec.read_column(column, [memory], where, lengths[:, place]), strict=True):
             own[column] = cell
     rows = [

@@ -1,11 +1,11 @@
-"""One column of a batch of rows in the form that a consumer asks for: pure functions over arrays.
+"""The layouts of a column of arrays, for a batch of rows: pure functions over arrays.
 
     rows ──listed──▶ list of arrays ──pack──▶ values, offsets ──nest──▶ torch.nested
                         │      ▲                    │
                         │      └───unpack, unpad────┤
                         └──pad──▶ values [B, T], lengths
 
-B rows, T elements of the longest (padded) or of all together (packed).
+B is the number of rows. T is the number of elements of the longest row (padded), or of all rows together (packed).
 """
 
 from collections.abc import Sequence
@@ -34,23 +34,23 @@ class Packed:
     values: Array
     """[T]"""
     offsets: IntArray
-    """[B + 1], where each array starts; the last one is T."""
+    """[B + 1], the start of each array; the last entry is T."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Padded:
-    """Arrays of one length."""
+    """Arrays filled up to one length."""
 
     values: Array
     """[B, T]"""
     lengths: IntArray
     """[B], elements without the padding."""
     side: Literal["left", "right"]
-    """Where the padding is."""
+    """The side of the padding."""
 
 
 def listed(rows: Sequence[Row], column: str) -> list[Array]:
-    """The arrays of `column`, in the order of `rows`.
+    """Return the arrays of `column`, in the order of `rows`.
 
     Raises:
         ColumnError: a row lacks the column, or it does not hold arrays.
@@ -67,7 +67,7 @@ def listed(rows: Sequence[Row], column: str) -> list[Array]:
 
 
 def pack(arrays: Sequence[Array]) -> Packed:
-    """Arrays one after the other, copied.
+    """Copy arrays one after the other.
 
     Raises:
         ColumnError: no arrays, or arrays of several dtypes.
@@ -79,16 +79,16 @@ def pack(arrays: Sequence[Array]) -> Packed:
 
 
 def unpack(packed: Packed) -> list[Array]:
-    """The arrays of `packed`, as views."""
+    """Return the arrays of `packed`, as views."""
     bounds = packed.offsets.tolist()
     return [packed.values[start:end] for start, end in pairwise(bounds)]
 
 
 def pad(arrays: Sequence[Array], *, value: float, side: Literal["left", "right"] = "right") -> Padded:
-    """Arrays filled up with `value` on one side to the length of the longest, copied.
+    """Copy arrays, filled up with `value` on one side to the length of the longest.
 
     Raises:
-        ColumnError: no arrays, arrays of several dtypes, or a `value` that such arrays cannot hold.
+        ColumnError: no arrays, arrays of several dtypes, or a `value` that the arrays cannot hold.
     """
     dtype, lengths = _dtype(arrays), _lengths(arrays)
     check_padding(value, dtype)
@@ -100,7 +100,7 @@ def pad(arrays: Sequence[Array], *, value: float, side: Literal["left", "right"]
 
 
 def check_padding(value: float, dtype: np.dtype[Any]) -> None:
-    """Whether arrays can be filled up with `value`.
+    """Check that arrays of `dtype` can be filled up with `value`.
 
     Raises:
         ColumnError: such arrays cannot hold it.
@@ -112,7 +112,7 @@ def check_padding(value: float, dtype: np.dtype[Any]) -> None:
 
 
 def unpad(padded: Padded) -> list[Array]:
-    """The arrays of `padded`, as views."""
+    """Return the arrays of `padded`, as views."""
     width = padded.values.shape[1]
     pairs = zip(padded.values, padded.lengths.tolist(), strict=True)
     if padded.side == "right":
@@ -121,7 +121,7 @@ def unpad(padded: Padded) -> list[Array]:
 
 
 def nest(packed: Packed) -> "torch.Tensor":
-    """A nested tensor [B, *] of the jagged layout that shares the memory of `packed`; what is read-only is copied."""
+    """Return a jagged nested tensor [B, *] that shares the memory of `packed`. Read-only arrays are copied."""
     import torch
 
     values, offsets = (
@@ -131,7 +131,7 @@ def nest(packed: Packed) -> "torch.Tensor":
 
 
 def _dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
-    """The one dtype of all arrays."""
+    """Return the common dtype of all arrays."""
     dtypes = {array.dtype for array in arrays}
     if len(dtypes) != 1:
         raise ColumnError(f"got {len(arrays)} arrays of dtypes {sorted(map(str, dtypes))}, expected some of one dtype")
@@ -139,5 +139,5 @@ def _dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
 
 
 def _lengths(arrays: Sequence[Array]) -> IntArray:
-    """[B]"""
+    """Return the length of each array, [B]."""
     return np.fromiter(map(len, arrays), np.int64, len(arrays))

@@ -1,4 +1,4 @@
-"""The columns of a batch of rows as torch tensors, and tensors as the cells of rows.
+"""Conversions between the cells of rows and torch tensors: the columns of a batch, and outputs.
 
     rows ──make_batch──▶ TensorBatch: one value for each column ── a model ──▶ columns of tensors ──make_cells──▶ cells
 
@@ -7,7 +7,7 @@
     INT, FLOAT      int64, float64 tensor [B]                                     a sequence of numbers
     TEXT, JSON      list
 
-Tensors are copies: what becomes of the queue's memory does not matter to them.
+Tensors are copies: they do not depend on the queue's memory.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -27,15 +27,15 @@ from tailrace.types import Value
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """Arrays filled up to the length of the longest."""
+    """The layout of arrays filled up to the length of the longest."""
 
     value: float
-    """What they are filled up with; an int for arrays of ints."""
+    """The value of the padding; an int for arrays of ints."""
     side: Literal["left", "right"] = "right"
 
 
 Layout: TypeAlias = Literal["packed", "nested"] | Pad
-"""How a column of arrays comes: one after the other, as a nested tensor (jagged), or filled up."""
+"""The layout of a column of arrays: one after the other, a nested tensor (jagged), or filled up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,23 +45,23 @@ class PackedTensor:
     values: torch.Tensor
     """[T], int64 or float32."""
     offsets: torch.Tensor
-    """[B + 1], int64: where each array starts; the last one is T."""
+    """[B + 1], int64: the start of each array; the last entry is T."""
 
     def split(self) -> list[torch.Tensor]:
-        """The B arrays, as views."""
+        """Return the B arrays, as views."""
         return list(self.values.tensor_split(self.offsets[1:-1].cpu()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PaddedTensor:
-    """Arrays of one length."""
+    """Arrays filled up to one length."""
 
     values: torch.Tensor
     """[B, T], int64 or float32."""
     lengths: torch.Tensor
     """[B], int64: elements without the padding."""
     side: Literal["left", "right"]
-    """Where the padding is."""
+    """The side of the padding."""
 
 
 Column: TypeAlias = torch.Tensor | PackedTensor | PaddedTensor | Sequence[Any]
@@ -73,18 +73,18 @@ class TensorBatch:
     """The rows of a claim, column by column."""
 
     claim: Claim
-    """To ack or nack with; its rows have no cells."""
+    """The claim to ack or nack; its rows have no cells."""
     columns: Mapping[str, Column]
-    """What the task reads, in the order of the claim's rows."""
+    """The columns that the task reads, in the order of the claim's rows."""
 
 
 def check_layouts(
     layouts: Mapping[str, Layout], columns: Collection[str], kinds: Mapping[str, ColumnKind], *, task: str
 ) -> None:
-    """Whether each of `layouts` is one, of a column of arrays among `columns`, those that `task` reads.
+    """Check that each of `layouts` is a valid layout for a column of arrays among `columns`, which `task` reads.
 
     Raises:
-        ColumnError: one is not.
+        ColumnError: a layout is not valid, or its column is not read or holds no arrays.
     """
     for column, layout in layouts.items():
         if column not in columns:
@@ -105,10 +105,12 @@ def check_layouts(
 
 
 def make_batch(claim: Claim, kinds: Mapping[str, ColumnKind], layouts: Mapping[str, Layout]) -> TensorBatch:
-    """The rows of `claim` as tensors. Arrays that `layouts` (see `check_layouts`) does not name are packed.
+    """Return the rows of `claim` as tensors. Columns of arrays without a layout in `layouts` are packed.
+
+    `layouts`: see `check_layouts`.
 
     Raises:
-        ColumnError: a value to pad with that the column cannot hold.
+        ColumnError: a column cannot hold its padding value.
     """
     rows = claim.rows
     columns = {column: _column(rows, column, kinds[column], layouts.get(column, "packed")) for column in rows[0].cells}
@@ -119,10 +121,10 @@ def make_batch(claim: Claim, kinds: Mapping[str, ColumnKind], layouts: Mapping[s
 def make_outputs(
     claim: Claim, columns: Mapping[str, Column], kinds: Mapping[str, ColumnKind]
 ) -> dict[RowId, dict[str, Value]]:
-    """Outputs for `TransferQueue.ack` from columns with a cell for every row of `claim`, in their order.
+    """Make the outputs for `TransferQueue.ack` from columns with a cell for every row of `claim`, in their order.
 
     Raises:
-        ColumnError: as for `make_cells`.
+        ColumnError: see `make_cells`.
     """
     cells = make_cells(columns, kinds, rows=len(claim.rows))
     return {row.id: own for row, own in zip(claim.rows, cells, strict=True)}
@@ -131,11 +133,12 @@ def make_outputs(
 def make_cells(
     columns: Mapping[str, Column], kinds: Mapping[str, ColumnKind], *, rows: int | None = None
 ) -> list[dict[str, Value]]:
-    """The cells of rows from columns with one for each: so many, by default as many as the first column has. Tensors
-    may be on any device.
+    """Make the cells of rows from columns with one cell for each row. Tensors may be on any device.
+
+    `rows`: the number of rows; by default the number of cells in the first column.
 
     Raises:
-        ColumnError: a column that the queue does not have, another number of cells, or a tensor of another dtype.
+        ColumnError: the queue does not have a column, or a column has another number of cells or another dtype.
     """
     by_column = {}
     for column, values in columns.items():
@@ -176,7 +179,7 @@ def _laid_out(cells: Sequence[Array], layout: Layout) -> Column:
 
 
 def _cells(column: str, values: Column, kind: ColumnKind) -> Sequence[Value]:
-    """One for each row."""
+    """Return the cells of a column, one for each row."""
     if isinstance(values, torch.Tensor) and values.ndim == 0:
         raise ColumnError(f"column {column!r}: got a tensor without dimensions, expected one cell for each row")
     if kind in _DTYPES:
@@ -217,4 +220,4 @@ def _array(column: str, tensor: torch.Tensor, dtype: torch.dtype) -> np.ndarray:
 
 
 _DTYPES = {ColumnKind.INTS: torch.int64, ColumnKind.FLOATS: torch.float32}
-"""Of arrays, by the kind of their column."""
+"""The dtype of arrays, by the kind of their column."""
