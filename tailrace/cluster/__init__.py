@@ -1,1 +1,1 @@
-"""Worker processes: where they run, and what happens when they die. Nothing else imports Ray."""
+"""Worker processes: where they run, and how their deaths are handled. No other package imports Ray."""

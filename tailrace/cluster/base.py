@@ -5,11 +5,11 @@
     WorkerHandle.reports() ──────────────────▶  run()
                            ◀── Report, Report …   events, lines of output, or nothing: a heartbeat
     WorkerHandle.call(method, *args) ────────▶  method(*args), beside `run` and other calls
-    WorkerHandle.close() ────────────────────▶  `run` is cancelled if it still goes;  close();  the process ends
+    WorkerHandle.close() ────────────────────▶  `run` is cancelled if it still runs;  close();  the process ends
 
-Who waits on whom: `start` waits for `open`, at most `ClusterConfig.start_limit_s`. A report comes every HEARTBEAT_S at
-the latest, so whoever reads them knows within `heartbeat_limit_s` that a worker has died or hangs. A call waits for its
-method and ends at once when the worker dies. Nothing here replaces a dead worker: tailrace/cluster/pool.py does.
+Waiting: `start` waits for `open`, up to `ClusterConfig.start_limit_s`. A report comes at least every HEARTBEAT_S, so
+the reader of reports knows within `heartbeat_limit_s` that a worker has died or hangs. A call waits for its method, and
+ends at once when the worker dies. Nothing here replaces a dead worker: tailrace/cluster/pool.py does.
 """
 
 import asyncio
@@ -27,51 +27,54 @@ from tailrace.errors import TailraceError, WorkerError, one_line
 from tailrace.events import Event, Sink
 
 HEARTBEAT_S = 1.0
-"""A worker reports this often at the least."""
+"""The longest time between two reports of a worker, in seconds."""
 CLOSE_LIMIT_S = 10.0
-"""A worker that is asked to close and has not ended by then is killed."""
+"""Seconds for a worker to close and end, before it is killed."""
 CANCEL_LIMIT_S = 30.0
-"""How long the cancellation of a call waits for the method to end."""
+"""Seconds that the cancellation of a call waits for the method to end."""
 WAITED_FOR = "has not started yet, and is waited for"
-"""What is said of a worker that takes its time."""
+"""The message about a worker that starts slowly."""
 _NOT_COMMANDS = ("open", "run", "close")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """What a worker is told about itself."""
+    """Facts about a worker that its factory gets."""
 
     name: str
-    """Such as `rollout-0`."""
+    """The worker's name, such as `rollout-0`."""
     address: str
-    """IP address of its machine, as others of the cluster reach it."""
+    """The IP address of the worker's machine, as others of the cluster reach it."""
     datacentre: str
-    """Where that is: Ray's node label of this name, or empty."""
+    """The datacentre of that machine: Ray's node label of this name, or empty."""
     emit: Sink
-    """Takes an event to the driver, in the next report. May be called from any thread."""
+    """Sends an event to the driver, in the next report. It may be called from any thread."""
 
 
 class Worker(ABC):
-    """What runs in a process of its own.
+    """A program that runs in a worker process.
 
     `WorkerSpec.factory` names a callable `(settings: bytes, context: WorkerContext) -> Worker`. It is imported and
-    called in the worker's process, whose CPU cores and thread limits are set by then. All methods run in one event
-    loop, of which long computations must keep off: a loop that stands still for `heartbeat_limit_s` is taken for dead.
-    Its other public async methods are commands, see `WorkerHandle.call`.
+    called in the worker's process, after CPU cores and thread limits are set. All methods run in one event loop. Long
+    computations must not run in it: a loop that stands still for `heartbeat_limit_s` is taken for dead. The worker's
+    other public async methods are commands, see `WorkerHandle.call`.
     """
 
     async def open(self) -> dict[str, Any]:
-        """Get ready, load the model; facts about itself for the driver: numbers, strings, lists and dicts of them."""
+        """Get ready, for example load the model. Return facts about the worker for the driver.
+
+        They consist of numbers, strings, and lists and dicts of them.
+        """
         return {}
 
     @abstractmethod
     async def run(self) -> None:
-        """Serve until the work is done. What it raises ends the run."""
+        """Serve until the work is done. An error that this raises ends the run."""
 
     async def close(self) -> None:  # noqa: B027  (many have nothing to give back)
-        """Give back what it holds. Comes after `run` has ended or was cancelled, and after an `open` that raised.
+        """Release resources. It is called after `run` has ended or was cancelled, and after an `open` that raised.
 
-        What it raises after that is a note on the error of `open`.
+        In the second case an error of `close` becomes a note on the error of `open`.
         """
 
 
@@ -80,83 +83,88 @@ class WorkerSpec:
     """A worker to start."""
 
     name: str
-    """Unique in the run: the kind of work, a dash and a number; without those `trainer`, of which there is one."""
+    """Unique in the run: the kind of work, a dash and a number. The only trainer is `trainer`, without a number."""
     pool: PoolConfig
-    """What it reserves, and where it is bound."""
+    """The resources that the worker reserves, and the cores that it is bound to."""
     factory: str
     """`module:callable`, see Worker."""
     settings: bytes
-    """For the factory."""
+    """The settings for the factory."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a worker has to say; a report of nothing is a heartbeat."""
+    """News from a worker. An empty report is a heartbeat."""
 
     events: tuple[Event, ...] = ()
-    """In the order in which they were emitted."""
+    """Events in the order in which they were emitted."""
     lines: tuple[str, ...] = ()
-    """What it and its children have printed, to stdout or stderr, a line each."""
+    """Lines that the worker and its children have printed, to stdout or stderr."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a command has returned, on its way to the driver."""
+    """The result of a command, on its way to the driver."""
 
     value: bytes
-    """Pickled."""
+    """The pickled result."""
     told: int
     """See `WorkerHandle.told`."""
 
 
 class WorkerHandle(ABC):
-    """The driver's end of one worker. Used from one event loop."""
+    """The driver's end of one worker, used from one event loop."""
 
     name: str
     pid: int
-    """Of the worker's process, on `facts["host"]`."""
+    """The pid of the worker's process, on `facts["host"]`."""
     facts: dict[str, Any]
-    """What its `open` returned and: `pid`, `host`, `address` (IP), `node` (the id of Ray's node), `keeper` (the pid of
-    its actor), `datacentre` (Ray's node label of that name, or empty), `cores` (that it may run on, as read back from
-    the system)."""
+    """The facts that `Worker.open` returned and: `pid`, `host`, `address` (IP), `node` (the id of Ray's node), `keeper`
+    (the pid of its actor), `datacentre` (Ray's node label of that name, or empty), `cores` (the cores that the worker
+    may run on, as read back from the system)."""
     told: int = 0
-    """Events that the worker had emitted in all by the end of the newest call that has returned. Reports bring them."""
+    """The number of events that the worker had emitted by the end of the last call that returned. Reports bring the
+    events."""
 
     @abstractmethod
     def reports(self) -> AsyncGenerator[Report, None]:
-        """Let the worker `run`, and hear from it until that has returned. Once only.
+        """Start the worker's `run`, and yield its reports until `run` has returned. Call this only once.
 
         Raises:
-            TailraceError: what `run` raised; a WorkerError if that was none of Tailrace's.
-            WorkerDied: its process ended, or it has not been heard of for `heartbeat_limit_s` and was killed.
+            TailraceError: the error that `run` raised; a WorkerError for an error that is not Tailrace's.
+            WorkerDied: the process ended, or it was silent for `heartbeat_limit_s` and was killed.
         """
 
     @abstractmethod
     async def call(self, method: str, *args: Any) -> Any:
-        """The result of the worker's async method of this name. Calls run beside one another, and beside `run`.
+        """Call the worker's async method of this name, and return its result.
 
-        The cancellation of the caller cancels the method, and waits until it has ended (at most CANCEL_LIMIT_S).
+        Calls run concurrently with one another and with `run`. If the caller is cancelled, the method is cancelled too,
+        and the caller waits up to CANCEL_LIMIT_S until it has ended.
 
         Raises:
-            TailraceError: what the method raised; a WorkerError if that was none of Tailrace's.
-            WorkerDied: its process ended, before or meanwhile.
+            TailraceError: the error that the method raised; a WorkerError for an error that is not Tailrace's.
+            WorkerDied: the process had ended, or ended meanwhile.
         """
 
     @abstractmethod
     async def close(self) -> Report:
-        """Let it close and end; kill it after CLOSE_LIMIT_S. Never raises for a worker that died; twice is harmless.
+        """Let the worker close and end; kill it after CLOSE_LIMIT_S. Return the news that no report has brought.
 
-        Returns what it has had to say since nobody has read its reports any more.
+        It raises nothing for a worker that died. Calling it twice is harmless.
         """
 
     @abstractmethod
     async def kill(self) -> None:
-        """End the process at once, with what it has started. Reports and calls raise WorkerDied. Twice is harmless."""
+        """Kill the worker's process and all processes that it has started. Reports and calls raise WorkerDied.
+
+        Calling it twice is harmless.
+        """
 
 
 class Cluster(ABC):
-    """Starts workers. When its block ends, however it does, none of them is left."""
+    """Starts workers. When its block ends in any way, no worker is left."""
 
     async def __aenter__(self) -> Self:
-        """Be ready to start workers.
+        """Get ready to start workers.
 
         Raises:
             ConfigError: the cluster cannot be reached, or could never hold the pools that it was made with.
@@ -171,31 +179,32 @@ class Cluster(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """IP address of the driver's machine, as workers reach it."""
+        """The IP address of the driver's machine, as workers reach it."""
 
     @property
     @abstractmethod
     def datacentre(self) -> str:
-        """Where that machine is: Ray's node label of this name, or empty."""
+        """The datacentre of the driver's machine: Ray's node label of this name, or empty."""
 
     @abstractmethod
     async def start(self, spec: WorkerSpec) -> WorkerHandle:
-        """A worker that is open. Cancelling this kills it.
+        """Start and open a worker. If this is cancelled, the worker is killed.
 
         Raises:
-            ConfigError: the machine has no such cores.
-            ClusterError: it was given no place within `start_limit_s`.
-            TailraceError: what its factory or `open` raised; a WorkerError if that was none of Tailrace's.
-            WorkerDied: its process ended, or was killed since it had not opened within `start_limit_s`.
+            ConfigError: the machine does not have the cores.
+            ClusterError: the worker was given no place within `start_limit_s`.
+            TailraceError: the error that its factory or `open` raised; a WorkerError for an error that is not
+                Tailrace's.
+            WorkerDied: the process ended, or was killed since it had not opened within `start_limit_s`.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Kill every worker that is left. Twice is harmless."""
+        """Kill every worker that is left. Calling it twice is harmless."""
 
 
 async def close_unopened(worker: str, error: BaseException, close: Coroutine[Any, Any, Report]) -> None:
-    """Do `close` after the `error` of an `open`, which is what is told."""
+    """Await `close` after an `open` that raised `error`. An error of `close` becomes a note on `error`."""
     try:
         await close
     except TailraceError as failure:
@@ -203,7 +212,7 @@ async def close_unopened(worker: str, error: BaseException, close: Coroutine[Any
 
 
 async def each(*work: Coroutine[Any, Any, None]) -> None:
-    """Do it side by side, all of it to its end. The first error is raised then."""
+    """Run all of `work` concurrently, each to its end. Then raise the first error."""
     ends = await asyncio.gather(*work, return_exceptions=True)
     for end in ends:
         if end is not None:
@@ -211,34 +220,38 @@ async def each(*work: Coroutine[Any, Any, None]) -> None:
 
 
 def unheard(work: asyncio.Future[Any]) -> None:
-    """For `add_done_callback`, where nobody waits for the end of `work` any more: an error is not told as forgotten."""
+    """Retrieve the error of `work`, as a done callback: else asyncio logs an error that no caller waits for."""
     if not work.cancelled():
         work.exception()
 
 
 def is_ours(error: Exception) -> bool:
-    """Whether a driver raises a worker's `error` as it is. A class of a user's may be one that cannot be pickled."""
+    """Whether a driver raises a worker's `error` as it is. An error class of a user's may not be picklable."""
     return isinstance(error, TailraceError) and type(error).__module__.partition(".")[0] == "tailrace"
 
 
 def foreign(worker: str, error: Exception) -> WorkerError:
-    """What a driver raises for a worker's error that is none of Tailrace's."""
+    """Return the error that a driver raises for a worker's `error` that is not Tailrace's."""
     return WorkerError(f"worker {worker}: {type(error).__name__}: {one_line(error)}")
 
 
 def cancelled_itself(worker: str) -> WorkerError:
-    """What a driver raises for work that was cancelled, and not by the driver."""
+    """Return the error that a driver raises for work that was cancelled by the worker itself."""
     return WorkerError(f"worker {worker} cancelled itself")
 
 
 def make_worker(factory: str, settings: bytes, context: WorkerContext) -> Worker:
-    """The worker that `factory`, `module:callable`, makes."""
+    """Make a worker with `factory`, which is `module:callable`."""
     module, _, name = factory.partition(":")
     return cast(Worker, getattr(importlib.import_module(module), name)(settings, context))
 
 
 async def call_method(worker: Worker, method: str, args: tuple[Any, ...]) -> Any:
-    """The result of one command of `worker`."""
+    """Call a command of `worker` and return its result.
+
+    Raises:
+        WorkerError: the worker has no such command.
+    """
     if method.startswith("_") or method in _NOT_COMMANDS or not hasattr(worker, method):
         raise WorkerError(f"{type(worker).__name__} has no command {method!r}")
     return await getattr(worker, method)(*args)
@@ -252,10 +265,10 @@ class Outbox:
         self._events: list[Event] = []
         self._news = asyncio.Event()
         self.told = 0
-        """Events in all."""
+        """The number of events in all."""
 
     def emit(self, event: Event) -> None:
-        """Take `event`, to report it soon."""
+        """Add `event` to the next report."""
         self._loop.call_soon_threadsafe(self._add, event)
 
     def _add(self, event: Event) -> None:
@@ -264,7 +277,7 @@ class Outbox:
         self._news.set()
 
     async def wait(self, limit_s: float) -> None:
-        """Until there is something to report, `poke` was called, or `limit_s` have passed."""
+        """Wait until there is an event to report, `poke` was called, or `limit_s` seconds have passed."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._news.wait()
@@ -272,11 +285,11 @@ class Outbox:
             pass
 
     def poke(self) -> None:
-        """End the waiting."""
+        """End the current `wait`, or the next one."""
         self._news.set()
 
     def take(self) -> tuple[Event, ...]:
-        """The events since the last time."""
+        """Return the events since the last call."""
         self._news.clear()
         events, self._events = tuple(self._events), []
         return events

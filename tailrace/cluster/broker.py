@@ -1,9 +1,9 @@
-"""The process that is connected to Ray for a driver, served as a worker is (tailrace/cluster/serve.py).
+"""The process that is connected to Ray for a driver. It is served like a worker (tailrace/cluster/serve.py).
 
-    driver: RayProcess ──socket──▶ Broker, in a process of its own: RayCluster ──Ray──▶ keepers ──▶ workers
+    driver: RayProcess ──socket──▶ Broker, in a separate process: RayCluster ──Ray──▶ keepers ──▶ workers
 
-A process that is connected to Ray is ended by it, without a word, when a part of Ray dies; and Ray's calls wait for a
-part that stands still. Both are this process's troubles here, and not the driver's, which is told, and ends it.
+When a part of Ray dies, Ray ends the processes that are connected to it without a message. And Ray's calls wait for a
+part that stands still. Here both happen to the broker, not to the driver, which learns of it and ends the broker.
 """
 
 import asyncio
@@ -22,46 +22,46 @@ from tailrace.errors import ClusterLost
 
 FACTORY = "tailrace.cluster.broker:make"
 _PARTS = ("gcs_server", "raylet")
-"""Without these there is no Ray. They end by themselves when an agent of theirs has."""
+"""The processes that Ray cannot go on without. They end by themselves when one of their agents has ended."""
 _LOOK_S = 0.5
-"""Between looks at them."""
+"""Seconds between checks of these processes."""
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a broker is told."""
+    """The settings of a broker."""
 
     config: bytes
     """A pickled ClusterConfig."""
     pools: bytes
-    """Pickled: the pools that will be started, by their names in `config`."""
+    """The pools that will be started, by their names in `config`, pickled."""
     directory: str
-    """For the files of a Ray that it starts."""
+    """The directory for the files of a Ray that the broker starts."""
 
 
 class Broker(Worker):
-    """Starts workers on Ray, and passes on what is said to them and by them."""
+    """Starts workers on Ray, and passes on calls and reports."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         from tailrace.cluster.ray import RayCluster, RayHandle  # imports Ray, which the driver does not need
 
         config: ClusterConfig = pickle.loads(settings.config)
         self._parts = _PARTS if config.address is None else ()
-        """Of the Ray that is started here."""
+        """The processes to check; none if Ray is not started here."""
         pools: dict[str, PoolConfig] = pickle.loads(settings.pools)
         self._cluster = RayCluster(config, pools, Path(settings.directory))
         self._handles: dict[int, RayHandle] = {}
         self._reports: dict[int, AsyncGenerator[Report, None]] = {}
 
     async def open(self) -> dict[str, Any]:
-        """Connect to Ray; what `Cluster` has of itself."""
+        """Connect to Ray. Return the `address` and the `datacentre` of the cluster."""
         await self._cluster.__aenter__()
         return {"address": self._cluster.address, "datacentre": self._cluster.datacentre}
 
     async def run(self) -> None:
-        """See that the Ray that was started here goes on.
+        """Check that the Ray that was started here goes on.
 
         Raises:
-            ClusterLost: a part of it has ended. Ray itself would say so after a minute, with the end of this process.
+            ClusterLost: a part of Ray has ended. Ray itself would notice after a minute, and end this process.
         """
         children = {_name(child): child for child in psutil.Process().children()}
         while not (ended := [name for name in self._parts if not (name in children and _lives(children[name]))]):
@@ -69,25 +69,25 @@ class Broker(Worker):
         raise ClusterLost(f"{ended[0]} has ended")
 
     async def start(self, id: int, spec: WorkerSpec) -> tuple[int, dict[str, Any]]:
-        """Start a worker, which is `id` from now on; its pid, and the facts about it."""
+        """Start a worker under the name `id`. Return its pid and the facts about it."""
         self._handles[id] = handle = await self._cluster.start(spec)
         self._reports[id] = handle.reports()
         return handle.pid, handle.facts
 
     async def next_report(self, id: int) -> Report | None:
-        """The next of a worker's reports, or None after the last one."""
+        """Return the next report of a worker, or None after the last one."""
         return await anext(self._reports[id], None)
 
     async def end_reports(self, id: int) -> None:
-        """Nobody reads them any more."""
+        """Stop reading a worker's reports."""
         await self._reports[id].aclose()
 
     async def call(self, id: int, method: str, args: bytes) -> Answer:
-        """The answer to a command of a worker."""
+        """Call a command of a worker and return its answer."""
         return await self._handles[id].call_packed(method, args)
 
     async def close_worker(self, id: int) -> Report:
-        """Close a worker."""
+        """Close a worker. Return its last report."""
         return await self._handles[id].close()
 
     async def kill_worker(self, id: int) -> None:
@@ -95,11 +95,11 @@ class Broker(Worker):
         await self._handles[id].kill()
 
     async def shut_down(self) -> None:
-        """Let go of Ray, and end what was started. Twice is harmless."""
+        """Disconnect from Ray, and end all that was started. Calling it twice is harmless."""
         await self._cluster.close()
 
     async def close(self) -> None:
-        """The same, after an `open` that has failed."""
+        """Do the same as `shut_down`. It is needed after an `open` that failed."""
         await self._cluster.close()
 
 
@@ -116,5 +116,5 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def make(settings: bytes, context: WorkerContext) -> Broker:
-    """For `WorkerSpec.factory`."""
+    """Make a broker: the factory for `WorkerSpec.factory`."""
     return Broker(msgspec.msgpack.decode(settings, type=BrokerSettings))

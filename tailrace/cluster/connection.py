@@ -1,7 +1,7 @@
-"""This process's connection to Ray: to a cluster that runs, or to a Ray that is started for it on this machine.
+"""This process's connection to Ray: to a running cluster, or to a Ray that is started for it on this machine.
 
-Whoever reaches the ports of a Ray and is let in runs code as its user. So a Ray that is started here listens on this
-machine alone, and lets in who has its token.
+A client that Ray accepts at its ports can run code as Ray's user. So a Ray that is started here listens on this machine
+alone, and accepts only clients with its token.
 """
 
 import logging
@@ -17,25 +17,27 @@ import ray
 from tailrace.errors import ClusterError, ConfigError, one_line
 
 _FIRST_WITH_TOKENS = (2, 52)
-"""Ray's release whose processes ask each other for a token."""
+"""The first release of Ray whose processes ask each other for a token."""
 _STORE_BYTES = 80 * 2**20
-"""Of a local Ray's object store, the least that it takes: nothing large goes through Ray."""
+"""The bytes of a local Ray's object store, the least that Ray accepts: nothing large goes through Ray."""
 _REACH_LIMIT_S = 5.0
-"""For a cluster to answer at all."""
+"""Seconds for a cluster to answer at all."""
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""What a client of HTTP/2, and so of gRPC, says first (RFC 9113, section 3.4): its preface and empty settings."""
+"""The first bytes of a client of HTTP/2, and so of gRPC (RFC 9113, section 3.4): its preface and empty settings."""
 _FRAME_BYTES, _SETTINGS = 9, 4
-"""The header of a frame, whose fourth byte is its type. A server's first frame is its settings."""
+"""The length of a frame's header, and the type of a settings frame, which is the header's fourth byte. A server's first
+frame has its settings."""
 _QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 def connect(address: str | None, directory: Path | None) -> None:
-    """Join the cluster at `address`, or start a Ray with its files in `directory`, and the environment that
-    `ray_environment` gives.
+    """Join the cluster at `address`, or start a Ray with its files in `directory` if `address` is None.
+
+    A Ray that is started needs the environment of `ray_environment`.
 
     Raises:
-        ConfigError: the cluster cannot be joined, or this Ray has no tokens.
-        ClusterError: no Ray can be started here.
+        ConfigError: the cluster cannot be joined, or this release of Ray has no tokens.
+        ClusterError: Ray cannot be started here.
     """
     check_version(ray.__version__)
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -53,7 +55,11 @@ def connect(address: str | None, directory: Path | None) -> None:
 
 
 def check_version(version: str) -> None:
-    """Raises ConfigError where Ray is so old that whoever reaches its ports may run code."""
+    """Check that this release of Ray asks for a token.
+
+    Raises:
+        ConfigError: it is older, so that anybody who reaches its ports may run code.
+    """
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if numbers < _FIRST_WITH_TOKENS:
         first = ".".join(map(str, _FIRST_WITH_TOKENS))
@@ -64,7 +70,7 @@ def check_version(version: str) -> None:
 
 
 def _start(directory: Path) -> None:
-    """Twice, where it must be: Ray gives its processes 30 s, which a machine at work may exceed."""
+    """Start Ray. A second try may be needed: Ray gives its processes 30 s, and a busy machine may take longer."""
     options: dict[str, Any] = {
         "include_dashboard": False,
         "object_store_memory": _STORE_BYTES,
@@ -72,9 +78,9 @@ def _start(directory: Path) -> None:
     }
     for is_last in (False, True):
         try:
-            ray.init("local", **options, **_QUIET)  # "local": RAY_ADDRESS is for those who ask for it
+            ray.init("local", **options, **_QUIET)  # "local" ignores RAY_ADDRESS: a run joins cluster.address
             return
-        except Exception as error:  # what Ray raises then has no narrower type
+        except Exception as error:  # Ray's errors here have no narrower type
             ray.shutdown()
             if is_last:
                 raise ClusterError(
@@ -84,10 +90,10 @@ def _start(directory: Path) -> None:
 
 
 def check_connected_to(address: str) -> None:
-    """Whether the Ray that this process is connected to is the one at `address`.
+    """Check that this process is connected to the Ray at `address`.
 
     Raises:
-        ConfigError: it is another one.
+        ConfigError: it is connected to another one.
     """
     connected: str = ray.get_runtime_context().gcs_address
     if address not in ("auto", connected):
@@ -98,7 +104,11 @@ def check_connected_to(address: str) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself takes a minute to say that nobody is there, or somebody else."""
+    """Check that a Ray cluster listens at `address`. Ray itself would take a minute to fail.
+
+    Raises:
+        ConfigError: the address cannot be reached, or is not Ray's.
+    """
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -120,10 +130,10 @@ def _check_reachable(address: str) -> None:
 
 
 def _speaks_http2(connection: socket.socket) -> bool:
-    """Whether gRPC may be at the other end, within the connection's limit for each part of the answer."""
+    """Whether the other end may be gRPC. The connection's timeout limits each part of the answer."""
     try:
         connection.sendall(_HELLO)
         header = connection.recv(_FRAME_BYTES, socket.MSG_WAITALL)
-    except OSError:  # it has hung up, or is silent
+    except OSError:  # the other end has hung up, or is silent
         return False
     return len(header) == _FRAME_BYTES and header[3] == _SETTINGS

@@ -1,4 +1,4 @@
-"""Chooses how workers are run."""
+"""Chooses the cluster that runs the workers."""
 
 import sys
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from tailrace.transfer.weights.segments import check_shared_memory
 
 
 def make_cluster(config: ClusterConfig, pools: Mapping[str, PoolConfig]) -> Cluster:
-    """A cluster for the pools that the run needs, by their names in `config`.
+    """Return a cluster for the pools that the run needs, by their names in `config`.
 
-    In a process that is connected to Ray already it is that Ray. Ray is imported here only then.
+    If this process is connected to Ray already, the cluster is that Ray. Only then is Ray imported here.
 
     Raises:
-        ConfigError: this machine, where they would run, has no shared memory for them.
+        ConfigError: the workers would run on this machine, and it has no shared memory for them.
     """
     if config.address is None:
         check_shared_memory()

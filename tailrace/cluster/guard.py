@@ -2,9 +2,9 @@
 
     keeper ── lifeline (a socket) ── guard ──▶ worker ──▶ what it starts
 
-It says the worker's pid over the lifeline and, when that has ended, how. When the worker ends, or the keeper hangs up
-or is gone in any way, everything below the guard is killed, wherever it hid: the kernel gives orphans among its
-descendants to the guard. Nothing else is done here, so that nothing here can hang.
+The guard sends the worker's pid over the lifeline, and later the worker's exit code. When the worker ends, or the
+keeper hangs up or is gone in any way, all descendants of the guard are killed. None can escape: the kernel makes the
+guard the parent of orphans among them. The guard does nothing else, so that it cannot hang.
 """
 
 import os
@@ -20,10 +20,10 @@ from tailrace.host.descendants import adopt_orphans, kill_descendants
 
 
 def main() -> None:
-    """Start the worker, wait for it, and leave nothing."""
+    """Start the worker, wait until it has ended, and kill all that is left of it."""
     lifeline, *command, messages = sys.argv[1:]
     if os.fork():
-        os._exit(0)  # Ray kills the children of a keeper that ends, and this has to live longer
+        os._exit(0)  # Ray kills the children of a keeper that ends, and the guard has to live longer
     os.set_inheritable(int(lifeline), False)
     adopt_orphans()
     worker = subprocess.Popen([*command, str(os.getpid()), messages], pass_fds=[int(messages)]).pid
@@ -43,7 +43,7 @@ def _tell(lifeline: int, number: int) -> None:
 
 
 def _end_with_keeper(lifeline: int) -> None:
-    select.select([lifeline], [], [])  # nothing is ever said over it: it was hung up
+    select.select([lifeline], [], [])  # the keeper sends nothing: readable means that it has hung up
     kill_descendants()
     time.sleep(KILL_LIMIT_S)  # the main thread sees the worker end
     os._exit(1)

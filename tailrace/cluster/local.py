@@ -1,4 +1,4 @@
-"""Workers in the event loop of the driver: no processes, for tests of what drives workers."""
+"""Workers in the event loop of the driver, without processes, for tests of the code that drives workers."""
 
 import asyncio
 import os
@@ -36,11 +36,11 @@ Result = TypeVar("Result")
 
 _CLOSED = "closed"
 _KILL_LIMIT_S = 1.0
-"""What a killed worker still does after this is left to itself: nothing but cancellation can end it."""
+"""Seconds for a killed worker's tasks to end. Later they are left alone: they can be cancelled, and not killed."""
 
 
 class LocalHandle(WorkerHandle):
-    """A worker in this event loop. To kill it is to cancel all that it does."""
+    """A worker in this event loop. A kill cancels all of its tasks."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.name = spec.name
@@ -51,11 +51,11 @@ class LocalHandle(WorkerHandle):
         self._tasks: set[Task[Any]] = set()
         self._died: str | None = None
         self._gone = asyncio.Event()
-        """Is set when it has died, and what it did has ended or is left to itself."""
+        """Set when the worker has died, and its tasks have ended or are left alone."""
         self._worker: Worker | None = None
 
     async def open(self, limit_s: float) -> None:
-        """Make the worker and open it."""
+        """Make the worker and open it, within `limit_s` seconds."""
         try:
             async with asyncio.timeout(limit_s):
                 facts = await self._guarded(self._open())
@@ -81,7 +81,7 @@ class LocalHandle(WorkerHandle):
         return await self._worker.open()
 
     def _emit(self, event: Event) -> None:
-        if self._died in (None, _CLOSED):  # a process that was killed says no more
+        if self._died in (None, _CLOSED):  # a killed process emits no more events
             self._outbox.emit(event)
 
     async def reports(self) -> AsyncGenerator[Report, None]:
@@ -98,7 +98,7 @@ class LocalHandle(WorkerHandle):
         finally:
             run.cancel()
             await asyncio.wait([run], timeout=CANCEL_LIMIT_S)
-        await asyncio.sleep(0)  # what it emitted as its last
+        await asyncio.sleep(0)  # so that its last events arrive
         yield Report(events=self._outbox.take())
         await run
 
@@ -108,12 +108,16 @@ class LocalHandle(WorkerHandle):
             raise self._obituary()
         assert self._worker is not None
         value = await self._guarded(call_method(self._worker, method, args))
-        await asyncio.sleep(0)  # what it emitted as its last
+        await asyncio.sleep(0)  # so that its last events arrive
         self.told = self._outbox.told
         return value
 
     async def _guarded(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Its result, or its error as the driver sees it; WorkerDied if the worker is killed before or meanwhile."""
+        """Return the result of `work`, or raise its error as the driver sees it.
+
+        Raises:
+            WorkerDied: the worker was killed before or meanwhile.
+        """
         if self._died is not None:
             work.close()
             raise self._obituary()
@@ -135,13 +139,13 @@ class LocalHandle(WorkerHandle):
             raise self._obituary() if self._died is not None else cancelled_itself(self.name)
         try:
             return task.result()
-        except Exception as error:  # whatever it is: the driver hears of it
+        except Exception as error:  # the driver gets every error
             if is_ours(error):
                 raise
             raise foreign(self.name, error) from error
 
     async def _end_of(self, task: Task[Any]) -> None:
-        """Wait until it has ended, or the worker is gone."""
+        """Wait until `task` has ended, or the worker is gone."""
         gone = asyncio.create_task(self._gone.wait())
         try:
             await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -157,11 +161,11 @@ class LocalHandle(WorkerHandle):
             await self._end(_CLOSED, CLOSE_LIMIT_S)
             try:
                 await self.free()
-            except Exception as error:  # whatever it is: the driver hears of it
+            except Exception as error:  # the driver gets every error
                 if is_ours(error):
                     raise
                 raise foreign(self.name, error) from error
-        await asyncio.sleep(0)  # what it emitted as its last
+        await asyncio.sleep(0)  # so that its last events arrive
         return Report(events=self._outbox.take())
 
     async def kill(self) -> None:
@@ -169,7 +173,10 @@ class LocalHandle(WorkerHandle):
         await self._end("killed")
 
     async def free(self) -> None:
-        """Have what was killed give back what a process would lose with its end. Twice is harmless."""
+        """Close a killed worker, so that it releases what a process would lose at its end.
+
+        Calling it twice is harmless.
+        """
         worker, self._worker = self._worker, None
         if worker is not None:
             with suppress(TimeoutError):  # a process would be killed now
@@ -189,7 +196,7 @@ class LocalHandle(WorkerHandle):
 
 
 def _retrieve(task: Task[Any]) -> None:
-    """Its error is for the caller that waits; for nobody, where that has heard of a cancellation or a death instead."""
+    """Retrieve the task's error, since asyncio would log one whose caller got a cancellation or a death instead."""
     if not task.cancelled():
         task.exception()
 
@@ -200,7 +207,7 @@ class LocalCluster(Cluster):
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
         self.handles: list[LocalHandle] = []
-        """Of all workers that were started."""
+        """The handles of all workers that were started."""
 
     @property
     def address(self) -> str:

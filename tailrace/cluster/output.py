@@ -1,4 +1,4 @@
-"""What a worker prints, line by line."""
+"""Reads the output of a worker, line by line."""
 
 import asyncio
 from collections import deque
@@ -8,9 +8,9 @@ from tailrace.errors import printable
 
 _CHUNK_BYTES = 65_536
 _MAX_LINE_BYTES = 65_536
-"""A longer line is cut into several."""
+"""The longest line. A longer one is cut into several."""
 _MAX_LINES = 10_000
-"""Lines that wait to be taken; of more the oldest are dropped."""
+"""The most lines that wait to be taken. If there are more, the oldest are dropped."""
 _LAST_CHARS = 300
 
 
@@ -19,20 +19,20 @@ class Output:
 
     def __init__(self, reader: asyncio.StreamReader, on_line: Callable[[], None]) -> None:
         self.last = ""
-        """The last line that was not blank, cut to a length for messages."""
+        """The last line that was not blank, shortened for messages."""
         self._reader = reader
         self._on_line = on_line
         self._lines: deque[str] = deque(maxlen=_MAX_LINES)
         self._reading = asyncio.create_task(self._read())
 
     def take(self) -> tuple[str, ...]:
-        """The lines since the last time."""
+        """Return the lines since the last call."""
         lines = tuple(self._lines)
         self._lines.clear()
         return lines
 
     async def finish(self, limit_s: float) -> None:
-        """Wait until the pipe is at its end: nobody holds the other one any more."""
+        """Wait up to `limit_s` seconds for the end of the pipe, when no process holds its other end. Then stop."""
         await asyncio.wait([self._reading], timeout=limit_s)
         self._reading.cancel()
 
@@ -48,7 +48,7 @@ class Output:
             self._add(rest)
 
     def _add(self, line: bytes) -> None:
-        # a progress bar draws over itself: only what stays is a line
+        # A progress bar draws over itself: only the text after the last \r stays.
         text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
         if text.strip():
             self.last = printable(text.strip()[:_LAST_CHARS])

@@ -1,12 +1,12 @@
-"""The workers of one kind, kept alive.
+"""A pool of workers of one kind, which are replaced when they die.
 
     start ──▶ every worker is open
     run   ──▶ for each worker: reports ──▶ its events to the log, its lines to stderr
                        WorkerDied ──▶ on_death ──▶ another in its place ──▶ reports …
     call  ──▶ the worker of that place; while it has none, the caller waits for the replacement
 
-`run` ends when every worker's `run` has returned. An error that a worker raises ends it: that is no accident that
-another process would mend.
+`run` ends when every worker's `run` has returned. An error that a worker raises ends it too, since another process
+would raise it again.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from tailrace.registers.events import EventKind
 
 _WINDOW_S = 600.0
 _LAST_WORDS_S = 5.0
-"""For what a dead worker had told to arrive, batched as it is."""
+"""Seconds for the last reports of a dead worker to arrive, since reports are batched."""
 
 
 class DeathBudget:
-    """How many workers of a run may die within ten minutes. Its pools share one."""
+    """Limits how many workers of a run may die within ten minutes. The pools of a run share one."""
 
     def __init__(self, max_deaths: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds."""
+        """`max_deaths`: within ten minutes. `clock`: returns seconds."""
         self._max_deaths = max_deaths
         self._clock = clock
         self._deaths: deque[float] = deque()
@@ -41,7 +41,7 @@ class DeathBudget:
         """Count `death`.
 
         Raises:
-            ClusterError: it is one too many.
+            ClusterError: more than `max_deaths` workers have died.
         """
         now = self._clock()
         self._deaths.append(now)
@@ -55,31 +55,31 @@ class DeathBudget:
 
 
 class _Hearing:
-    """How far the reports of one worker have been read."""
+    """The progress of reading one worker's reports."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
-        """The last one was read."""
+        """Set when the last report was read."""
         self.error: TailraceError | None = None
-        """What has ended them, where something has."""
+        """The error that has ended the reports, if any."""
         self._events = 0
         self._news = asyncio.Event()
 
     def has_come(self, report: Report) -> None:
-        """Count what it has brought."""
+        """Count the events of a report."""
         self._events += len(report.events)
         self._news.set()
 
     def end(self) -> None:
-        """No more comes."""
+        """Note that no more reports come."""
         self.ended.set()
         self._news.set()
 
     async def of(self, events: int) -> None:
-        """Wait until so many events have come; as long as reports come at all, which has limits of its own.
+        """Wait until `events` events have come in all, or the reports have ended. Reports have limits of their own.
 
         Raises:
-            TailraceError: what has ended the reports before that.
+            TailraceError: the error that has ended the reports before that.
         """
         while self._events < events and not self.ended.is_set():
             self._news.clear()
@@ -93,7 +93,7 @@ async def _nothing(handle: WorkerHandle) -> None:
 
 
 class Pool:
-    """Starts the workers of `specs`, passes on what they report, and replaces those that die."""
+    """Starts the workers of `specs`, passes on their reports, and replaces workers that die."""
 
     def __init__(
         self,
@@ -105,11 +105,11 @@ class Pool:
         budget: DeathBudget | None,
         on_death: Callable[[WorkerHandle], Awaitable[None]] = _nothing,
     ) -> None:
-        """`budget`: of deaths; without one nobody is replaced. `on_death` is awaited before another starts."""
+        """`budget`: limits the deaths; None: no worker is replaced. `on_death`: awaited before a replacement starts."""
         self._cluster = cluster
         self._specs = specs
         self._limit_s = 2 * config.start_limit_s
-        """For a replacement: a place is found, and the worker opens."""
+        """Seconds for a replacement to be placed and to open."""
         self._log = log
         self._budget = budget
         self._on_death = on_death
@@ -117,30 +117,30 @@ class Pool:
         self._changed = asyncio.Event()
         """Set and replaced whenever a handle, or the failure, changes."""
         self._dead: set[WorkerHandle] = set()
-        """Of which a call has said so, before `run` has heard of it."""
+        """The workers whose death a call has met, and `run` has not met yet."""
         self._hearing: dict[WorkerHandle, _Hearing] = {}
-        """Those whose reports `run` reads, until it has read the last one."""
+        """The workers whose reports `run` is reading."""
         self._failure: TailraceError | None = None
-        """Why nobody who is dead will be replaced."""
+        """The error after which no dead worker is replaced."""
 
     @property
     def handles(self) -> list[WorkerHandle]:
-        """Of the workers that are open and have not died."""
+        """The handles of the workers that are open and have not died."""
         return [handle for handle in self._handles if handle is not None]
 
     async def start(self) -> None:
-        """Start every worker, side by side.
+        """Start all workers concurrently.
 
-        Raises: as Cluster.start, for the first one that fails.
+        Raises: see `Cluster.start`; the error of the first worker that fails.
         """
         await _together(*(self._start(index) for index in range(len(self._specs))))
 
     async def run(self) -> None:
-        """Tend the workers until each one's `run` has returned.
+        """Tend the workers until the `run` of each has returned.
 
         Raises:
-            TailraceError: what a worker's `run` raised, or a replacement's start.
-            ClusterError: too many have died; without a budget WorkerDied, of the first one.
+            TailraceError: the error of a worker's `run`, or of a replacement's start.
+            ClusterError: too many workers have died; without a budget, the WorkerDied of the first.
         """
         try:
             await _together(*(self._tend(index) for index in range(len(self._specs))))
@@ -150,16 +150,16 @@ class Pool:
             raise
 
     async def call(self, index: int, method: str, *args: Any) -> Any:
-        """Call a command of the worker at `index`; of its replacement, while that is on its way.
+        """Call a command of the worker at `index`. If the worker is being replaced, wait for the replacement.
 
-        While `run` goes on, what the worker has emitted by then is passed on before this returns. So there is never a
-        checkpoint with steps of which nobody has heard.
+        While `run` goes on, the events that the worker has emitted by then are passed on before this returns. So there
+        is never a checkpoint with steps that are missing in the log.
 
         Raises:
-            WorkerDied: it died meanwhile, and what it had told was passed on. It may have done what it was asked for,
-                or not.
+            WorkerDied: the worker died meanwhile, and its last reports were passed on. The command may or may not have
+                taken effect.
             ClusterError: there is no worker, and no replacement came in time.
-            TailraceError: as WorkerHandle.call.
+            TailraceError: see `WorkerHandle.call`.
         """
         handle = await self._alive(index)
         try:
@@ -170,14 +170,14 @@ class Pool:
         except WorkerDied as death:
             await self._hear_out(handle)
             if self._handles[index] is handle and handle not in self._dead:
-                self._dead.add(handle)  # who calls again waits for its replacement
-                self._tell_of(death)  # this error may end the run before `run` hears of it
+                self._dead.add(handle)  # another call waits for the replacement
+                self._tell_of(death)  # this error may end the run before `run` meets the death
             raise
 
     async def close(self) -> None:
-        """Close every worker, side by side, and pass on what they still have to tell. Twice is harmless.
+        """Close all workers concurrently, and pass on their last reports. Calling this twice is harmless.
 
-        Raises: as WorkerHandle.close, the first error, when all have ended.
+        Raises: see `WorkerHandle.close`; the first error, when all workers have ended.
         """
         await each(*(self._close(handle) for handle in self.handles))
 
@@ -237,9 +237,9 @@ class Pool:
             hearing.end()
 
     async def _hear_out(self, dead: WorkerHandle) -> None:
-        """Wait until `run` has read its last report: whoever hears of its death may end `run`."""
+        """Wait until `run` has read the last report of a dead worker, since its caller may then end `run`."""
         if hearing := self._hearing.get(dead):
-            with suppress(TimeoutError):  # its machine is gone, too
+            with suppress(TimeoutError):  # its machine may be gone too
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await hearing.ended.wait()
 
@@ -250,9 +250,13 @@ class Pool:
             print(f"{name}: {line}", file=sys.stderr)
 
     async def _bury(self, index: int, death: WorkerDied) -> None:
-        """Give back what it had, so that another can start."""
+        """Release the resources of a dead worker, so that a replacement can start.
+
+        Raises:
+            ClusterError: too many workers have died; without a budget, `death` itself.
+        """
         handle, self._handles[index] = self._handles[index], None
-        if handle is not None:  # else it had not opened, and its death is in the log
+        if handle is not None:  # else the worker had not opened, and its death is in the log
             if handle not in self._dead:
                 self._tell_of(death)
             self._dead.discard(handle)
@@ -264,7 +268,7 @@ class Pool:
 
     def _tell_of(self, death: WorkerDied) -> None:
         if self._budget is None:
-            self._failure = death  # at once: while the dead is buried, nobody shall wait for a replacement
+            self._failure = death  # at once, so that no call waits for a replacement meanwhile
             self._tell_change()
         now = self._log.now()
         info = {"pid": death.pid, "how": death.how}
@@ -276,7 +280,7 @@ class Pool:
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:
-    """Do it side by side. The first error ends all the rest, and is raised itself."""
+    """Run all of `work` concurrently. The first error cancels the rest and is raised."""
     tasks = [asyncio.create_task(part) for part in work]
     try:
         await asyncio.gather(*tasks)

@@ -3,11 +3,11 @@
     keeper                          guard (guard.py), worker (serve.py)
     RankProcess ──socket────────▶ worker: messages, see wire.py
                   ◀─socket───────── worker: answers; a beat every HEARTBEAT_S, with events
-                  ◀─pipe─────────── what the worker prints, and its children and its C code
+                  ◀─pipe─────────── the output of the worker, of its children and of C code
                   ◀─lifeline─────── guard: how the worker ended
 
-The keeper is an actor of Ray, and in the worker there is no Ray: what holds up the worker holds up nothing else, how it
-ended is known exactly, and its last words are heard even if the kernel killed it.
+The keeper is an actor of Ray, and the worker does not use Ray. So a worker that hangs holds up nothing else. How it
+ended is known exactly, and its last output arrives even if the kernel killed it.
 """
 
 import asyncio
@@ -57,28 +57,28 @@ from tailrace.host.children import last_output, python_module
 from tailrace.host.frames import frame
 
 _BATCH_S = 0.5
-"""Lines and events that come within this time go in one report: each costs milliseconds of several processes."""
+"""Lines and events within this time, in seconds, go in one report: a report costs several processes milliseconds."""
 _GUARD_LIMIT_S = 60.0
-"""For a Python to start that does nothing yet, on a busy machine with a slow disk."""
+"""Seconds for a Python process to start, on a busy machine with a slow disk."""
 _END_LIMIT_S = 10.0
-"""The guard kills in milliseconds. What is stuck in the kernel is left to it."""
+"""Seconds for a killed worker to be gone. It takes milliseconds; a process stuck in the kernel is left alone."""
 _DRAIN_LIMIT_S = 1.0
-"""For what a dead worker had printed and said."""
+"""Seconds for the last output and messages of a dead worker to arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Child:
-    """What leads to a guard and its worker."""
+    """The connections to a guard and its worker."""
 
     lifeline: tuple[StreamReader, StreamWriter]
     messages: tuple[StreamReader, StreamWriter]
     output: StreamReader
     group: int
-    """Of processes, in which the guard is, and the worker."""
+    """The process group of the guard and the worker."""
 
 
 class RankProcess:
-    """A worker in a process of its own on this machine, and all that this has started. Make it with `start`."""
+    """A worker in a separate process on this machine, and all processes that it starts. Make it with `start`."""
 
     def __init__(self, name: str, child: _Child) -> None:
         self.name = name
@@ -88,15 +88,15 @@ class RankProcess:
         self._answers: dict[int, Future[Returned | None]] = {}
         self._events: list[Event] = []
         self._told = 0
-        """Events that it has told."""
+        """The number of events that the worker has sent."""
         self._news = asyncio.Event()
         self._urgent = asyncio.Event()
-        """The next report is not to wait for more."""
+        """Set if the next report must not wait for more news."""
         self._output = Output(child.output, self._news.set)
         self._heard = 0.0
-        """When, on the clock of the loop."""
+        """The time of the worker's last message, on the clock of the loop."""
         self._how = ""
-        """Why it was ended, where it was."""
+        """The reason why this process ended the worker, if it did; then how it ended."""
         self._dead = False
         self._watching: asyncio.Task[None] | None = None
         self._life = asyncio.create_task(self._live())
@@ -113,12 +113,12 @@ class RankProcess:
         start_limit_s: float,
         heartbeat_limit_s: float,
     ) -> tuple[Self, bytes]:
-        """A worker that is open, and the pickled facts about it.
+        """Start and open a worker. Return it, and the pickled facts about it.
 
-        `environment`: of the process. `directory`: where to work, if this machine has one of that name. `address`,
-        `datacentre`: see WorkerContext.
+        `environment`: the environment variables of the process. `directory`: its working directory, if this machine has
+        one of that name. `address`, `datacentre`: see WorkerContext.
 
-        Raises: as Cluster.start.
+        Raises: see `Cluster.start`.
         """
         try:
             child = await _spawn(spec, environment, directory)
@@ -152,7 +152,7 @@ class RankProcess:
             raise self._obituary() from None
 
     async def reports(self) -> AsyncGenerator[Report, None]:
-        """As WorkerHandle.reports."""
+        """Yield the worker's reports; see `WorkerHandle.reports`."""
         run = asyncio.create_task(self._ask(RUN, Run()))
         run.add_done_callback(lambda _: self._hurry())
         try:
@@ -164,7 +164,7 @@ class RankProcess:
                             await self._urgent.wait()
                 yield self._report()
         finally:
-            run.cancel()  # nobody reads any more
+            run.cancel()  # the reader has stopped
             await asyncio.wait([run])
         await run
 
@@ -179,16 +179,16 @@ class RankProcess:
         return Report(events=events, lines=self._output.take())
 
     async def call(self, method: str, args: bytes) -> Answer:
-        """As WorkerHandle.call, with the arguments pickled."""
+        """Call a command with pickled arguments; see `WorkerHandle.call`."""
         id = next(self._ids)
         value = await self._ask(id, Call(id, method, args))
         if self._events:
-            self._hurry()  # whoever has called may wait for them
+            self._hurry()  # the caller may wait for the events
         return Answer(value, self._told)
 
     async def close(self) -> Report:
-        """As WorkerHandle.close."""
-        if self._watching is not None:  # what closes has a limit of its own, and beats no more
+        """Close the worker; see `WorkerHandle.close`."""
+        if self._watching is not None:  # closing has a limit of its own, and the worker beats no more
             self._watching.cancel()
         self._how = self._how or "it was closed"
         try:
@@ -201,9 +201,9 @@ class RankProcess:
         return self._report()
 
     async def kill(self, how: str = "killed") -> None:
-        """As WorkerHandle.kill, with the reason."""
+        """Kill the worker; see `WorkerHandle.kill`. `how`: the reason, for the error."""
         self._how = self._how or how
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the guard has ended
             self._child.lifeline[1].write_eof()
         await asyncio.wait([self._life], timeout=_END_LIMIT_S)
         if not self._life.done():  # the guard stands still: it was stopped
@@ -218,7 +218,7 @@ class RankProcess:
             await self._send(message)
             await asyncio.wait([answer])
         except asyncio.CancelledError:
-            if isinstance(message, Run | Call):  # whoever has given up to open or to close it kills it now
+            if isinstance(message, Run | Call):  # a caller that gives up an open or a close kills the worker next
                 await self._send(Cancel(id))
                 await asyncio.wait([answer], timeout=CANCEL_LIMIT_S)
             raise
@@ -235,12 +235,12 @@ class RankProcess:
 
     async def _send(self, message: ToWorker) -> None:
         writer = self._child.messages[1]
-        with suppress(ConnectionError):  # it has ended: whoever waits for an answer learns it
+        with suppress(ConnectionError):  # the worker has ended: `_live` ends the wait for an answer
             writer.write(frame(message))
             await writer.drain()
 
     async def _live(self) -> None:
-        """Hear it until it has ended, and its last words."""
+        """Hear the worker until it has ended and its last messages and output have come. Then end all waiting calls."""
         lifeline = self._child.lifeline[0]
         self.pid = int(await lifeline.readline() or 0)
         hearing = asyncio.create_task(self._hear())
@@ -270,7 +270,7 @@ class RankProcess:
                         self._answers[id].set_result(message)
 
     async def _watch(self, limit_s: float) -> None:
-        """Kill it when it is silent. A keeper that was held up itself first reads what has come meanwhile."""
+        """Kill the worker when it is silent. A keeper that was held up first reads the messages that came meanwhile."""
         time = asyncio.get_running_loop().time
         while not self._dead:
             await asyncio.sleep(max(self._heard + limit_s - time(), 0.0))
@@ -283,14 +283,14 @@ class RankProcess:
 
 
 def _kill_group(group: int) -> None:
-    """Kill its processes, and all that they have started, as the guard would."""
+    """Kill the processes of a group, and all that they have started, as the guard would."""
     family: set[psutil.Process] = set()
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getpgid(process.pid) == group:
                 family |= {process, *process.children(recursive=True)}
     for process in family:
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended, or has become another user's
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended, or belongs to another user now
             process.kill()
 
 
@@ -308,13 +308,13 @@ async def _spawn(spec: WorkerSpec, environment: Mapping[str, str], directory: st
         pass_fds=[their_messages.fileno(), their_lifeline.fileno()],
         cwd=directory if Path(directory).is_dir() else None,
         env=environment,
-        start_new_session=True,  # Ctrl-C is the driver's, who may have work to save before the workers end
+        start_new_session=True,  # so that Ctrl-C reaches the driver alone: it may save work before the workers end
     )
     for theirs in (their_messages, their_lifeline):
         theirs.close()
     os.close(their_output)
     try:
-        await asyncio.to_thread(starter.wait, _GUARD_LIMIT_S)  # the guard is its child, and has left it
+        await asyncio.to_thread(starter.wait, _GUARD_LIMIT_S)  # the starter ends once it has forked the guard
     except subprocess.TimeoutExpired:
         starter.kill()
         with suppress(subprocess.TimeoutExpired):

@@ -1,13 +1,13 @@
-"""Workers on Ray, for a process that is connected to it.
+"""Workers on Ray, for a process that is connected to Ray.
 
     RayHandle ──Ray──▶ Keeper, an actor with the worker's resources ──▶ RankProcess ──▶ the worker
 
-Ray places keepers and carries what is said; each keeper has one worker process (tailrace/cluster/process.py). A
-keeper reports the death of its worker. A keeper that dies, with its machine or else, takes its worker with it, and Ray
-reports that; one that does not answer a ping for `heartbeat_limit_s` is killed.
+Ray places keepers and carries messages. Each keeper has one worker process (tailrace/cluster/process.py) and reports
+its death. When a keeper dies, alone or with its machine, its worker dies too, and Ray reports that. A keeper that does
+not answer a ping for `heartbeat_limit_s` is killed.
 
-A process that is connected ends when its Ray does, and waits without a limit for one that stands still. So the driver
-of a run leaves all this to a process of its own (tailrace/cluster/broker.py).
+A process that is connected to Ray ends when Ray does, and waits without a limit for a Ray that stands still. So the
+driver of a run leaves all this to a separate process (tailrace/cluster/broker.py).
 """
 
 import asyncio
@@ -49,36 +49,39 @@ from tailrace.errors import ClusterError, ConfigError, TailraceError, WorkerDied
 Result = TypeVar("Result")
 
 _PLACED_SOON_S = 5.0
-"""A worker that is not placed by then is said to wait for a place."""
+"""Seconds to place a worker before a message says that it waits for a place."""
 _KILL_LIMIT_S = 15.0
-"""For a keeper to kill its worker, before it is killed itself."""
+"""Seconds for a keeper to kill its worker, before the keeper is killed."""
 _KEEPER_LIMIT_S = 5.0
-"""For Ray to kill a keeper."""
+"""Seconds for Ray to kill a keeper."""
 _TURNS = 10
-"""Silence is counted in so many parts, so that a driver that was held up does not blame a keeper."""
+"""The number of parts in which silence is measured, so that a driver that was held up does not blame a keeper."""
 
 
 class Keeper:
-    """The actor that has one worker. What the worker raises is returned, pickled: a call's (value, error)."""
+    """The actor that has one worker.
+
+    Methods that concern the worker return (value, error): an error of the worker is pickled, and not raised.
+    """
 
     def __init__(self, spec: WorkerSpec, directory: str, config: ClusterConfig) -> None:
         self._spec, self._directory, self._config = spec, directory, config
         self._worker: RankProcess | None = None
         self._calls: dict[int, Task[Answer]] = {}
         self._cancelled: set[int] = set()
-        """Calls whose cancellation has come first."""
+        """The calls whose cancellation has come before the call."""
 
     async def place(self) -> dict[str, Any]:
-        """Where it is."""
+        """Return the `host`, `address` (IP), `node` (Ray's id) and pid (`keeper`) of this keeper."""
         node = ray.get_runtime_context().get_node_id()
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return {"host": socket.gethostname(), "address": address, "node": node, "keeper": os.getpid()}
 
     async def ping(self) -> None:
-        """It is there."""
+        """Return, which shows that the keeper is alive."""
 
     async def open(self, address: str, datacentre: str) -> tuple[bytes, bytes]:
-        """Start the worker; the facts about it."""
+        """Start the worker. Return the pickled facts about it."""
         try:
             self._worker, facts = await RankProcess.start(
                 self._spec,
@@ -94,7 +97,7 @@ class Keeper:
         return facts, b""
 
     async def reports(self) -> AsyncGenerator[Report | bytes, None]:
-        """The worker's reports, and last the error that ended it, if one did."""
+        """Yield the worker's reports. If an error ends them, it comes last, pickled."""
         assert self._worker is not None
         try:
             async for report in self._worker.reports():
@@ -103,7 +106,7 @@ class Keeper:
             yield pickle.dumps(error)
 
     async def call(self, id: int, method: str, args: bytes) -> tuple[bytes, bytes]:
-        """The answer to a command, packed; nothing if it was cancelled."""
+        """Call a command. Return the packed answer; empty if the call was cancelled."""
         assert self._worker is not None
         if id in self._cancelled:
             self._cancelled.remove(id)
@@ -115,7 +118,7 @@ class Keeper:
         except TailraceError as error:
             return b"", pickle.dumps(error)
         finally:
-            call.cancel()  # if this was cancelled itself
+            call.cancel()  # in case this method was cancelled
             del self._calls[id]
             self._cancelled.discard(id)
 
@@ -127,7 +130,7 @@ class Keeper:
             self._cancelled.add(id)
 
     async def close(self) -> tuple[bytes, bytes]:
-        """Close the worker; its last report."""
+        """Close the worker. Return its last report, pickled."""
         try:
             report = Report() if self._worker is None else await self._worker.close()
         except TailraceError as error:
@@ -156,10 +159,10 @@ class RayHandle(WorkerHandle):
         self._has_place = False
         self._watching: Task[None] | None = None
         self._ended = ""
-        """How the keeper was ended, where it was."""
+        """How this handle ended the keeper, if it did."""
 
     async def open(self) -> None:
-        """Wait for a place, and for the worker to open there."""
+        """Wait until the keeper has a place and the worker has opened there."""
         place = await self._placed()
         self._watching = asyncio.create_task(self._watch())
         datacentre = _datacentre_of(place["node"])
@@ -179,7 +182,7 @@ class RayHandle(WorkerHandle):
                 print(message, file=sys.stderr)
                 await asyncio.wait([placed], timeout=limit_s - _PLACED_SOON_S)
             if not placed.done():
-                raise ClusterError(  # not the input's fault: it was checked, and the run may be hours old
+                raise ClusterError(  # no ConfigError: the configuration was checked, and the run may be hours old
                     f"{self.name} was given no place within {limit_s:g} s: its keeper starts slowly, or waits for "
                     f"what it needs, {what}; see that this is free, raise cluster.start_limit_s, or use fewer workers"
                 )
@@ -202,14 +205,14 @@ class RayHandle(WorkerHandle):
         except RayError as error:
             raise self._obituary(error) from error
         finally:
-            if ray.is_initialized():  # else it would be started anew
-                ray.cancel(stream)  # nobody reads any more
+            if ray.is_initialized():  # else the call would start Ray again
+                ray.cancel(stream)  # the reader has stopped
         raise unpack_error(item)
 
     async def _watch(self) -> None:
-        """Kill the keeper when it stands still; who waits for it hears of that from Ray."""
+        """Kill the keeper when it stands still. Ray then reports its death to calls that wait for it."""
         limit_s = self._config.heartbeat_limit_s
-        while ray.is_initialized():  # else its keepers have ended with it, and a ping would start it anew
+        while ray.is_initialized():  # else the keepers have ended with Ray, and a ping would start Ray again
             if not await self._answers_ping(limit_s):
                 self._ended = self._ended or f"killed, since its keeper gave no sign of life for {limit_s:g} s"
                 await self._kill_keeper()
@@ -217,7 +220,7 @@ class RayHandle(WorkerHandle):
             await asyncio.sleep(limit_s / _TURNS)
 
     async def _answers_ping(self, limit_s: float) -> bool:
-        """Whether it does, be it with Ray's word that it has died."""
+        """Whether the keeper answers a ping, or Ray reports that it has died."""
         answer = asyncio.ensure_future(_result(self._keeper.ping.remote()))
         answer.add_done_callback(unheard)
         try:
@@ -235,20 +238,25 @@ class RayHandle(WorkerHandle):
         return pickle.loads(answer.value)
 
     async def call_packed(self, method: str, args: bytes) -> Answer:
-        """The same, with the arguments pickled."""
+        """Call a command with pickled arguments, see `call`. Return the answer."""
         id = next(self._calls)
         answer = self._keeper.call.remote(id, method, args)
         packed = await self._answer(answer, cancel=lambda: self._keeper.cancel.remote(id))
         return msgspec.msgpack.decode(packed, type=Answer)
 
     async def _answer(self, ref: Any, *, cancel: Callable[[], object] | None) -> bytes:
-        """The value that a keeper's method returns. What is cancelled here is to be there, by `cancel`, if at all."""
+        """Return the value of a keeper's method. If this is cancelled, `cancel` cancels the method in the keeper.
+
+        Raises:
+            TailraceError: the error that the method returned.
+            WorkerDied: the keeper died.
+        """
         answer = asyncio.ensure_future(_result(ref))
         try:
             await asyncio.wait([answer])
         except asyncio.CancelledError:
-            answer.add_done_callback(unheard)  # the cancellation
-            if cancel is not None and ray.is_initialized():  # else it has ended with it, and would be started anew
+            answer.add_done_callback(unheard)
+            if cancel is not None and ray.is_initialized():  # else Ray has ended, and a call would start it again
                 cancel()
                 await asyncio.wait([answer], timeout=CANCEL_LIMIT_S)
             raise
@@ -273,24 +281,24 @@ class RayHandle(WorkerHandle):
         await self._end("killed", self._keeper.kill, _KILL_LIMIT_S)
 
     async def _end(self, how: str, method: Any, limit_s: float) -> bytes:
-        """Let the keeper end its worker, then end the keeper; what it answers, if it can."""
+        """Let the keeper end its worker, then kill the keeper. Return the keeper's answer; empty if there is none."""
         if self._watching is not None:
             self._watching.cancel()
         if self._ended:
             return b""
         self._ended = how
-        if not ray.is_initialized():  # its keepers have ended with it, and it would be started anew to end this one
+        if not ray.is_initialized():  # the keepers have ended with Ray, and a call would start Ray again
             return b""
         try:
             with suppress(TimeoutError, WorkerDied):
-                async with asyncio.timeout(limit_s if self._has_place else 0.0):  # without one it has no worker
-                    return await self._answer(method.remote(), cancel=None)  # it ends below in any case
+                async with asyncio.timeout(limit_s if self._has_place else 0.0):  # no place: no worker
+                    return await self._answer(method.remote(), cancel=None)  # the keeper is killed below in any case
         finally:
             await self._kill_keeper()
         return b""
 
     async def _kill_keeper(self) -> None:
-        """Ray waits for its GCS as long as that stands still."""
+        """Have Ray kill the keeper, from a thread and with a limit: Ray waits for a GCS that stands still."""
         if ray.is_initialized():
             killing = asyncio.ensure_future(asyncio.to_thread(ray.kill, self._keeper))
             killing.add_done_callback(unheard)
@@ -300,16 +308,16 @@ class RayHandle(WorkerHandle):
 class RayCluster(Cluster):
     """Starts workers on Ray: on a cluster that it joins, or a Ray that it starts on this machine.
 
-    A process that is connected to Ray already stays so: then that is the cluster, unless another is asked for.
+    If the process is connected to Ray already, that Ray is the cluster. It is an error to ask for another one.
     """
 
     def __init__(self, config: ClusterConfig, pools: Mapping[str, PoolConfig], directory: Path | None = None) -> None:
-        """`pools`: by their names in `config`, all that will be started here. `directory`: see `connect`."""
+        """`pools`: all pools that will be started here, by their names in `config`. `directory`: see `connect`."""
         self._config = config
         self._pools = pools
         self._directory = directory
         self._handles: list[RayHandle] = []
-        # The kernel ends the processes of a local Ray with the thread that started them: it must live as long.
+        # The kernel ends the processes of a local Ray with the thread that started them, so the thread must stay.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._disconnect: Callable[[], object] | None = None
 
@@ -389,6 +397,6 @@ def _datacentre_of(node: str) -> str:
 
 
 def _told(error: RayError) -> str:
-    """Of what Ray says, the line that gives the reason."""
+    """Return the line of Ray's error that gives the reason."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in reversed(lines) if "died because" in line), lines[0])

@@ -1,11 +1,11 @@
-"""The driver's end of Ray, which is in processes of its own.
+"""The driver's end of Ray, which runs in separate processes.
 
     RayProcess ──▶ guard ──▶ broker ──▶ Ray's own processes ──▶ keepers ──▶ workers
                ──▶ undertaker: ends all of them, and removes their files, should the driver be killed
 
-Who waits on whom: a call on the broker (tailrace/cluster/broker.py), which dies with its Ray; whatever waits raises
-ClusterLost then. A broker that stands still is killed: after `heartbeat_limit_s`, or 180 s while it starts. Closing has
-limits of its own: what has not closed in time is killed, with everything that was started for it, wherever that hid.
+Waiting: a call waits for the broker (tailrace/cluster/broker.py), which dies with its Ray; then all waiting calls raise
+ClusterLost. A broker that stands still is killed after `heartbeat_limit_s`, or after 180 s while it starts. Closing has
+limits of its own: processes that have not closed in time are killed, with all processes that were started for them.
 """
 
 import asyncio
@@ -37,21 +37,22 @@ from tailrace.transfer.wire.sockets import private_directory
 _log = logging.getLogger(__name__)
 
 _NAME = "ray"
-"""Of the broker, where a worker has its name."""
+"""The broker's name, in the place of a worker's."""
 _MAX_PARENT_BYTES = 19
-"""Of the directory for temporary files: below it are Ray's sockets, whose paths may have 107."""
+"""The longest path of the directory for temporary files, in bytes. Below it are Ray's sockets, whose paths may have 107
+bytes."""
 _START_LIMIT_S = 180.0
-"""For the broker to be connected. Ray gives its processes 30 s, and the broker tries twice."""
+"""Seconds for the broker to connect. Ray gives its processes 30 s, and the broker tries twice."""
 _END_LIMIT_S = 40.0
-"""For a worker to be closed or killed; its keeper's limits together are shorter."""
+"""Seconds for a worker to be closed or killed; its keeper's limits together are shorter."""
 _CLOSE_LIMIT_S = 30.0
-"""For Ray to shut down."""
+"""Seconds for Ray to shut down."""
 _BURY_LIMIT_S = 15.0
-"""For what is left to be gone after it was killed."""
+"""Seconds for the remaining processes to be gone after they were killed."""
 
 
 def ray_directory() -> Path:
-    """A new directory for Ray, which gives everybody the right to write there: inside one that others cannot enter.
+    """Make a new directory for Ray, inside one that other users cannot enter: Ray lets everybody write to its own.
 
     Raises:
         WireError: it cannot be made.
@@ -93,22 +94,22 @@ class _Handle(WorkerHandle):
 
 
 class RayProcess(Cluster):
-    """Starts workers on Ray: on a cluster that it joins, or a Ray of its own on this machine, which ends with it."""
+    """Starts workers on Ray: on a cluster that it joins, or on a Ray that it starts on this machine and ends."""
 
     def __init__(self, config: ClusterConfig, pools: Mapping[str, PoolConfig]) -> None:
-        """`pools`: by their names in `config`, all that will be started here."""
+        """`pools`: all pools that will be started here, by their names in `config`."""
         self._config = config
         self._pools = pools
         self._ids = itertools.count()
         self._mark = secrets.token_hex(16)
         self._directory: Path | None = None
-        """Of a Ray of its own."""
+        """The directory of a Ray that is started here."""
         self._undertaker: subprocess.Popen[bytes] | None = None
         self._process: RankProcess | None = None
         self._facts: dict[str, Any] = {}
         self._listening: Task[None] | None = None
         self._why = ""
-        """Ray has ended, where the broker has said."""
+        """The broker's reason why Ray has ended, if it gave one."""
 
     async def __aenter__(self) -> Self:
         environment = dict(os.environ)
@@ -147,10 +148,10 @@ class RayProcess(Cluster):
         try:
             async for report in process.reports():
                 for line in report.lines:
-                    if WAITED_FOR in line:  # Ray's own are many, the ends of its logs, when a part of it has died
+                    if WAITED_FOR in line:  # when a part of Ray has died, Ray prints many lines of its logs
                         print(line, file=sys.stderr)
         except WorkerDied:
-            pass  # whoever waits for an answer is told
+            pass  # calls that wait raise an error
         except TailraceError as error:  # Ray has ended, or the broker has failed
             self._why = str(error)
             await process.kill(self._why)
@@ -174,11 +175,11 @@ class RayProcess(Cluster):
         return handle
 
     async def ask(self, method: str, *args: Any) -> Any:
-        """What a command of the broker returns.
+        """Call a command of the broker and return its result.
 
         Raises:
             ClusterLost: Ray has ended.
-            TailraceError: what the command raised.
+            TailraceError: the error that the command raised.
         """
         if self._process is None:
             raise ClusterLost("the Ray that had the workers was ended")
@@ -190,7 +191,10 @@ class RayProcess(Cluster):
             raise ClusterLost(f"the Ray that had the workers has ended: {self._why or death.how}") from death
 
     async def ask_in_time(self, method: str, *args: Any) -> Any:
-        """The same, to end a worker; None where Ray has ended, or stands still: then `close` ends all that is left."""
+        """Call a command that ends a worker, see `ask`. Return None if Ray has ended or stands still.
+
+        In that case `close` ends all that is left.
+        """
         asking = asyncio.create_task(self.ask(method, *args))
         try:
             await asyncio.wait([asking], timeout=_END_LIMIT_S)
@@ -200,7 +204,7 @@ class RayProcess(Cluster):
             return asking.result() if asking.done() else None
 
     async def close(self) -> None:
-        """Let Ray shut down, and see that nothing is left that was started for it, or that it has written."""
+        """Shut Ray down. Kill all processes that are left of it, and remove its files."""
         process, self._process = self._process, None
         try:
             if process is not None:
@@ -227,10 +231,10 @@ class RayProcess(Cluster):
 
 
 def _bury(undertaker: "subprocess.Popen[bytes]", mark: str, directory: str) -> None:
-    """End what is left, and send the undertaker away, for whom there is nothing to do."""
+    """Kill the processes that are left, and end the undertaker, which is no longer needed."""
     bury(mark, directory, limit_s=_BURY_LIMIT_S)
     try:
         undertaker.communicate(b"1", timeout=_BURY_LIMIT_S)
-    except subprocess.TimeoutExpired:  # it was stopped, say
+    except subprocess.TimeoutExpired:  # for example because it was stopped
         undertaker.kill()
         undertaker.wait()

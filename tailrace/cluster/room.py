@@ -1,4 +1,4 @@
-"""Whether a cluster could ever hold the pools of a run."""
+"""Checks whether a cluster could ever hold the pools of a run."""
 
 import os
 import sys
@@ -12,25 +12,25 @@ from tailrace.errors import ConfigError, did_you_mean
 from tailrace.host.cpu import usable_cores
 
 Resources = Mapping[str, float]
-"""Amounts by Ray's names: CPU, GPU and others."""
+"""Amounts of resources by Ray's names: CPU, GPU and others."""
 
 _PARTS = 10_000
-"""Ray counts in such parts of 1, where 0.3 is three times 0.1, as it is not in floats."""
+"""The parts of 1 in which Ray counts. In them 0.3 is three times 0.1, unlike in floats."""
 
 
 def asked(pool: PoolConfig) -> dict[str, float]:
-    """What each worker of `pool` reserves."""
+    """Return the resources that each worker of `pool` reserves."""
     amounts = {"CPU": pool.cpus, "GPU": pool.gpus, **pool.resources}
     return {name: amount for name, amount in amounts.items() if amount}
 
 
 def check_room(pools: Mapping[str, PoolConfig], nodes: Sequence[Resources]) -> None:
-    """Check that `nodes`, all free, have what `pools` ask for together, and hold all workers of each pool alone.
+    """Check that `nodes`, if all free, have the resources of all `pools`, and can hold the workers of each pool alone.
 
-    Whether all pools can be placed at once is Ray's to find out: this finds what can never be.
+    This finds pools that can never be placed. Only Ray finds out whether all pools can be placed at once.
 
     Raises:
-        ConfigError: they have not.
+        ConfigError: the nodes do not have the resources, or cannot hold the workers of a pool.
     """
     there_each = " or ".join(sorted({described(_ours(node, pools)) for node in nodes}))
     for name, pool in pools.items():
@@ -58,7 +58,7 @@ def check_room(pools: Mapping[str, PoolConfig], nodes: Sequence[Resources]) -> N
 
 
 def _held(pool: PoolConfig, nodes: Sequence[Resources]) -> int:
-    """How many workers of `pool` alone `nodes` hold; where these reserve nothing, all that there are."""
+    """Return how many workers of `pool` alone `nodes` can hold. If they reserve nothing, each node holds all."""
     each = asked(pool)
     return sum(
         min((_parts(node.get(kind, 0.0)) // _parts(each[kind]) for kind in each), default=pool.workers)
@@ -71,10 +71,12 @@ def _parts(amount: float) -> int:
 
 
 def check_this_machine(pools: Mapping[str, PoolConfig], *, gpus: int) -> None:
-    """The same, and that there are the cores, for a Ray that is to be started on this machine with its `gpus`.
+    """Check that this machine can hold `pools` and has their cores, before a Ray is started on it.
+
+    `gpus`: the number of its GPUs. See `check_room`.
 
     Raises:
-        ConfigError: it runs no Linux, or does not have what `pools` ask for.
+        ConfigError: the machine does not run Linux, or does not have the resources or cores of `pools`.
     """
     if sys.platform != "linux":
         raise ConfigError(
@@ -92,7 +94,7 @@ def check_this_machine(pools: Mapping[str, PoolConfig], *, gpus: int) -> None:
 
 
 def _cpus() -> int:
-    """The machine's, or those that a container may use."""
+    """Return the number of CPUs of the machine, or of those that the container may use."""
     count = os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
@@ -102,12 +104,12 @@ def _cpus() -> int:
 
 
 def described(amounts: Resources) -> str:
-    """Such as `2 CPU, 1 GPU`."""
+    """Return amounts as text, such as `2 CPU, 1 GPU`."""
     return ", ".join(f"{amount:g} {name}" for name, amount in sorted(amounts.items())) or "nothing"
 
 
 def _ours(node: Resources, pools: Mapping[str, PoolConfig]) -> dict[str, float]:
-    """What of `node` somebody asks for."""
+    """Return the resources of `node` that any of `pools` asks for."""
     kinds = {kind for pool in pools.values() for kind in asked(pool)}
     return {kind: node.get(kind, 0.0) for kind in kinds}
 

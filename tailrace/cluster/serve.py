@@ -1,8 +1,8 @@
 """The process of one worker: `python -m tailrace.cluster.serve NAME PARENT DESCRIPTOR`, started by a guard.
 
-Messages (tailrace/cluster/wire.py) come and go over the socket DESCRIPTOR; what is printed goes to the keeper's pipe.
-The event loop is the worker's: a beat that does not come says that the worker stands still. The kernel kills this
-process when its parent, the guard (tailrace/cluster/guard.py), ends.
+Messages (tailrace/cluster/wire.py) are exchanged over the socket DESCRIPTOR; output goes to the keeper's pipe. The
+worker's own event loop sends the beats: if they stop, the worker stands still. The kernel kills this process when its
+parent, the guard (tailrace/cluster/guard.py), ends.
 """
 
 import asyncio
@@ -40,19 +40,19 @@ from tailrace.host.frames import frame
 from tailrace.host.streams import replace_unencodable, warn_in_one_line
 
 _BATCH_S = 0.2
-"""Events that come within this time go in one message."""
+"""Events within this time, in seconds, go in one message."""
 
 
 def main() -> None:
-    """Serve until told to close, or until the keeper is gone."""
+    """Serve until a Close arrives, or until the keeper is gone."""
     replace_unencodable()
     warn_in_one_line()
     parent, descriptor = int(sys.argv[2]), int(sys.argv[3])
     signal_at_end_of_parent(signal.SIGKILL)
     os.set_inheritable(descriptor, False)
     if os.getppid() != parent:
-        return  # it ended before the kernel was told
-    # Ray blocks SIGINT. That of a terminal does not come here: the guard has a session of its own.
+        return  # the parent ended before the kernel was told to signal its end
+    # Ray blocks SIGINT. A terminal's Ctrl-C does not reach this process: the guard has a session of its own.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     asyncio.run(_serve(socket.socket(fileno=descriptor)))
 
@@ -66,7 +66,7 @@ async def _serve(channel: socket.socket) -> None:
 
 
 class _Serving:
-    """One worker and the conversation about it."""
+    """A worker, and the exchange of messages with its keeper."""
 
     def __init__(self, start: Start, reader: StreamReader, writer: StreamWriter) -> None:
         self._start = start
@@ -75,9 +75,9 @@ class _Serving:
         self._outbox = Outbox()
         self._worker: Worker | None = None
         self._work: dict[int, Task[Any]] = {}
-        """What is under way: calls by their ids, `open` and `run`."""
+        """The running work: calls by their ids, `open` and `run`."""
         self._answers: set[Task[None]] = set()
-        """Each waits for some work, and tells how it ended."""
+        """The tasks that wait for the end of some work and send its answer."""
 
     async def serve(self) -> None:
         beats = asyncio.create_task(self._beat())
@@ -91,7 +91,7 @@ class _Serving:
                 case Call(id, method, args):
                     self._begin(id, self._call(method, args))
                 case Cancel(id):
-                    if id in self._work:  # else its answer is on the way
+                    if id in self._work:  # else it has ended, and its answer is on the way
                         self._work[id].cancel()
         beats.cancel()
         await self._answer(CLOSE, asyncio.create_task(self._close()))
@@ -105,14 +105,17 @@ class _Serving:
         answer.add_done_callback(_end_if_failed)
 
     async def _answer(self, id: int, work: Task[Any]) -> None:
-        """Never cancelled itself: work that is cancelled before it has begun is answered, too."""
+        """Wait for the end of `work` and send its answer.
+
+        This task is never cancelled itself, so work that is cancelled before it has begun is answered too.
+        """
         await asyncio.wait([work])
         try:
-            await self._tell_events()  # what it emitted comes before its end
+            await self._tell_events()  # its events are sent before its answer
             answer: ToKeeper = Returned(id, value=pickle.dumps(work.result()))
         except asyncio.CancelledError:
             answer = Returned(id, cancelled=True)
-        except Exception as error:  # whatever it is: the driver hears of it
+        except Exception as error:  # the driver gets every error
             answer = Returned(id, error=pack_error(self._start.name, error))
         await self._send(answer)
 
@@ -151,23 +154,23 @@ class _Serving:
             await self._send(Beat(events))
 
     async def _send(self, message: ToKeeper) -> None:
-        with suppress(ConnectionError):  # the keeper is gone, and this process will be
+        with suppress(ConnectionError):  # the keeper is gone, and this process will end
             self._writer.write(frame(message))
             await self._writer.drain()
 
 
 def _end_if_failed(telling: Task[None]) -> None:
-    """End the process, which says why, instead of leaving the driver without a beat or an answer."""
+    """End the process with a traceback if `telling` failed, so that the driver does not miss beats or answers."""
     if not telling.cancelled() and (error := telling.exception()) is not None:
         traceback.print_exception(error)
         os._exit(1)
 
 
 def bind(cores: tuple[int, ...] | None) -> None:
-    """Run on these cores only, and with it every thread that is made from now on.
+    """Bind this process, and every thread that is made from now on, to `cores`. None: leave it as it is.
 
     Raises:
-        ConfigError: the machine has no such core, or this process may not use it.
+        ConfigError: the machine does not have one of the cores, or this process may not use it.
     """
     if cores is None:
         return
@@ -175,7 +178,7 @@ def bind(cores: tuple[int, ...] | None) -> None:
     try:
         os.sched_setaffinity(0, cores)
         missing = set(cores) - os.sched_getaffinity(0)
-    except OSError:  # none of them can be had
+    except OSError:  # none of the cores can be used
         missing = set(cores)
     if missing:
         os.sched_setaffinity(0, before)

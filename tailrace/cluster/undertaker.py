@@ -1,10 +1,10 @@
 """Ends a Ray whose driver was killed: `python -m tailrace.cluster.undertaker MARK DIRECTORY`, started by RayProcess.
 
-Most of a local Ray ends with its driver, but some of its helpers linger for a minute. This waits until the driver hangs
-up its standard input. If it has not said before that all is well, every process that has MARK in its environment is
-killed, and so is every process that writes below DIRECTORY, which is removed. Not the driver, which may be ending with
-an error of its own, and is waited for. The sockets and the shared memory that processes on this machine have left which
-are dead are removed, too: those of the run are among them.
+Most of a local Ray ends with its driver, but some of its helpers stay for a minute. The undertaker waits until the
+driver hangs up its standard input. If the driver has written nothing before, every process that has MARK in its
+environment or writes below DIRECTORY is killed, and DIRECTORY is removed. The driver itself is not killed: it may be
+ending with an error, and is waited for. Then the sockets and the shared memory of dead processes on this machine are
+removed: those of the run are among them.
 """
 
 import os
@@ -21,17 +21,17 @@ from tailrace.host.children import python_module
 from tailrace.host.descendants import kill_all, living
 
 MARK = "TAILRACE_RAY"
-"""The variable that all processes of a local Ray, and what they start, have in their environment."""
+"""The environment variable that marks all processes of a local Ray, and the processes that they start."""
 _LIMIT_S = 30.0
-"""Killed processes are gone in a moment, but Ray may start others meanwhile; one stuck in the kernel is left to it. For
-the driver to end, too."""
+"""Seconds for all killed processes to be gone, and for the driver to end. Killed processes are gone in a moment, but
+Ray may start others meanwhile; a process stuck in the kernel is left alone."""
 
 _LOOK_S = 0.1
-"""Between looks at whether the driver has ended."""
+"""Seconds between checks whether the driver has ended."""
 
 
 def start(mark: str, directory: str) -> "subprocess.Popen[bytes]":
-    """An undertaker for the Ray of this driver. Writing anything to its input sends it away."""
+    """Start an undertaker for the Ray of this driver. It ends when anything is written to its standard input."""
     command = (*python_module("tailrace.cluster.undertaker"), mark, directory)
     return subprocess.Popen(
         command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True, env=environment(os.environ)
@@ -39,13 +39,13 @@ def start(mark: str, directory: str) -> "subprocess.Popen[bytes]":
 
 
 def bury(mark: str, directory: str, *, limit_s: float = _LIMIT_S) -> None:
-    """Kill what is left of a Ray, and remove its files."""
+    """Kill all processes that are left of a Ray, and remove its files. `limit_s`: seconds for them to be gone."""
     kill_all(lambda: _left(mark, directory), limit_s)
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def main() -> None:
-    """Wait for the driver's end."""
+    """Wait until the driver has ended, and end its Ray."""
     mark, directory = sys.argv[1:]
     driver = os.getppid()
     if sys.stdin.buffer.read(1):
@@ -53,12 +53,12 @@ def main() -> None:
     deadline = time.monotonic() + _LIMIT_S
     bury(mark, directory)
     while os.getppid() == driver and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)  # what it has still open is not taken for left
+        time.sleep(_LOOK_S)  # files that a living driver has open do not count as left behind
     _remove_leftovers()
 
 
 def _remove_leftovers() -> None:
-    # only now: who waits through a whole run should take little memory
+    # Imported only now: the undertaker waits through a whole run, and should take little memory.
     from tailrace.transfer import shared_files, socket_directory
     from tailrace.transfer.weights.segments import SHARED
 
@@ -67,8 +67,10 @@ def _remove_leftovers() -> None:
 
 
 def _left(mark: str, directory: str) -> list[psutil.Process]:
-    """Those that have the mark, or write a log below `directory`: agents of Ray change their title, and in doing so
-    overwrite what the kernel shows of their environment, more or less of it.
+    """Return the processes that have the mark, or write a file below `directory`.
+
+    The mark alone is not enough: agents of Ray change their title, which overwrites part of the environment that the
+    kernel shows.
     """
 
     def is_left(process: psutil.Process) -> bool:

@@ -1,7 +1,7 @@
-"""What a worker's process and its keeper tell each other, in frames (tailrace/host/frames.py).
+"""The messages between a worker's process and its keeper, sent as frames (tailrace/host/frames.py).
 
-Both are the same installation on one machine and trust each other, so what the contract leaves open (arguments,
-results, errors) is pickled inside.
+Both are the same installation on one machine and trust each other. So values of any type (arguments, results, errors)
+are pickled inside the messages.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tailrace.host.frames import receive_frame
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """The first message to a worker: what to be."""
+    """The first message to a worker: its name, factory, settings and place."""
 
     name: str
     factory: str
@@ -28,7 +28,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Run(msgspec.Struct, frozen=True, tag="run"):
-    """Begin to serve."""
+    """Call the worker's `run`."""
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
@@ -41,29 +41,29 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """End a call, which is answered in any case."""
+    """Cancel a call. It is answered in any case."""
 
     id: int
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):
-    """Close and end."""
+    """Close the worker, and end the process."""
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """The event loop of the worker goes round. Brings the events since the last one."""
+    """A heartbeat: the worker's event loop turns. It brings the events since the last beat."""
 
     events: tuple[Event, ...] = ()
 
 
 class Returned(msgspec.Struct, frozen=True, tag="returned"):
-    """A call has ended, or what its id names: OPEN, RUN, CLOSE."""
+    """The end of a call, or of the method that `id` names: OPEN, RUN or CLOSE."""
 
     id: int
     value: bytes = b""
-    """Pickled; nothing when it raised."""
+    """The pickled result; empty if the method raised."""
     error: bytes = b""
-    """A pickled TailraceError; nothing when it returned."""
+    """A pickled TailraceError; empty if the method returned."""
     cancelled: bool = False
 
 
@@ -75,13 +75,13 @@ _to_keeper = msgspec.msgpack.Decoder(ToKeeper)
 
 
 async def read_to_worker(reader: asyncio.StreamReader) -> ToWorker | None:
-    """The next message to a worker; None when its keeper has hung up."""
+    """Read the next message to a worker; None when its keeper has hung up."""
     body = await _read(reader)
     return None if body is None else _to_worker.decode(body)
 
 
 async def read_to_keeper(reader: asyncio.StreamReader) -> ToKeeper | None:
-    """The next message to a keeper; None when its worker has hung up."""
+    """Read the next message to a keeper; None when its worker has hung up."""
     body = await _read(reader)
     return None if body is None else _to_keeper.decode(body)
 
@@ -94,14 +94,14 @@ async def _read(reader: asyncio.StreamReader) -> bytes | None:
 
 
 def pack_error(worker: str, error: Exception) -> bytes:
-    """`error` for another process, with its traceback in a note; a WorkerError if it is none of Tailrace's."""
+    """Pickle `error` with its traceback in a note. An error that is not Tailrace's becomes a WorkerError."""
     ours = error if is_ours(error) else foreign(worker, error)
     ours.add_note(f"In worker {worker}:\n{''.join(traceback.format_exception(error)).rstrip()}")
     return pickle.dumps(ours)
 
 
 def unpack_error(packed: bytes) -> TailraceError:
-    """What `pack_error` packed."""
+    """Return the error that `pack_error` pickled."""
     error = pickle.loads(packed)
     assert isinstance(error, TailraceError)
     return error
