@@ -188,7 +188,7 @@ class RankProcess:
 
     async def close(self) -> Report:
         """Close the worker; see `WorkerHandle.close`."""
-        if self._watching is not None:  # closing has a limit of its own, and the worker beats no more
+        if self._watching is not None:  # closing has a limit of its own, and the worker sends no beats meanwhile
             self._watching.cancel()
         self._how = self._how or "it was closed"
         try:
@@ -225,7 +225,7 @@ class RankProcess:
         finally:
             del self._answers[id]
         returned: Returned | None = answer.result()
-        if returned is None or (returned.cancelled and self._how):  # by `close`
+        if returned is None or (returned.cancelled and self._how):  # cancelled by `close`
             raise self._obituary()
         if returned.cancelled:
             raise cancelled_itself(self.name)

@@ -367,7 +367,7 @@ class RayCluster(Cluster):
         """See `Cluster`."""
         try:
             await asyncio.gather(*(handle.kill() for handle in self._handles))
-        finally:  # also where the kills are cancelled
+        finally:  # also if the kills are cancelled
             self._handles.clear()
             if self._disconnect is not None:
                 disconnect, self._disconnect = self._disconnect, None

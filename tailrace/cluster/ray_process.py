@@ -209,7 +209,7 @@ class RayProcess(Cluster):
         try:
             if process is not None:
                 await self._shut_down(process)
-        finally:  # also where that is cancelled
+        finally:  # also if the shutdown is cancelled
             if self._listening is not None:
                 self._listening.cancel()
             undertaker, self._undertaker = self._undertaker, None

@@ -147,7 +147,7 @@ class Claimant:
             raise QueueClosed("this data set was closed: its rows have gone back")
         return outcome.result()
 
-    # In the thread
+    # Methods that run in the thread
 
     async def _serve(self, started: "Future[asyncio.AbstractEventLoop]") -> None:
         loop = asyncio.get_running_loop()

@@ -55,7 +55,7 @@ def _snapshot(session: Session) -> Operation[bytes]:
             wanted = _wanted(session, piece)
             for found in (yield from read(session, wanted)) if wanted.columns else ():
                 parts |= _joined(session, [piece[place] for place in found.index.tolist()], wanted.columns, found)
-    yield Step([release], [release])  # until then no row that leaves is dropped; a controller that dies has no hold
+    yield Step([release], [release])  # until then no row that leaves is dropped; a controller that dies loses its hold
     for row in exported.state.rows:
         parts.setdefault(row.id, b"")  # a row without cells
     return encode_snapshot(session.schema.tasks, session.columns, exported.state, parts)

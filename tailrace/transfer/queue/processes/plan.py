@@ -124,7 +124,7 @@ class QueuePlan:
         self._starts += 1
         return UnitSettings(
             token=self.address.token,
-            # each start has another socket, so that no client takes it for the unit before it
+            # a new socket for each start, so that no client takes the unit for the one before it
             endpoints=[f"ipc://{self._sockets}/{name}-{self._starts}", f"tcp://{self._config.listen}:*"],
             name=name,
             controller=self.address.endpoint,

@@ -250,7 +250,7 @@ class ArenaStorage(Storage):
         self._segments.clear()
         self._parts.clear()
         if self._lock >= 0:
-            with suppress(FileNotFoundError):  # it was removed by somebody else
+            with suppress(FileNotFoundError):  # it was removed before
                 shutil.rmtree(self.directory)
             os.close(self._lock)
             self._lock = -1

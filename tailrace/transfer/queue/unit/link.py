@@ -1,7 +1,7 @@
 """A unit's messages to the controller: signs of life, and the rows that were written.
 
     every second   Join ─────▶ controller     ◀── Joined: the unit's number, the queue's columns
-    after a put    Written ──▶ controller     ◀── Accepted, or StaleRowError: the rows are not wanted any more
+    after a put    Written ──▶ controller     ◀── Accepted, or StaleRowError: the rows are no longer wanted
                                                    without an answer it is sent again after the next Joined
 
 Waiting: nothing waits here. A controller that does not answer is restarting. Each Join is a new message, so the first

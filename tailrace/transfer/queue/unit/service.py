@@ -152,7 +152,7 @@ class StorageUnit(Service):
 
         return handle
 
-    # From clients
+    # Messages from clients
 
     def _reserve(self, incoming: Incoming) -> Reply:
         place = self._holds.reserve(incoming.ticket.client, incoming.message.nbytes)
@@ -260,7 +260,7 @@ class StorageUnit(Service):
                 self._holds.done(ticket.client, [pin], [])
         return Reply(Accepted())
 
-    # From the controller
+    # Messages from the controller
 
     def _settle(self, incoming: Incoming) -> Reply:
         lost = unpack(incoming.message.parts, 3)
