@@ -1,11 +1,11 @@
-"""One training run: what it reads, the parts it is made of, its loop, and what it leaves.
+"""The code of one training run: its inputs, its parts, its main loop and its files.
 
 train        a directory, attempts, resuming, the report     directory   the files of a run
-checks       what is checked of a recipe, in order           inputs      model and prompts
+checks       the checks of a recipe, in order                inputs      model and prompts
 pipeline     the main loop                                   learner     rows become weights
-parts        made alike in both placements                   queue       the table of a run and where its queue is
+parts        made alike in both placements                   queue       the run's table and its queue
 colocated    all tasks in this process                       separated   tasks in worker processes (workers/)
-checkpoint   what a checkpoint holds                         evaluation  answers to prompts that are not trained on
-own_loop     engines for a loop of the caller's own          observer    what the queue holds, once a second
+checkpoint   the contents of a checkpoint                    evaluation  answers to prompts that are not trained on
+own_loop     engines for a loop of the caller's own          observer    the queue's counts, once a second
 recording    samples for people                              step_metrics  the figures of a step
 """

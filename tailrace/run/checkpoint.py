@@ -1,4 +1,4 @@
-"""What a checkpoint of a whole run holds.
+"""The contents of a checkpoint of a whole run.
 
 step_000012/
   weights, optimizer, schedule, random states     written by the trainer
@@ -33,7 +33,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run stands."""
+    """The position of a run, as a checkpoint stores it."""
 
     trained_steps: Count
     """Steps whose update is in the weights."""
@@ -44,11 +44,11 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     prompts: str
     """Fingerprint of the prompts that the data position counts in."""
     unacked: list[int] = []
-    """Rows that are in the weights although the queue hands them out again, see `Actor.unacked`."""
+    """Rows that are in the weights although the queue hands them out again; see `Actor.unacked`."""
 
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where another model than the policy stands."""
+    """The position of a model other than the policy, as a checkpoint stores it."""
 
     trained_steps: Count
     unacked: list[int] = []
@@ -56,7 +56,7 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_model_state(directory: Path) -> ModelState:
-    """What `ModelState` was written into the directory of a model, in a checkpoint that has been verified.
+    """Read the `ModelState` in `directory`, one model's directory in a verified checkpoint.
 
     Raises:
         CheckpointError: there is none.
@@ -71,7 +71,7 @@ def read_model_state(directory: Path) -> ModelState:
 
 
 def read_run_state(checkpoint: Path) -> RunState:
-    """Where the run stood when `checkpoint`, which has been verified, was written.
+    """Read the `RunState` of a verified checkpoint.
 
     Raises:
         CheckpointError: it holds no such record.
@@ -87,7 +87,7 @@ def read_run_state(checkpoint: Path) -> RunState:
 
 
 def check_prompts(state: RunState, prompts: str) -> None:
-    """Whether the prompts are those that the checkpoint's data position counts in.
+    """Check that the prompts are those that the checkpoint's data position counts in.
 
     Raises:
         CheckpointError: they have changed.
@@ -112,7 +112,7 @@ class Checkpointer:
         *,
         prompts: str,
     ) -> None:
-        """`prompts`: their fingerprint."""
+        """`prompts`: the fingerprint of the prompts."""
         self._prompts = prompts
         self._store = store
         self._trainer = trainer
@@ -123,12 +123,13 @@ class Checkpointer:
     async def save(
         self, trained_steps: int, next_step: int, unacked: Iterable[int], models: Path | None = None
     ) -> None:
-        """Write a checkpoint; the one before survives whatever goes wrong. `unacked`: see `RunState`.
+        """Write a checkpoint. The one before survives any failure. `unacked`: see `RunState`.
 
-        `models`: a directory beside the checkpoints, with one for each other model; it becomes part of this one.
+        `models`: a directory beside the checkpoints, with one directory for each other model. It is moved into this
+        checkpoint.
 
         Raises:
-            CheckpointError: it cannot be written, a full disk for one.
+            CheckpointError: it cannot be written, for example because the disk is full.
         """
         snapshot = await self._queue.snapshot()
         state = RunState(

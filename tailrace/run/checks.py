@@ -1,12 +1,12 @@
-"""What is checked of a recipe before anything is started or written, in this order.
+"""The checks of a recipe before anything is started or written, in this order.
 
     algorithm   its table, and the pools that the recipe gives for it           make_algorithm, run_pools
-    device      it is there, and pools that compute on a GPU reserve one        check_gpus, prepare_torch
-    sinks       what observes the run can be opened                             check_sinks
-    queue       it can be served here, or the one that runs has this table      check_queue
+    device      it exists, and pools that compute on a GPU reserve one          check_gpus, prepare_torch
+    sinks       the sinks that observe the run can be opened                    check_sinks
+    queue       it can be served here, or the running one has this table        check_queue
     inputs      engine, sampling, model, trainer, prompts, room in the cache    load_inputs
 
-The grader's answers are asked for when graders have started, see `tailrace.rewards.answers`.
+The grader's answers are checked later, when graders have started; see `tailrace.rewards.answers`.
 """
 
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ from tailrace.run.workers.settings import check_gpus
 
 
 def check_recipe(config: RunConfig, lent: Mapping[str, PoolConfig] | None = None) -> Inputs:
-    """See that a run of `config` can begin on this machine; what it reads.
+    """Check that a run of `config` can begin on this machine, and load its inputs.
 
-    `lent`: the pools that a loop of the caller's own has; it has no sinks but files.
+    `lent`: the pools of a training loop of the caller's own. Such a loop has no sinks but files.
 
     Raises:
-        UserError: it cannot. The message says which key to change.
+        UserError: the run cannot begin. The message says which key to change.
     """
     pools = run_pools(config) if lent is None else lent
     if config.pipeline.placement == "separated":

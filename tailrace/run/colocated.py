@@ -1,8 +1,8 @@
 """A run whose tasks are all in this process.
 
-Nothing here writes a file: the queue, which may have processes and files of its own, is opened apart (run/queue.py).
-
 Engine and trainer share one thread, and with it the device, in turns.
+
+Nothing here writes a file. The queue may have processes and files; it is opened elsewhere (run/queue.py).
 """
 
 import asyncio
@@ -42,12 +42,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The long-lived objects of a run in one process, but the queue."""
+    """The long-lived objects of a run in one process, except the queue."""
 
     device: Executor
     """The thread that engine and trainer share."""
     engine_work: TimedExecutor
-    """The engine's work on it."""
+    """Runs the engine's work on `device`."""
     algorithm: Algorithm
     pool: GraderPool
     engine: Engine
@@ -74,7 +74,7 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
 
 
 class Colocated(Placement):
-    """Everything in this process."""
+    """A placement with every task in this process."""
 
     def __init__(self, config: RunConfig, inputs: Inputs) -> None:
         self._config = config
@@ -126,7 +126,7 @@ def _context(
     log: EventLog,
     stack: AsyncExitStack,
 ) -> TaskContext:
-    """What the tasks of a pool are made with. Each pool has an activity of its own, as its workers would have."""
+    """Make the context of a pool's tasks. Each pool has its own activity, as its workers would have."""
     activity = Activity(log, actor_of(pool))
     generation = None
     executor = TimedExecutor(parts.device, activity)
@@ -160,4 +160,4 @@ class EngineWeights:
             await self._parts.engine.update_weights(version, self._parts.trainer.weights())
 
     async def settle(self, version: WeightVersion) -> None:
-        """Nothing to wait for: `publish` has installed the weights."""
+        """Return at once: `publish` has installed the weights."""

@@ -1,4 +1,4 @@
-"""The directory of a run: `tailrace.registers.run_files` says what is in it."""
+"""The directory of a run; `tailrace.registers.run_files` lists its files."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ from tailrace.report.samples import read_samples
 
 
 class RunDirectory:
-    """Paths of a run, and the rules by which it is made and entered again."""
+    """The paths of a run, and the rules for making and reentering its directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class RunDirectory:
         self._lock = path / run_files.LOCK
 
     def check_new(self) -> None:
-        """Raises UserError where the directory holds a run already."""
+        """Raise a UserError where the directory holds a run already."""
         try:
             taken = self.events.exists()
         except OSError as error:
@@ -52,7 +52,7 @@ class RunDirectory:
             raise UserError(f"output_dir {self.path} holds a run already; {fix}choose another output_dir")
 
     def check_makeable(self) -> None:
-        """Raises UserError where the directory cannot be made, or written to. Leaves nothing."""
+        """Raise a UserError where the directory cannot be made or written to. Leaves nothing behind."""
         around = [path for path in (self.path, *self.path.parents) if not path.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -63,12 +63,12 @@ class RunDirectory:
             _remove((), around)
 
     def check_resumed(self, config: RunConfig, checkpoint: Path | None) -> None:
-        """See that a run goes on here, or that a new one can begin here with the checkpoint of another.
+        """Check that a run can go on here, or that a new one can begin here with the checkpoint of another.
 
-        `checkpoint`: where it is to go on; by default the newest of the run that is here.
+        `checkpoint`: the one to go on from; by default the newest of the run in this directory.
 
         Raises:
-            UserError: there is no run to go on with, or `config` differs from that run's own where it must not.
+            UserError: there is no run to go on with, or `config` differs from that run's where it must not.
         """
         if checkpoint is None or self.config.exists():
             self.check_same(config)
@@ -79,7 +79,7 @@ class RunDirectory:
             other.check_same(config)
 
     def check_same(self, config: RunConfig) -> None:
-        """Raises a UserError where there is no run, or `config` differs from its own where it must not."""
+        """Raise a UserError where there is no run, or `config` differs from the run's where it must not."""
         try:
             known = self.config.exists()
         except OSError as error:
@@ -102,7 +102,7 @@ class RunDirectory:
             )
 
     def check_events(self) -> None:
-        """See that a resumed run can go on with its events and samples; it may do without earlier ones.
+        """Check that a resumed run can append to its events and samples. Both files may be missing.
 
         Raises:
             UserError: a line of them is broken, or they cannot be read.
@@ -116,8 +116,8 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Make the directory and hold it for this process.
 
-        A start that fails, or is interrupted, within the block leaves nothing there; a queue that failed leaves its
-        logs.
+        A start that fails or is interrupted within the block leaves nothing there, except the logs of a queue that
+        failed.
 
         Raises:
             UserError: it cannot be made, or another process trains in it.
@@ -143,26 +143,26 @@ class RunDirectory:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not (self._lock.exists() and os.path.samestat(os.fstat(lock.fileno()), self._lock.stat())):
-                raise BlockingIOError  # its start was refused just now, and the file removed
+                raise BlockingIOError  # the other process's start was refused just now, and the file removed
         except BlockingIOError:
             raise UserError(f"another process is training in {self.path}; wait for it or stop it") from None
 
     def _write_config(self, config: RunConfig) -> None:
-        """For the owner's eyes: it has what the recipe has, and that may be secrets."""
-        descriptor, name = tempfile.mkstemp(prefix=".config.", dir=self.path)  # which is private
+        """Write the configuration readable by its owner alone: the recipe may hold secrets."""
+        descriptor, name = tempfile.mkstemp(prefix=".config.", dir=self.path)  # a private file
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(write_yaml(written(config)))
             Path(name).replace(self.config)
         finally:
-            Path(name).unlink(missing_ok=True)  # whatever has refused it
+            Path(name).unlink(missing_ok=True)  # where writing failed
 
     @contextmanager
     def holding(self, prompts: bytes | None) -> Iterator[None]:
-        """Put prompts that a program gives where the configuration names them; a start that fails removes them.
+        """Write prompts that a program gives to the file that the configuration names. A start that fails removes it.
 
         Raises:
-            UserError: they cannot be written, or are others than those that the run began with.
+            UserError: they cannot be written, or differ from those that the run began with.
         """
         if prompts is None:
             yield
@@ -185,9 +185,9 @@ class RunDirectory:
 
     @contextmanager
     def begun(self, config: RunConfig, *, resumed: bool) -> Iterator[None]:
-        """Write the configuration, the newest one of a resumed run; evidence of an earlier failure goes.
+        """Write the configuration, also that of a resumed run, and delete evidence of an earlier failure.
 
-        A new run that fails within the block is none: what it has written of itself by then goes, too.
+        A new run that fails within the block does not count as begun: the files that it has written are deleted.
         """
         new = not resumed and not self.events.exists()
         try:
@@ -209,8 +209,8 @@ def _refused(path: Path, error: OSError) -> UserError:
 
 
 def _remove(parts: Iterable[Path], around: Iterable[Path]) -> None:
-    """`parts` with all that they hold, then the directories around them, from the innermost."""
-    with suppress(OSError):  # something else was put there, which stays
+    """Remove `parts` with their contents, then the directories `around` them, from the innermost."""
+    with suppress(OSError):  # something else was put there, and stays
         for path in parts:
             if path.is_dir():
                 shutil.rmtree(path)
@@ -221,7 +221,7 @@ def _remove(parts: Iterable[Path], around: Iterable[Path]) -> None:
 
 
 def _changed(key: str, was: object, now: object) -> str:
-    """The message for a value that differs, or one in it. Both are as they may be shown."""
+    """The error message for a value that differs, or for one inside it. Both are in the form that may be shown."""
     if was == now:
         return f"{key} cannot change when a run is resumed, and a secret in it has"
     if isinstance(was, dict) and isinstance(now, dict):
@@ -231,7 +231,7 @@ def _changed(key: str, was: object, now: object) -> str:
 
 
 def _identity(config: RunConfig) -> dict[str, object]:
-    """What a resumed run must have as it was: data position, queue and optimizer mean nothing under other values."""
+    """The values that a resumed run must keep: data position, queue and optimizer have no meaning under others."""
     return {
         "seed": config.seed,
         "model": config.model,

@@ -1,4 +1,4 @@
-"""Answers to prompts that are not trained on, graded: greedy, sampled, or both.
+"""Evaluation: graded answers to prompts that are not trained on; greedy, sampled, or both.
 
 sets of prompts × ways ──requests──▶ engine ──each sample as it finishes──▶ graders ──▶ Answer ──▶ figures
 """
@@ -30,25 +30,25 @@ SAMPLED = "sampled"
 
 
 class Generator(Protocol):
-    """What generates: an engine, or several behind one face."""
+    """A generator of samples: one engine, or several behind one interface."""
 
     def submit(self, requests: Sequence[Request]) -> SampleStream | AsyncGenerator[Sample, None]:
-        """See `Engine.submit`; the samples are made with the newest weights."""
+        """Generate with the newest weights; see `Engine.submit`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How prompts are answered."""
+    """One way to answer prompts."""
 
     name: str
     """`greedy` or `sampled`."""
     samples: int
-    """Answers to each prompt."""
+    """Number of answers to each prompt."""
     sampling: SamplingConfig
 
 
 def ways_of(config: EvaluationConfig, sampling: SamplingConfig) -> tuple[Way, ...]:
-    """Those of a configuration; the first is what its figures without a prefix are of. `sampling`: of the run."""
+    """The ways of a configuration. Figures without a prefix are of the first one. `sampling`: the run's."""
     ways = []
     if config.greedy:
         ways.append(Way(name=GREEDY, samples=1, sampling=sampling.model_copy(update={"temperature": 0.0})))
@@ -66,20 +66,20 @@ class Answer:
     set: str
     """Name of the prompt's set."""
     number: int
-    """Of the prompt among all that are evaluated, from 0."""
+    """Number of the prompt among all that are evaluated, from 0."""
     prompt: Prompt
     way: str
     """`greedy` or `sampled`."""
     index: int
-    """Of this answer among those of the prompt in this way, from 0."""
+    """Number of this answer among the prompt's answers in this way, from 0."""
     sample: Sample
     response: str
-    """Its text."""
+    """Text of the answer."""
     grade: Grade
 
 
 class Evaluator:
-    """Answers every prompt of some sets, and grades the answers."""
+    """Answers every prompt of some sets and grades the answers."""
 
     def __init__(
         self,
@@ -94,16 +94,16 @@ class Evaluator:
         actor: str,
         keep: Callable[[Sequence[Answer], int], Sequence[SampleRecord]] | None = None,
     ) -> None:
-        """`sets`: prompts by the name of their set. `seed`: of sampled answers, the same ones each time.
+        """`sets`: prompts by the name of their set. `seed`: for sampled answers; each evaluation uses the same seeds.
 
-        `actor`: in whose row of the timeline it stands. `keep`: chooses the answers that people look at, by default
-        none; it is given all of them, and the steps before.
+        `actor`: the line of the timeline for its events. `keep`: chooses the answers that people look at, by default
+        none; it is given all answers and the number of trained steps.
         """
         self._engine = engine
         self._pool = pool
         self._failures = FailureReport()
         self._has_graded = False
-        """Whether a grading has ever succeeded: one set of prompts is small, and may fail as a whole by chance."""
+        """Whether a grading has ever succeeded. One set of prompts is small, and may fail as a whole by chance."""
         prompts = [(name, prompt) for name, of_set in sets.items() for prompt in of_set]
         self._sets = tuple(sets)
         self._ways = tuple(ways)
@@ -121,14 +121,16 @@ class Evaluator:
 
     @property
     def count(self) -> int:
-        """Answers of an evaluation."""
+        """Number of answers of an evaluation."""
         return len(self._asked)
 
     async def run(self, step: int, each: Callable[[Answer], None] | None = None) -> dict[str, float]:
-        """Evaluate the engine's weights, after `step` training steps; see `figures`. `each` is called with each answer.
+        """Evaluate the engine's weights after `step` training steps. `each` is called with each answer.
+
+        Returns the figures; see `figures`.
 
         Raises:
-            NothingGraded: all gradings have failed, and no evaluation before had one that succeeded.
+            NothingGraded: all gradings have failed, and no earlier evaluation had one that succeeded.
         """
         with self._log.span(EventKind.EVALUATION, self._actor, step=step, samples=self.count) as span:
             span.version = step
@@ -152,7 +154,7 @@ class Evaluator:
         return [task.result() for task in graded]
 
     def _requests(self) -> list[Request]:
-        """Negative ids, which no training row has. A group is what one prompt is asked in one way."""
+        """The requests. Their ids are negative, as no training row's are. A group is one prompt asked in one way."""
         groups: dict[tuple[str, int], int] = {}
         return [
             Request(
@@ -195,18 +197,18 @@ class Evaluator:
 
 
 def figures(answers: Sequence[Answer], sets: Sequence[str], ways: Sequence[str]) -> dict[str, float]:
-    """Every figure of an evaluation, by name.
+    """All figures of an evaluation, by name.
 
-    Of the answers of the first way together: accuracy, reward, failures, `response_tokens` (the mean), and `pass@k`
-    where there are several answers to a prompt. `sampled/…` are the same of a second way; with several sets,
-    `<set>/…` are the same of one of them.
+    The answers of the first way together have: accuracy, reward, failures, `response_tokens` (the mean), and `pass@k`
+    where a prompt has several answers. `sampled/…` are the same figures of a second way. With several sets,
+    `<set>/…` are the same figures of one set.
     """
     groups = named_groups(answers, sets, ways)
     return {f"{prefix}{name}": value for prefix, group in groups.items() for name, value in _summary(group).items()}
 
 
 def named_groups(answers: Sequence[Answer], sets: Sequence[str], ways: Sequence[str]) -> dict[str, list[Answer]]:
-    """The answers that figures are of, by the prefix of these figures, see `figures`."""
+    """The answers behind the figures, by the prefix of their names; see `figures`."""
     groups: dict[str, list[Answer]] = {}
     for way in ways:
         of_way = [answer for answer in answers if answer.way == way]
@@ -231,16 +233,16 @@ def _summary(answers: Sequence[Answer]) -> dict[str, float]:
 
 
 def pass_at(answers: Iterable[Answer]) -> dict[str, float]:
-    """`pass@k`, the chance that one of k answers to a prompt is right, for k = 2, 4, 8, … and the most there are.
+    """`pass@k`, the chance that one of k answers to a prompt is right, for k = 2, 4, 8, … and the largest possible k.
 
-    The mean over the prompts of the unbiased estimate. Answers of which the grader does not say whether they are right
-    do not count; a prompt with less than k others is left out.
+    Each is the mean over the prompts of the unbiased estimate. Answers without a verdict of the grader do not count. A
+    prompt with fewer than k others is left out.
     """
     return {f"pass@{k}": statistics.fmean(of_prompts) for k, of_prompts in pass_at_by_prompt(answers).items()}
 
 
 def pass_at_by_prompt(answers: Iterable[Answer]) -> dict[int, list[float]]:
-    """What the means of `pass_at` are of, by k."""
+    """The estimates of each prompt whose means `pass_at` returns, by k."""
     judged = judged_by_prompt(answers)
     most = max(map(len, judged), default=0)
     powers = {2**power for power in range(1, most.bit_length()) if 2**power < most}
@@ -251,7 +253,7 @@ def pass_at_by_prompt(answers: Iterable[Answer]) -> dict[int, list[float]]:
 
 
 def judged_by_prompt(answers: Iterable[Answer]) -> list[list[bool]]:
-    """Whether the answers to each prompt are right, where the grader says so; prompts without any are left out."""
+    """The grader's verdicts on the answers to each prompt. Answers and prompts without a verdict are left out."""
     by_prompt: dict[int, list[bool]] = {}
     for answer in answers:
         if answer.grade.correct is not None:

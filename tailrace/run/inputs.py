@@ -1,4 +1,4 @@
-"""What a run, an evaluation or a generation reads: a model with its tokenizer, and prompts that fit it."""
+"""The inputs of a run, an evaluation or a generation: a model with its tokenizer, and prompts that fit it."""
 
 import warnings
 from collections.abc import Sequence
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 def open_model(
     config: RunConfig | GenerateConfig | EvalConfig, *, here: bool = True
 ) -> tuple[Path, "PreTrainedTokenizerBase", ResponseText]:
-    """Find the model and see that engine and sampling fit it: its directory, its tokenizer, and what makes text of
-    responses.
+    """Find the model and check that engine and sampling fit it.
 
-    `here`: see `check_engine`.
+    Returns its directory, its tokenizer, and the function that makes text of responses. `here`: see `check_engine`.
 
     Raises:
         UserError: the model is missing or cannot be read, or engine or sampling do not fit it.
@@ -44,7 +43,7 @@ def open_model(
 
 
 def max_prompt_tokens(engine: EngineConfig, sampling: SamplingConfig, asked: int | None, model_dir: Path) -> int:
-    """Tokens of a prompt at most, so that a whole response has room; `asked`: `prompts.max_prompt_tokens`.
+    """The largest number of prompt tokens that leaves room for a whole response. `asked`: `prompts.max_prompt_tokens`.
 
     Raises:
         ModelError: the model cannot be read.
@@ -66,10 +65,10 @@ def max_prompt_tokens(engine: EngineConfig, sampling: SamplingConfig, asked: int
 
 
 def check_tokens(prompts: Sequence[Prompt], model_dir: Path) -> None:
-    """Whether the model has all tokens that its tokenizer makes of the prompts.
+    """Check that the model has all tokens that its tokenizer makes of the prompts.
 
     Raises:
-        ModelError: it has not.
+        ModelError: it lacks one.
     """
     vocab = describe_model(model_dir).vocab
     for prompt in prompts:
@@ -82,7 +81,7 @@ def check_tokens(prompts: Sequence[Prompt], model_dir: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a run reads."""
+    """The inputs of a run."""
 
     model_dir: Path
     prompts: PromptSet
@@ -91,15 +90,15 @@ class Inputs:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of it."""
+        """Number of tokens of the longest prompt."""
         return self.prompts.longest
 
 
 def load_inputs(config: RunConfig) -> Inputs:
-    """Find the model and load the prompts; warn of what the recipe says in vain.
+    """Find the model and load the prompts. Warn of sections of the recipe that have no effect.
 
     Raises:
-        UserError: the sampling, the engine, the model, the prompts or their lengths do not fit what was asked for.
+        UserError: the sampling, the engine, the model, the prompts or their lengths do not fit the recipe.
     """
     _warn_of_worker_settings(config)
     here = config.pipeline.placement == "colocated" or config.cluster.address is None
@@ -116,7 +115,7 @@ def load_inputs(config: RunConfig) -> Inputs:
 
 
 def _warn_of_worker_settings(config: RunConfig) -> None:
-    """No error, since one recipe may be tried in both placements."""
+    """Warn of sections that only worker processes use. It is no error: one recipe may be tried in both placements."""
     given = {"cluster": config.cluster != ClusterConfig(), "weights": config.weights != WeightsConfig()}
     if config.pipeline.placement == "colocated" and any(given.values()):
         sections = " and ".join(section for section, is_given in given.items() if is_given)

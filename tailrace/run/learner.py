@@ -1,8 +1,8 @@
-"""The training side of the loop: a step's rows become new weights, which are handed on before the rows are acked.
+"""The training side of the loop: rows become new weights, which are published before the rows are acked.
 
     queue ──rows of the step──▶ Actor ──apply──▶ publish(version) ──▶ ack ──▶ settle ──▶ step event
 
-In the process of the run, or in a worker of its own behind the same interface.
+A learner runs in the process of the run, or in a worker process behind the same interface.
 """
 
 import asyncio
@@ -32,29 +32,29 @@ T = TypeVar("T")
 
 
 class Publisher(Protocol):
-    """Where new weights go."""
+    """The receiver of new weights."""
 
     async def publish(self, version: WeightVersion) -> None:
-        """Hand the trainer's weights to the engines, as `version`. They may change once this returns."""
+        """Hand the trainer's weights to the engines as `version`. They may change once this returns."""
 
     async def settle(self, version: WeightVersion) -> None:
         """Wait until the engines have `version`, where training is to wait for that."""
 
 
 class Learner(ABC):
-    """Trains step by step. What is asked for meanwhile waits: no checkpoint is of the middle of a step."""
+    """Trains step by step. Calls during a step wait: no checkpoint is of the middle of a step."""
 
     @property
     @abstractmethod
     def trained_steps(self) -> int:
-        """Steps whose update is in the weights; also the version of the weights."""
+        """Number of steps whose update is in the weights; also the version of the weights."""
 
     @abstractmethod
     async def train(self, step: int) -> None:
-        """Train on the rows of `step`, and hand the new weights on.
+        """Train on the rows of `step` and publish the new weights.
 
-        Cancelled before the step's first optimizer step it leaves all as it was; later, it finishes first,
-        but for waiting until engines have the weights.
+        When it is cancelled before the step's first optimizer step, nothing changes. When it is cancelled later, it
+        finishes first, but does not wait until engines have the weights.
         """
 
     @abstractmethod
@@ -62,13 +62,13 @@ class Learner(ABC):
         """Write a checkpoint of this moment. `next_step`: see `RunState`; `models`: see `Checkpointer.save`.
 
         Raises:
-            CheckpointError: it cannot be written, or the weights are of no step, because one failed in the middle of
-                its update; the checkpoint before is as it was.
+            CheckpointError: it cannot be written; or a step failed in the middle of its update, so that the weights
+                are of no step. The checkpoint before is unchanged.
         """
 
     @abstractmethod
     async def restore(self, checkpoint: Path, state: RunState) -> None:
-        """Go on from a verified checkpoint, whose rows are in the queue; hand its weights on.
+        """Go on from a verified checkpoint whose rows are in the queue, and publish its weights.
 
         Raises:
             CheckpointError: it does not belong to this model.
@@ -84,15 +84,15 @@ class Learner(ABC):
 
 
 class ModelLearner(ABC):
-    """Trains another model than the policy, such as a critic: on the same steps, beside the policy's learner."""
+    """Trains a model other than the policy, such as a critic: on the same steps, beside the policy's learner."""
 
     @abstractmethod
     async def train(self, step: int) -> None:
-        """Train on the rows of `step`, unless that was done before a checkpoint; cancelled, see `Learner.train`."""
+        """Train on the rows of `step`, unless a checkpoint has that step already. Cancelling: see `Learner.train`."""
 
     @abstractmethod
     async def save(self, directory: Path) -> None:
-        """Write the model as it is into a directory that is not there yet.
+        """Write the model's present state into a directory that does not exist yet.
 
         Raises:
             CheckpointError: it cannot be written, or the weights are of no step.
@@ -100,18 +100,18 @@ class ModelLearner(ABC):
 
     @abstractmethod
     async def restore(self, directory: Path) -> None:
-        """Go on from what `save` wrote.
+        """Go on from the state that `save` wrote.
 
         Raises:
-            CheckpointError: it is not there, or does not belong to this model.
+            CheckpointError: it is missing, or does not belong to this model.
         """
 
 
 class LocalModelLearner(ModelLearner):
-    """In this process."""
+    """A `ModelLearner` in this process."""
 
     def __init__(self, actor: Actor, trainer: Trainer, executor: Executor) -> None:
-        """`executor`: of the trainer's device."""
+        """`executor`: the thread of the trainer's device."""
         self._actor = actor
         self._trainer = trainer
         self._executor = executor
@@ -154,7 +154,7 @@ class LocalModelLearner(ModelLearner):
 
 
 def _check_whole(actor: Actor, trained_steps: int) -> None:
-    """Raises CheckpointError where the weights are in the middle of a step."""
+    """Raise a CheckpointError where the weights are in the middle of a step."""
     if actor.torn_by is not None:
         raise CheckpointError(
             f"nothing is saved, since step {trained_steps + 1} has failed in the middle of its update "
@@ -163,7 +163,7 @@ def _check_whole(actor: Actor, trained_steps: int) -> None:
 
 
 class LocalLearner(Learner):
-    """Trains in this process."""
+    """A `Learner` in this process."""
 
     def __init__(
         self,
@@ -179,17 +179,17 @@ class LocalLearner(Learner):
         recorder: SampleRecorder | None = None,
         check: SignalCheck | None = None,
     ) -> None:
-        """`executor`: of the trainer's device. `export_dtype`: see `Trainer.export`.
+        """`executor`: the thread of the trainer's device. `export_dtype`: see `Trainer.export`.
 
-        `run_log`: takes the events of whole steps, where `log` is for work. `recorder`: makes the samples that people
-        look at; none are kept without. `check`: of each step; none without.
+        `run_log`: takes the events of whole steps; by default `log`, which takes those of work. `recorder`: makes the
+        samples that people look at; without it, none are kept. `check`: checks each step, if given.
         """
         self._check = check or SignalCheck()
         self._warned = False
-        """The last step gave a warning."""
+        """Whether the last step gave a warning."""
         self._trained_steps = 0
         self._turn = asyncio.Lock()
-        """A step that goes on after its cancellation may meet the next call."""
+        """Held during a step or a call: a cancelled step may still run when the next call comes."""
         self._actor = actor
         self._trainer = trainer
         self._executor = executor
@@ -218,12 +218,12 @@ class LocalLearner(Learner):
                 self._tell_samples(step, self._actor.ungraded)
                 raise
             finally:
-                event = self._tell(step, start, result[0]) if result else None  # whatever has ended it then
+                event = self._tell(step, start, result[0]) if result else None  # also after a later error
             assert event is not None, "a step that ends well has been published"
             self._judge(step, event)
 
     async def _update(self, batch: Batch, published: list[StepResult]) -> None:
-        """Rows become new weights, which are published before the rows are acked; `published` gets the result then."""
+        """Train and publish, then ack the rows. The result is appended to `published` between the two."""
         result = await self._actor.apply(batch)
         self._trained_steps = batch.step + 1
         await self._publisher.publish(self._trained_steps)
@@ -257,7 +257,7 @@ class LocalLearner(Learner):
         return self._trainer.evidence()
 
     def _judge(self, step: int, event: Event) -> None:
-        """Warn of the figures of a step, once until they are right again, or end the run.
+        """Check a step's figures: warn once until they are right again, or end the run.
 
         Raises:
             TrainingError: they say that training is wrong.

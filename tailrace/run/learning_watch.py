@@ -9,16 +9,16 @@ from tailrace.registers.events import EventKind
 
 
 class LearningWatch:
-    """Looks at each `step` event; what it says of a sign is said once, until the sign is over."""
+    """Looks at each `step` event. A warning about a sign is given once, until the sign is over."""
 
     def __init__(self, config: RunConfig, sinks: Sequence[Sink]) -> None:
-        """`sinks`: who is told."""
+        """`sinks`: the sinks that get the warnings."""
         self._group_size = config.algorithm.group_size
         self._sinks = sinks
         self._signs = Signs()
 
     def __call__(self, event: Event) -> None:
-        """Take one event; another attempt at the run begins anew."""
+        """Take one event. A new attempt at the run starts with no signs."""
         if event.task == EventKind.RUN:
             self._signs = Signs()
         elif event.task == EventKind.STEP and event.samples:

@@ -1,8 +1,8 @@
-"""What a training loop of the caller's own has done, as the events that a run would leave: steps, samples, the end.
+"""Events of a training loop of the caller's own, as a run would leave them: steps, samples, the end.
 
     get_experience_data ─▶ took      put_experience_data ─▶ trained      weight_sync_notify ─▶ step ──▶ events
 
-The caller's updates are its own: their loss and gradients are not known here.
+The caller makes the updates, so their loss and gradients are not known here.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,34 +23,34 @@ from tailrace.types import WeightVersion
 
 
 class LoopDiary:
-    """For the thread of the loop."""
+    """Turns the calls of the loop into events. Used from the loop's thread alone."""
 
     def __init__(self, config: RunConfig, *, tell: Callable[[Event], None], clock: Callable[[], float]) -> None:
-        """`tell`: takes the events. `clock`: seconds of the run."""
+        """`tell`: takes the events. `clock`: returns the seconds since the run began."""
         self._recorder = SampleRecorder.of(config)
         self._tell = tell
         self._clock = clock
         self._began = clock()
         self._version = 0
         self._taken: dict[int, Row] = {}
-        """By `order`: rows that the loop has claimed, as they came."""
+        """Rows that the loop has claimed, by `order`, as they came."""
         self._trained: dict[int, Row] = {}
-        """Those that it has put since the last step."""
+        """Rows that the loop has put since the last step, by `order`."""
 
     def took(self, batch: TensorBatch, kinds: Mapping[str, ColumnKind]) -> None:
-        """The loop got a batch of the actor. It may change the tensors in place later, but has not yet."""
+        """Record that the loop got a batch of the actor. It has not yet changed the tensors, which it may do later."""
         rows = batch.claim.rows
         for row, cells in zip(rows, make_cells(batch.columns, kinds, rows=len(rows)), strict=True):
             self._taken[row.order] = replace(row, cells=deepcopy(cells))
 
     def trained(self, batch: TensorBatch) -> None:
-        """It has put that batch."""
+        """Record that the loop has put that batch."""
         for row in batch.claim.rows:
             if row.order in self._taken:
                 self._trained[row.order] = self._taken.pop(row.order)
 
     def step(self, version: WeightVersion) -> None:
-        """It has made weights of `version`, from what it has put since the last ones."""
+        """Record that the loop has made weights of `version` from the rows put since the last ones."""
         self._version = version
         rows = tuple(self._trained[order] for order in sorted(self._trained))
         self._trained.clear()
@@ -76,7 +76,7 @@ class LoopDiary:
         )
 
     def close(self) -> None:
-        """It has ended; what it has put since its last weights was its last step."""
+        """Record that the loop has ended. Rows put since its last weights make up its last step."""
         self.step(self._version + 1)
         now = self._clock()
         self._tell(Event(task=EventKind.END, actor="driver", start=now, end=now, info={"how": "closed"}))

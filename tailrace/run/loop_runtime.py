@@ -1,4 +1,4 @@
-"""What works beside a training loop of the caller's own: queue, workers and prompts, in a thread with an event loop."""
+"""The parts beside a training loop of the caller's own: queue, workers and prompts, in a thread with an event loop."""
 
 import asyncio
 import logging
@@ -45,11 +45,11 @@ from tailrace.types import Prompt, WeightVersion
 _log = logging.getLogger(__name__)
 
 _CLOSE_LIMIT_S = 120.0
-"""For all processes to end; each has a shorter limit of its own."""
+"""Seconds for all processes to end; each has a shorter limit of its own."""
 
 
 def log_warnings(event: Event) -> None:
-    """A sink for a program without a display: the log has what that would show of warnings and deaths."""
+    """Log warnings and deaths: a sink for a program without a display, which would show them."""
     if event.task == EventKind.WORKER_DIED:
         _log.warning(death_text(event))
     elif event.about.is_urgent:
@@ -57,7 +57,7 @@ def log_warnings(event: Event) -> None:
 
 
 class LoopRuntime:
-    """What works beside the caller, in a thread with an event loop of its own."""
+    """Runs queue, workers and prompts beside the caller, in a thread with its own event loop."""
 
     def __init__(
         self, config: RunConfig, inputs: Inputs, kinds: Mapping[str, PoolConfig], *, longest_prompt: int
@@ -78,38 +78,38 @@ class LoopRuntime:
         self._sender: WeightSender
 
     def start(self) -> QueueAddress:
-        """Start everything; where the queue is."""
+        """Start everything and return the queue's address."""
         self._thread.start()
         try:
-            return self._ready.result()  # whatever is started has a limit of its own
+            return self._ready.result()  # every part that is started has a limit of its own
         except BaseException:
             self.close()
             raise
 
     def put(self, prompts: Sequence[Prompt]) -> None:
-        """Add them to the line."""
+        """Add prompts to the line."""
         self._loop.call_soon_threadsafe(self._line.add, tuple(prompts))
 
     def tell(self, event: Event) -> None:
-        """Hand on what the caller did; nobody takes it after a failure, which is told otherwise."""
+        """Emit an event of the caller. After a failure it is lost; the failure itself is reported elsewhere."""
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._emit, event)
 
     def now(self) -> float:
-        """Seconds of the run."""
+        """Seconds since the run began."""
         return self._log.now()
 
     def publish(self, version: WeightVersion, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Send them."""
+        """Send weights to the engines."""
         self._sender.publish(version, weights)
 
     def settle(self, version: WeightVersion) -> None:
-        """Wait until they are installed, where the mode says so."""
+        """Wait until the engines have installed `version`, where the mode says so."""
         if self._config.weights_mode == "synchronous":
             self._wait(self._sender.installed(version, timeout_s=self._config.weights.timeout_s))
 
     def check(self) -> None:
-        """Raises what has ended it, if something has."""
+        """Raise the error that has ended it, if any."""
         if self._failure is not None:
             self._told = True
             raise self._failure
@@ -117,14 +117,14 @@ class LoopRuntime:
             raise ClusterError("these engines were closed; start others with init_engines")
 
     def raise_untold(self) -> None:
-        """Raises what has ended it, unless `check` has."""
+        """Raise the error that has ended it, unless `check` has raised it already."""
         if not self._told:
             self._told = True
             if self._failure is not None:
                 raise self._failure
 
     def close(self) -> None:
-        """End it. Twice is harmless."""
+        """End everything. A second call is harmless."""
         self._stop.ask()
         self._thread.join(_CLOSE_LIMIT_S)
         if self._thread.is_alive():
@@ -133,11 +133,11 @@ class LoopRuntime:
     def _emit(self, event: Event) -> None:
         try:
             self._log.emit(event)
-        except UserError as error:  # it cannot be written: the next call tells
+        except UserError as error:  # it cannot be written: the next call raises it
             self._failure = self._failure or error
 
     def _wait(self, work: Coroutine[Any, Any, None]) -> None:
-        """For `work`, which has a limit, in the loop."""
+        """Run `work` in the event loop and wait for it; `work` has a limit."""
         try:
             asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except CancelledError:  # the loop has ended
@@ -148,7 +148,7 @@ class LoopRuntime:
             asyncio.run(self._main())
         except asyncio.CancelledError:
             pass  # it was closed
-        except BaseException as error:  # whatever it is: the caller hears of it
+        except BaseException as error:  # any error: the caller gets it
             self._failure = self._failure or error
             if not self._ready.done():
                 self._told = True
@@ -201,7 +201,7 @@ class LoopRuntime:
         return queue, [*workers.services, Observer(queue.queue, log)]
 
     async def _serve(self, queue: TransferQueue, services: Sequence[Service]) -> None:
-        """Until it is cancelled, or fails."""
+        """Serve until cancelled or failed."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for service in services:
@@ -210,8 +210,8 @@ class LoopRuntime:
                 tasks.create_task(put_lost_groups(queue, self._line.group_again))
         except BaseExceptionGroup as errors:
             self._failure = first_error(errors)
-            with suppress(UserError):  # the disk may be full, which may be what has ended it
+            with suppress(UserError):  # the disk may be full, which may be the failure itself
                 self._log.emit(end_event(self._log, self._failure, finished=False))
-            with suppress(QueueError):  # it may have failed itself
-                await queue.close()  # the caller may wait for rows, and is told why there are none
+            with suppress(QueueError):  # the queue may have failed itself
+                await queue.close()  # the caller may wait for rows, and gets the error instead
             raise self._failure from errors

@@ -1,4 +1,4 @@
-"""What the queue holds and where the time of this process goes, as events: for the display, the report, the metrics."""
+"""Periodic events about the queue's contents and this process's time, for the display, the report and the metrics."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from tailrace.transfer.queue.base import QueueStats, TransferQueue
 
 
 class Observer:
-    """A service that emits an event `queue`, and one of each activity, every so many seconds."""
+    """A service that emits an event `queue`, and one of each activity, every `every_s` seconds."""
 
     def __init__(
         self, queue: TransferQueue, log: EventLog, activities: Sequence[Activity] = (), *, every_s: float = 1.0
     ) -> None:
-        """`activities`: of the pools in this process."""
+        """`activities`: those of the pools in this process."""
         self._activities = activities
         self._queue = queue
         self._log = log
@@ -33,11 +33,11 @@ class Observer:
         with suppress(QueueClosed):  # its processes have been given up
             while not await self._look():
                 with suppress(QueueTimeout, QueueClosed):
-                    await self._queue.lost_groups(timeout=self._every_s)  # ends with the queue, as no sleep does
-                    await asyncio.sleep(self._every_s)  # they are lost until someone else has put them again
+                    await self._queue.lost_groups(timeout=self._every_s)  # ends with the queue, which a sleep would not
+                    await asyncio.sleep(self._every_s)  # the groups stay lost until another service has put them again
 
     async def _look(self) -> bool:
-        """Whether it is closed."""
+        """Emit the events; return whether the queue is closed."""
         stats = await self._queue.stats()
         now = self._log.now()
         for activity in self._activities:
@@ -47,7 +47,7 @@ class Observer:
 
 
 def queue_metrics(stats: QueueStats) -> dict[str, float]:
-    """The counts that a `queue` event has: those of a task as `<count>/<task>`."""
+    """The counts in a `queue` event. Those of a task are named `<count>/<task>`."""
     by_task = {
         f"{count.name}/{name}": float(getattr(task, count.name))
         for count in TASK_COUNTS

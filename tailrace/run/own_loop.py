@@ -7,9 +7,10 @@
     weight_sync_notify ──tensors──▶ WeightSender ───────────────────────────────────▶ rollout
                        ──version────────────────────────────────────────▶ queue: the next prompts go in
 
-Who waits on whom: `get_experience_data` on rows that the tasks before have finished, up to `queue.timeout_s`;
-`weight_sync_notify`, with `weights.mode: synchronous` alone, on engines that install. `put_prompts_data` on nobody:
-what may not go in yet waits in the line. Workers are started, watched and replaced as in a run (run/separated.py).
+Waiting: `get_experience_data` waits for rows that the tasks before have finished, up to `queue.timeout_s`. With
+`weights.mode: synchronous`, `weight_sync_notify` waits until engines have installed the weights. `put_prompts_data`
+never waits: prompts that may not enter the queue yet stay in the line. Workers are started, watched and replaced as in
+a run (run/separated.py).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -52,7 +53,7 @@ from tailrace.types import Prompt, WeightVersion
 
 
 class Engines:
-    """The workers of a recipe, but no trainer. For the thread that made it.
+    """The workers of a recipe, without a trainer. Used from the thread that made it.
 
         with Trainer("recipe.yaml").init_engines() as engines:
             engines.put_prompts_data(engines.prompts)
@@ -66,14 +67,14 @@ class Engines:
     Step s of training is the s-th `trainer.train_batch_size` samples, in the order in which their prompts were put.
     Their responses begin when version s - `pipeline.max_staleness` was notified, and not before.
 
-    A worker that dies is replaced, and the caller does not notice. What cannot be mended (an error of a task, too many
-    deaths) is raised by the call that waits, by the next one, or at last by `close`.
+    A worker that dies is replaced without an error. A failure that cannot be mended (an error of a task, too many
+    deaths) is raised by the waiting call, by the next call, or at last by `close`.
     """
 
     def __init__(
         self, config: RunConfig, *, workers: Collection[str] | None = None, prompts: bytes | None = None
     ) -> None:
-        """See `Trainer.init_engines`, which makes it. `prompts`: see `train`."""
+        """`Trainer.init_engines` makes it and explains the arguments. `prompts`: see `train`."""
         kinds = _kinds(config, workers)
         directory = RunDirectory(Path(config.output_dir))
         directory.check_new()
@@ -85,14 +86,14 @@ class Engines:
         self._inputs = check_recipe(config, kinds)
         tell_dropped(self._inputs.prompts.dropped)
         self._groups = 0
-        """Prompts that were put."""
+        """Number of prompts that were put."""
         self._steps = 0
-        """Steps of which rows were claimed to be trained on."""
+        """Number of steps that have rows claimed for training."""
         self._failed: list[str] = []
         """Errors of the newest rows, since the last one whose grading succeeded."""
         self._closed = False
         self._unfinished: WeightVersion | None = None
-        """The version that was sent, and that the queue does not know yet."""
+        """The version that was sent and that the queue does not know yet."""
         self._longest_prompt = max(self._inputs.longest_prompt, config.prompts.max_prompt_tokens or 0)
         self._runtime = LoopRuntime(config, self._inputs, kinds, longest_prompt=self._longest_prompt)
         address = self._runtime.start()
@@ -105,13 +106,13 @@ class Engines:
         self._diary = LoopDiary(config, tell=self._runtime.tell, clock=self._runtime.now)
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it. An error of the block goes on, with a note of what `close` would have raised."""
+        """Close it. An error of the block goes on, with a note of the error that `close` would have raised."""
         try:
             self.close()
         except TailraceError as failure:
@@ -121,29 +122,29 @@ class Engines:
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        """Of the recipe, to train on, in the order of their source."""
+        """The recipe's prompts to train on, in the order of their source."""
         return self._inputs.prompts.train
 
     @property
     def held_out(self) -> tuple[Prompt, ...]:
-        """Of the recipe, not to be trained on."""
+        """The recipe's prompts that are not trained on."""
         return self._inputs.prompts.held_out
 
     @property
     def model_dir(self) -> Path:
-        """Of the initial weights, for `AutoModelForCausalLM.from_pretrained`."""
+        """The directory of the initial weights, for `AutoModelForCausalLM.from_pretrained`."""
         return self._inputs.model_dir
 
     @property
     def loss(self) -> Loss:
-        """Of the recipe's algorithm, for `Trainer.accumulate`."""
+        """The loss of the recipe's algorithm, for `Trainer.accumulate`."""
         _, work = make_algorithm(self._config.resolved_algorithm).policy_task()
         return work.loss
 
     def make_trainer(self) -> Trainer:
-        """The recipe's trainer in this process, with the initial weights; it knows nothing of the engines.
+        """Make the recipe's trainer in this process, with the initial weights. It knows nothing of the engines.
 
-        It computes on `device`, on a CPU with as many threads as torch has in this process.
+        It computes on `device`; on a CPU with as many threads as torch has in this process.
 
         Raises:
             UserError: it cannot be made as configured, or there is no such device.
@@ -152,22 +153,22 @@ class Engines:
         return make_run_trainer(self._config, self.model_dir)
 
     def train_samples(self, batch: TensorBatch) -> list[TrainSample]:
-        """The rows of a batch of the actor, for `Trainer.accumulate`.
+        """Convert the rows of a batch of the actor for `Trainer.accumulate`.
 
         Raises:
-            ColumnError: `batch.columns` were replaced by something that is none.
+            ColumnError: a replaced value in `batch.columns` is not a column.
         """
         cells = make_cells(batch.columns, self._queue.columns, rows=len(batch.claim.rows))
         return [train_sample(replace(row, cells=own)) for row, own in zip(batch.claim.rows, cells, strict=True)]
 
     def put_prompts_data(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Have `algorithm.group_size` responses generated for each; returns at once, with the group_ids.
+        """Have `algorithm.group_size` responses generated for each prompt. Returns the group_ids at once.
 
-        Each goes in as soon as weights admit its step and the queue has room; the order is that of the calls.
+        Each prompt enters the queue when weights admit its step and the queue has room, in the order of the calls.
 
         Raises:
-            PromptError: one is no `tailrace.types.Prompt`, longer than the engines were started for, or empty; none was
-                put.
+            PromptError: one is no `tailrace.types.Prompt`, longer than the engines were started for, or empty. Then
+                none of them was put.
             TailraceError: the workers have failed.
         """
         for prompt in prompts:
@@ -194,16 +195,17 @@ class Engines:
         layouts: Mapping[str, Layout] | None = None,
         timeout: float | None = None,
     ) -> TensorBatch:
-        """Claim rows of `task`; wait until there are some. The columns are those that the task reads, as tensors.
+        """Claim rows of `task`, waiting until there are some. The columns are those that the task reads, as tensors.
 
-        For the actor, rows with advantages: `count` of them in whole groups, the earliest first; with
-        `pipeline.streaming` fewer, a micro-batch of them as soon as it is there.
+        The actor gets rows with advantages: `count` of them in whole groups, the earliest first. With
+        `pipeline.streaming` it gets fewer: a micro-batch as soon as one is complete.
 
-        `count`: at most; by default `trainer.train_batch_size`. `layouts`, `timeout` (seconds): see `Experience`.
+        `count`: the largest number of rows; by default `trainer.train_batch_size`. `layouts`, `timeout` (seconds): see
+        `Experience`.
 
         Raises:
             ColumnError, QueueError, QueueTimeout: see `Experience.get_experience_data`.
-            NothingGraded: a step's worth of gradings have failed, one after the other.
+            NothingGraded: as many gradings as a step has samples have failed in a row.
             TailraceError: the workers have failed.
         """
         limit = self._config.trainer.train_batch_size if count is None else count
@@ -217,7 +219,7 @@ class Engines:
         return batch
 
     def _check_graded(self, batch: TensorBatch) -> None:
-        """Raises NothingGraded where the gradings of a step's worth of rows, one after the other, have failed."""
+        """Raise NothingGraded where as many gradings as a step has samples have failed in a row."""
         errors = batch.columns.get("reward_error", [])
         assert isinstance(errors, list)
         for error in errors:
@@ -227,7 +229,7 @@ class Engines:
 
     @contextmanager
     def held(self, batch: TensorBatch) -> Iterator[None]:
-        """Keep the rows of `batch` while the block runs; what was not put by its end goes back, for a later claim.
+        """Keep the rows of `batch` while the block runs. Rows that were not put by its end go back, for a later claim.
 
         Without it they go back after `queue.lease_s`.
         """
@@ -235,7 +237,7 @@ class Engines:
             yield
 
     def put_experience_data(self, batch: TensorBatch, outputs: Mapping[str, Column] | None = None) -> None:
-        """Write what `batch`'s task makes of its rows, in their order; the actor makes nothing, its rows are done with.
+        """Write the outputs of `batch`'s task, in the order of its rows. The actor has none: its rows are consumed.
 
         Raises:
             ColumnError, LeaseError, StaleRowError: see `TransferQueue.ack`.
@@ -247,13 +249,12 @@ class Engines:
             self._diary.trained(batch)
 
     def weight_sync_notify(self, version: WeightVersion, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Send new weights to the engines, then let in the prompts that wait for them.
+        """Send new weights to the engines, then admit the prompts that wait for them.
 
-        `version`: how many steps of training are in them; upwards from 1. `weights`: all tensors of the model, under
+        `version`: the number of training steps in them, ascending from 1. `weights`: all tensors of the model, under
         their Hugging Face names, such as `model.named_parameters()`. They are copied, and may change afterwards.
-
         After a WeightsTimeout or a QueueError the version has been sent, and the prompts still wait. To go on, call
-        this again with the same version; its weights are not looked at, or sent, again.
+        this again with the same version; its weights are neither read nor sent again.
 
         Raises:
             WeightsError: the version is not newer than the last one, or counts steps that had no rows yet; or the
@@ -277,7 +278,7 @@ class Engines:
         self._diary.step(version)
 
     def close(self) -> None:
-        """End all processes, then write the report; what has not finished is lost. Twice is harmless.
+        """End all processes, then write the report. Unfinished rows are lost. A second call is harmless.
 
         Raises:
             TailraceError: the workers have failed, and no call has raised that yet.
@@ -297,7 +298,7 @@ class Engines:
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
-        """An error in the block is told by what has caused it, where the workers have failed."""
+        """Replace an error of the block by its cause where the workers have failed."""
         self._runtime.check()
         try:
             yield

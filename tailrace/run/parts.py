@@ -1,4 +1,4 @@
-"""The parts of a run that are made alike wherever its tasks are: trainer, learner, evaluator, feeder and main loop."""
+"""The parts of a run that are alike in both placements: trainer, learner, evaluator, feeder and main loop."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -34,11 +34,11 @@ from tailrace.types import Prompt
 
 
 class Placement(ABC):
-    """Where the tasks of a run are: run/colocated.py and run/separated.py have the two."""
+    """A placement of the run's tasks: `Colocated` (run/colocated.py) or `Separated` (run/separated.py)."""
 
     @abstractmethod
     async def open(self, stack: AsyncExitStack) -> None:
-        """Start what can be started before anything is written; `stack` closes it.
+        """Start the parts that can start before anything is written; `stack` closes them.
 
         Raises:
             UserError: a part cannot be made as configured.
@@ -46,7 +46,7 @@ class Placement(ABC):
 
     @abstractmethod
     async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
-        """The main loop, with everything that it drives.
+        """Make the main loop with everything that it drives.
 
         Raises:
             TailraceError: a part cannot start.
@@ -62,7 +62,7 @@ def make_pipeline(
     evaluator: Evaluator | None,
     models: Mapping[str, ModelLearner] | None = None,
 ) -> Pipeline:
-    """The main loop around services and learners, wherever they are. `models`: see `Pipeline`."""
+    """Make the main loop around services and learners, in either placement. `models`: see `Pipeline`."""
     return Pipeline(
         steps=config.trainer.steps,
         evaluate_every=config.evaluation.every,
@@ -85,7 +85,7 @@ def evaluated(config: RunConfig, inputs: Inputs) -> dict[str, tuple[Prompt, ...]
 def make_evaluator(
     config: RunConfig, inputs: Inputs, engine: Generator, pool: GraderPool, log: EventLog, *, actor: str
 ) -> Evaluator | None:
-    """Answers them with `engine`, and grades the answers in `pool`; None where there are none."""
+    """Make the evaluator, which answers prompts with `engine` and grades in `pool`; None without prompts."""
     sets = evaluated(config, inputs)
     if not sets:
         return None
@@ -104,9 +104,9 @@ def make_learner(
     prompts: str,
     run_log: EventLog | None = None,
 ) -> LocalLearner:
-    """The training side of the loop, in this process. `context`: of the trainer's pool.
+    """Make the training side of the loop in this process. `context`: that of the trainer's pool.
 
-    `prompts`: their fingerprint. `run_log`: takes the events of whole steps, where the context's is a worker's.
+    `prompts`: their fingerprint. `run_log`: takes the events of whole steps where the context's log is a worker's.
     """
     config, executor, log = context.config, context.executor, context.log
     task, work = algorithm.policy_task()
@@ -127,7 +127,7 @@ def make_learner(
 
 
 def make_actor(context: TaskContext, task: TableTask, work: Train, trainer: Trainer, *, row: str) -> Actor:
-    """Trains the model of a task. `row`: in the timeline."""
+    """Make the actor that trains the model of `task`. `row`: its line in the timeline."""
     config = context.config
     return Actor(
         context.queue,
@@ -144,7 +144,7 @@ def make_actor(context: TaskContext, task: TableTask, work: Train, trainer: Trai
 
 
 async def make_model_learner(task: TableTask, work: Train, context: TaskContext) -> LocalModelLearner:
-    """What trains another model than the policy, in the process of `context`; its trainer is in `context`, too.
+    """Make the learner of a model other than the policy, in this process. Its trainer is added to `context`.
 
     Raises:
         AlgorithmError: its trainer cannot be made, or is none.
@@ -173,7 +173,7 @@ async def make_model_learner(task: TableTask, work: Train, context: TaskContext)
 
 
 def make_feeder(config: RunConfig, inputs: Inputs, queue: TransferQueue) -> PromptFeeder:
-    """Puts the run's prompts into the queue."""
+    """Make the feeder, which puts the run's prompts into the queue."""
     return PromptFeeder(
         queue,
         inputs.prompts.train,

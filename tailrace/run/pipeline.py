@@ -4,19 +4,20 @@
        ▲                                                                              │
        └───────────── prompts of later steps, as soon as weights admit them ◀─────────┘
 
-Every arrow but the last is the transfer queue. The tasks between prompts and actor run all the time, each taking what
-is ready; the loop below evaluates, admits prompts, has the actor update the weights, and saves.
+Every arrow but the last is the transfer queue. The tasks between prompts and actor run all the time, and each takes
+rows as they become ready. The loop below evaluates, admits prompts, has the actor update the weights, and saves.
 
-    who         waits for
+    part        waits for
     prompts     weights that are at most `max_staleness` updates older than those their step trains; room in the queue
-    lost rows   the end of a storage unit that had them; then, to be put again, room in the queue
+    lost rows   the end of a storage unit that held them; then room in the queue, to be put again
     rollout     prompts, and the weights that may begin them; blocks of the KV cache (inside the engine)
     reward      responses; a free grading process
     advantage   the rewards of a whole group
     actor       its step's rows: all of them, or, streaming, a micro-batch's worth of whole groups
 
-All modes are this loop. Where engine and trainer are (placement) is in the services and the learner; how far prompts
-run ahead (max_staleness) in the feeder; what the actor waits for (streaming) in the queue's table.
+All modes are this loop. The placement of engine and trainer is in the services and the learner. The number of steps
+that prompts run ahead (max_staleness) is in the feeder. The amount that the actor waits for (streaming) is in the
+queue's table.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from tailrace.transfer.queue.base import TransferQueue
 
 
 class Pipeline:
-    """Trains from where the learner stands to `steps`."""
+    """Trains from the learner's present step to `steps`."""
 
     def __init__(
         self,
@@ -49,10 +50,10 @@ class Pipeline:
         models: Mapping[str, ModelLearner] | None = None,
         staging: Path = Path(),
     ) -> None:
-        """`models`: other models than the policy, by the task that trains them.
+        """`models`: models other than the policy, by the task that trains them.
 
-        `staging`: a directory that is not there, beside the checkpoints, where they are saved before they become part
-        of one.
+        `staging`: a directory beside the checkpoints that does not exist. The other models are saved there before they
+        become part of a checkpoint.
         """
         self._steps = steps
         self._evaluate_every = evaluate_every
@@ -74,7 +75,7 @@ class Pipeline:
             tasks.create_task(self._feeder.run(self._steps))
             while (version := self.learner.trained_steps) < self._steps:
                 await self._evaluate_if(version, version % self._evaluate_every == 0)
-                await self._queue.advance(version)  # lets in the prompts that wait for these weights
+                await self._queue.advance(version)  # admits the prompts that wait for these weights
                 await self._train(version)
                 await self._save_if_due(version + 1)
             await self._evaluate_if(version, True)
@@ -112,7 +113,7 @@ class Pipeline:
         shutil.rmtree(self._staging, ignore_errors=True)
 
     async def _train(self, step: int) -> None:
-        """One step of every model, beside each other."""
+        """Train every model for one step, at the same time."""
         async with asyncio.TaskGroup() as models:
             for model in self._models.values():
                 models.create_task(model.train(step))

@@ -1,4 +1,4 @@
-"""The transfer queue of a run: the algorithm's table with a policy for each task, and where the queue is."""
+"""The transfer queue of a run: the algorithm's table with a policy for each task, and the choice of a queue."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -25,14 +25,14 @@ from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.types import TaskSpec
 
 _GREETING_LIMIT_S = 10.0
-"""For a queue that is said to run already."""
+"""Seconds for the first answer of a queue that should be running already."""
 
 
 def run_table(config: RunConfig) -> TableConfig:
     """The table that the tasks of a run work through.
 
     Raises:
-        UserError: the algorithm cannot be made, or a task of it uses a column that there is not.
+        UserError: the algorithm cannot be made, or one of its tasks uses a column that does not exist.
     """
     algorithm = make_algorithm(config.algorithm)
     return TableConfig(
@@ -45,11 +45,11 @@ def run_table(config: RunConfig) -> TableConfig:
 
 
 def check_queue(config: QueueConfig, table: TableConfig) -> None:
-    """Whether a run may have the queue: whether this machine can serve it, or what there is to ask of one that runs.
+    """Check that a run can have this queue: that this machine can serve it, or that the running one fits.
 
     Raises:
-        UserError: no row could pass the table; the queue cannot be served here; or it is not there, does not answer,
-            has another table, or has served a run.
+        UserError: no row could pass the table; the queue cannot be served here; or a running one is missing, does not
+            answer, has another table, or has served a run.
     """
     try:
         check_table(make_tasks(table), table.columns)
@@ -78,7 +78,7 @@ def check_queue(config: QueueConfig, table: TableConfig) -> None:
 
 
 class ClientOptions(TypedDict):
-    """Of a `RemoteQueue` or a `SyncQueue`."""
+    """The options of a `RemoteQueue` or a `SyncQueue`."""
 
     timeout_s: float
     limit_s: float
@@ -86,7 +86,7 @@ class ClientOptions(TypedDict):
 
 
 def client_options(config: QueueConfig) -> ClientOptions:
-    """How every process of a run uses its queue, which is not inside of one of them."""
+    """The client options of every process of a run. `config`: of a queue with its own processes."""
     assert config.type != "local"
     shared_memory = config.shared_memory if isinstance(config, RemoteQueueConfig) else True
     return ClientOptions(timeout_s=config.timeout_s, limit_s=config.client_limit_s, shared_memory=shared_memory)
@@ -98,13 +98,13 @@ class OpenQueue:
 
     queue: TransferQueue
     address: QueueAddress | None
-    """For other processes; None of one inside this process."""
+    """The address for other processes; None for a queue inside this process."""
 
 
 async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, stack: AsyncExitStack) -> OpenQueue:
-    """The queue of `config.type`, which was checked; `stack` closes it.
+    """Open the queue of `config.type`, which was checked; `stack` closes it.
 
-    `directory`: for the files of one in processes of its own.
+    `directory`: for the files of a queue with its own processes.
 
     Raises:
         UserError: the directory cannot be used.
@@ -130,9 +130,9 @@ async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, s
 
 
 def explained(error: QueueError, connection: str, run: Path, checkpoint: Path | None) -> TailraceError | None:
-    """What to do where the served queue of `connection` has ended a run; None where `error` says it all.
+    """The error with advice for a run that its served queue, `connection`, has ended; None where `error` is enough.
 
-    `run`: the run's configuration. `checkpoint`: its last; none can be saved now, since it would hold the queue, too.
+    `run`: the run's configuration. `checkpoint`: its last. None can be saved now, since it would hold the queue, too.
     """
     if isinstance(error, GroupExists):
         return UserError(

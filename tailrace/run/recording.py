@@ -1,4 +1,4 @@
-"""From a training step or an evaluation to the samples that people look at, see `tailrace.report.samples`."""
+"""Makes the samples that people look at from a training step or an evaluation; see `tailrace.report.samples`."""
 
 import json
 import math
@@ -15,26 +15,26 @@ from tailrace.run.evaluation import Answer
 from tailrace.transfer.queue.base import Row
 
 _NAME = 100
-"""Characters of the name of a part."""
+"""The most characters of a part's name."""
 
 
 class SampleRecorder:
     """Makes the records of a few groups."""
 
     def __init__(self, *, groups: int, characters: int, seed: int) -> None:
-        """`groups`: of each step, and prompts of each set of an evaluation. `characters`: of a text, about."""
+        """`groups`: how many of each step, and prompts of each evaluated set. `characters`: about, of a text."""
         self._groups = groups
         self._limit = characters
         self._seed = seed
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
-        """That of a run."""
+        """Make the recorder of a run."""
         observe = config.observe
         return cls(groups=observe.sample_groups, characters=observe.sample_characters, seed=config.seed)
 
     def of_step(self, rows: Sequence[Row], step: int) -> list[SampleRecord]:
-        """Of a training step, counted from 0, that has trained on `rows`."""
+        """The records of training step `step`, counted from 0, which has trained on `rows`."""
         if not self._groups:
             return []
         chosen = set(choose_groups({row.group_id for row in rows}, self._groups, seed=self._seed, step=step))
@@ -45,7 +45,7 @@ class SampleRecorder:
         return [self._of_row(row, step, place) for group in groups.values() for place, row in enumerate(group)]
 
     def of_evaluation(self, answers: Sequence[Answer], step: int) -> list[SampleRecord]:
-        """Of an evaluation after `step` steps, from each set: the same prompts each time, to compare their answers."""
+        """The records of an evaluation after `step` steps. The prompts of a set stay the same, to compare answers."""
         if not self._groups:
             return []
         numbers: dict[str, set[int]] = {}
@@ -109,18 +109,18 @@ class SampleRecorder:
 
 
 def _parts(parts: Mapping[str, float]) -> dict[str, Any]:
-    """Whether the response is right apart from the other figures of its grader."""
+    """Separate the verdict whether the response is right from the other figures of its grader."""
     others = {shown_text(name, _NAME): value for name, value in parts.items() if name != CORRECT}
     return {"parts": others, "correct": bool(parts[CORRECT]) if CORRECT in parts else None}
 
 
 def answer_text(answer: Any, limit: int) -> str | None:
-    """An answer for people: as JSON where it is no text."""
+    """An answer as people see it: JSON where it is no text."""
     if answer is None:
         return None
     return shown_text(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False), limit)
 
 
 def known(reward: float) -> float | None:
-    """None for the NaN of a grading that failed."""
+    """The reward, or None where it is NaN because its grading failed."""
     return None if math.isnan(reward) else reward

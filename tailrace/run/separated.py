@@ -1,4 +1,4 @@
-"""A run whose tasks are in worker processes, and what the driver has of them.
+"""A run whose tasks are in worker processes: the driver's side.
 
     driver                                        workers
     Pipeline ──train, save, export──▶ RemoteLearner ──────▶ trainer
@@ -7,9 +7,9 @@
     prompts ─────────────────────────────────────────────▶ transfer queue ◀──▶ all workers
                                                             trainer ──weights──▶ rollout workers
 
-Who waits on whom: the driver on its calls, and those on the workers; a call ends at once when its worker dies. A worker
-that dies is replaced, and what it had claimed goes back at once. Not so the trainer: with it the weights are gone that
-the rows in the queue belong to, so that the run goes on from its last checkpoint.
+Waiting: the driver waits for its calls, and a call waits for its worker; it ends at once when the worker dies. A worker
+that dies is replaced, and its claimed rows are ready again at once. The trainer is not replaced: the weights that the
+rows in the queue belong to are lost with it, so the run goes on from its last checkpoint.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteLearner(Learner):
-    """The learner in the trainer worker."""
+    """The driver's interface to the learner in the trainer worker."""
 
     def __init__(self, trainer: Pool) -> None:
         self._trainer = trainer
@@ -59,7 +59,7 @@ class RemoteLearner(Learner):
 
     @property
     def trained_steps(self) -> int:
-        """See `Learner`; as of the last call that returned."""
+        """The number of trained steps as of the last call that returned; see `Learner`."""
         return self._trained_steps
 
     async def train(self, step: int) -> None:
@@ -88,7 +88,7 @@ class RemoteLearner(Learner):
 
 
 class RemoteModelLearner(ModelLearner):
-    """The learner in the worker of another model than the policy."""
+    """The driver's interface to the learner of a model other than the policy, in its worker."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -107,7 +107,7 @@ class RemoteModelLearner(ModelLearner):
 
 
 class RemoteEngines:
-    """The engines of the rollout workers as one that answers requests, with the newest weights."""
+    """The engines of the rollout workers as one generator, which uses the newest weights."""
 
     def __init__(self, pool: Pool, *, workers: int, version: Callable[[], WeightVersion]) -> None:
         self._pool = pool
@@ -115,7 +115,7 @@ class RemoteEngines:
         self._version = version
 
     async def submit(self, requests: Sequence[Request]) -> AsyncGenerator[Sample, None]:
-        """The samples, those of each worker when it has finished its part."""
+        """Yield the samples; those of each worker when it has finished its part."""
         version = self._version()
         parts = [(index, requests[index :: self._workers]) for index in range(self._workers)]
         calls = [asyncio.create_task(self._generate(index, part, version)) for index, part in parts if part]
@@ -134,14 +134,14 @@ class RemoteEngines:
                 samples: list[Sample] = await self._pool.call(index, "generate", requests, version)
                 return samples
             except WorkerDied:
-                continue  # its replacement answers them; how many may die is the pool's to say
+                continue  # its replacement answers them; the pool limits the number of deaths
 
 
 class Separated(Placement):
-    """Each kind of task in worker processes of its own."""
+    """A placement with worker processes for each kind of task."""
 
     def __init__(self, config: RunConfig, inputs: Inputs, budget: DeathBudget) -> None:
-        """`budget`: of deaths, in all attempts at the run."""
+        """`budget`: the allowed deaths in all attempts at the run."""
         self._config = config
         self._inputs = inputs
         self._budget = budget
@@ -149,7 +149,7 @@ class Separated(Placement):
         self._cluster = make_cluster(config.cluster, self._pools)
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """See that the grader and the answers fit, and that the cluster has what the workers need."""
+        """Check that the grader and the answers fit, and that the cluster has what the workers need."""
         await check_answers(self._config.rewards, self._inputs.prompts.by_source)
         address = self._config.cluster.address
         _log.info(f"joining the Ray cluster {address}" if address else "starting a Ray on this machine")
@@ -190,9 +190,9 @@ class Workers:
         *,
         longest_prompt: int | None = None,
     ) -> None:
-        """`pools`: of the kinds that are started. `checkpoints`: the run's directory of them.
+        """`pools`: the kinds to start. `checkpoints`: the run's directory of checkpoints.
 
-        `longest_prompt`: tokens of the longest that engines will see, by default of the longest in `inputs`.
+        `longest_prompt`: the most tokens that a prompt for the engines has; by default of the longest in `inputs`.
         """
         assert queue.address is not None
         assert isinstance(queue.queue, RemoteQueue)
@@ -217,27 +217,27 @@ class Workers:
 
     @property
     def trainer(self) -> Pool:
-        """Of one worker."""
+        """The pool of the one trainer worker."""
         return self._pools["trainer"]
 
     @property
     def rollout(self) -> Pool:
-        """Those with engines."""
+        """The pool of the workers with engines."""
         return self._pools["rollout"]
 
     def models(self) -> dict[str, ModelLearner]:
-        """What trains other models than the policy, by task."""
+        """The learners of models other than the policy, by task."""
         return {task.name: RemoteModelLearner(self._pools[task.pool]) for task, _ in self._algorithm.other_models()}
 
     @property
     def services(self) -> list[Pool]:
-        """All of them."""
+        """All pools."""
         return list(self._pools.values())
 
     async def start(self, weights: WeightsAddress | None = None) -> None:
-        """Start all workers: those of rollout last, since they are told where weights come from.
+        """Start all workers. The rollout workers are last: they need the address that sends the weights.
 
-        `weights`: that; by default from the trainer among them.
+        `weights`: that address; by default the trainer worker's.
         """
         try:
             async with asyncio.TaskGroup() as starting:
@@ -255,18 +255,18 @@ class Workers:
     async def close(self) -> None:
         """Close all workers.
 
-        Raises: as Pool.close, the first error, when all have ended.
+        Raises: the first error, when all have ended; see `Pool.close`.
         """
         await each(*(pool.close() for pool in self._pools.values()))
 
     async def __aenter__(self) -> Self:
-        """Itself."""
+        """Return itself."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close all workers. What that raises is only told after an error of the block: a run may go on after that."""
+        """Close all workers. After an error of the block, errors of closing are only logged: a run may go on."""
         try:
             await self.close()
         except TailraceError as failure:
@@ -275,7 +275,7 @@ class Workers:
             _log.warning("not all workers could be closed: %s", failure)
 
     def _pool(self, kind: str, settings: RunSettings) -> Pool:
-        """A model is trained by one worker, which is not replaced."""
+        """Make the pool of a kind. A model is trained by one worker, which is not replaced."""
         config = self._configs[kind]
         specs = [
             WorkerSpec(
@@ -296,5 +296,5 @@ class Workers:
         )
 
     async def _take_back(self, handle: WorkerHandle) -> None:
-        """What a dead worker had claimed goes back at once."""
+        """Give back the claims of a dead worker at once."""
         await self._queue.dismiss(handle.facts["queue_client"])

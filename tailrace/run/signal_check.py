@@ -1,4 +1,4 @@
-"""Whether the figures of a step say that it has trained on something else than what was sampled."""
+"""Checks whether the figures of a step show training on something else than what was sampled."""
 
 import math
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class SignalCheck:
         return cls(mismatch_warning=warning, mismatch_error=error, max_staleness=config.pipeline.max_staleness)
 
     def error(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        """Why the run cannot go on; None where it can."""
+        """The reason why the run cannot go on; None where it can."""
         mismatch, age = metrics.get("on_policy_mismatch", 0.0), metrics.get("staleness_max", 0.0)
         if age > self.max_staleness:
             return (
@@ -43,7 +43,7 @@ class SignalCheck:
         return None
 
     def warning(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        """What may be wrong; None where nothing seems so."""
+        """The text of a warning; None where nothing seems wrong."""
         mismatch = metrics.get("on_policy_mismatch", 0.0)
         if not mismatch <= self.mismatch_warning:
             return (

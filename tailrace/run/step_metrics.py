@@ -20,7 +20,7 @@ from tailrace.types import FinishReason
 
 
 class TaskTimes:
-    """A sink that adds up the seconds of each task, and writes them into the `step` events that pass: stands first.
+    """A sink that adds up the seconds of each task and writes them into passing `step` events. It must be the first.
 
     `time/<task>`: seconds of each task since the step before; tasks overlap, so they may exceed the wall clock.
     """
@@ -29,7 +29,7 @@ class TaskTimes:
         self._seconds: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
-        """Count one span."""
+        """Count one span, or add the sums to a `step` event."""
         if event.about.is_timed:
             self._seconds[event.task] = self._seconds.get(event.task, 0.0) + event.end - event.start
         elif event.task == EventKind.STEP:
@@ -61,10 +61,10 @@ def step_metrics(result: StepResult, step: int, seconds: float) -> dict[str, flo
 
 
 def reward_metrics(rewards: Sequence[float], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Mean and standard deviation of the rewards that were graded, and what the graders said beside them.
+    """Mean and standard deviation of the rewards that were graded, and the graders' other figures.
 
-    `accuracy`: of the responses whose grader says whether they are right, the fraction that is. `reward/<part>`: the
-    mean of each other part, over the responses that have it. What no response has is left out.
+    `accuracy`: the fraction that is right, of the responses with a verdict of their grader. `reward/<part>`: the
+    mean of each other part, over the responses that have it. A part that no response has is left out.
     """
     graded = [reward for reward in rewards if not math.isnan(reward)]
     values: dict[str, list[float]] = {}
@@ -78,7 +78,7 @@ def reward_metrics(rewards: Sequence[float], parts: Sequence[Mapping[str, float]
 
 
 def failure_metrics(errors: Iterable[str | None]) -> dict[str, float]:
-    """`reward_failures`, and `reward_failures/<kind>` for each kind that there was."""
+    """`reward_failures`, and `reward_failures/<kind>` for each kind that occurred."""
     kinds = Counter(failure_kind(error) for error in errors if error)
     return {
         "reward_failures": float(kinds.total()),
@@ -87,12 +87,12 @@ def failure_metrics(errors: Iterable[str | None]) -> dict[str, float]:
 
 
 def response_tokens(row: Row) -> int:
-    """R of a row."""
+    """Number of response tokens (R) of a row."""
     return len(cast("np.ndarray[Any, Any]", row.cells["response_ids"]))
 
 
 def _flat_groups(rows: Sequence[Row]) -> int:
-    """Groups whose graded rewards are all equal: they teach nothing."""
+    """Number of groups whose graded rewards are all equal: they teach nothing."""
     rewards: dict[int, set[float]] = {}
     for row in rows:
         reward = cast(float, row.cells["reward"])
@@ -107,7 +107,7 @@ def _entropy_metrics(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _staleness_metrics(rows: Sequence[Row], step: int) -> dict[str, float]:
-    """Mean and largest staleness, and `staleness/<versions>`, the samples of each."""
+    """Mean and largest staleness, and `staleness/<versions>`, the number of samples of each."""
     oldest = [int(cast("np.ndarray[Any, Any]", row.cells["weight_versions"]).min()) for row in rows]
     ages = [staleness(step, version) for version in oldest]
     return {
@@ -129,7 +129,7 @@ def _update_metrics(updates: Sequence[UpdateResult]) -> Mapping[str, float]:
 
 
 def _of_on_policy_tokens(means: Mapping[str, float]) -> dict[str, float]:
-    """With `on_policy_mismatch` as the mean over the tokens that are on-policy; without it where none is."""
+    """Convert `on_policy_mismatch` to the mean over the on-policy tokens; leave it out where there are none."""
     part, others = means.get("on_policy", 0.0), dict(means)
     mismatch = others.pop("on_policy_mismatch", 0.0)
     return {**others, "on_policy_mismatch": mismatch / part} if part else others

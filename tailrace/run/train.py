@@ -1,10 +1,9 @@
-"""One training run: from a configuration to a directory with a trained model and a report.
+"""Training runs: a configuration becomes a directory with a trained model and a report.
 
     inputs ──▶ parts ──▶ directory, queue, log, display ──▶ pipeline ──▶ exported model, report, trace
 
-Everything that can be wrong with the input is found before anything is started, and a start that is refused leaves no
-file. Ctrl-C (or SIGTERM, or a terminal that closes) cancels the pipeline, saves a checkpoint and exits; a second one
-exits at once.
+All errors of the input are found before anything is started. A start that is refused leaves no file. Ctrl-C (or
+SIGTERM, or a terminal that closes) cancels the pipeline, saves a checkpoint and exits; a second one exits at once.
 """
 
 import asyncio
@@ -80,11 +79,11 @@ def train(
     interrupt: Interrupt | None = None,
     prompts: bytes | None = None,
 ) -> int:
-    """Train, export, report; the exit code: 0, or 130 when interrupted.
+    """Train, export and report. Returns the exit code: 0, or 130 when interrupted.
 
     `resume`: go on from `checkpoint`, by default the newest of the run in `config.output_dir`. Where no run is there, a
-    new one begins with `checkpoint`, of another run. `interrupt`: what stops it, beside signals. `prompts`: what
-    `prompts.source` is to hold, where a program gives it.
+    new one begins with `checkpoint`, which is another run's. `interrupt`: stops the run, as signals do. `prompts`: the
+    contents of `prompts.source`, where a program gives them.
 
     Raises:
         UserError: something about the input is wrong, and nothing is left of the start; or a checkpoint cannot be
@@ -124,9 +123,9 @@ def train(
 
 
 class _Run:
-    """One run; where its trainer dies, several attempts at it, each from the newest checkpoint that it has saved.
+    """One run. When its trainer dies, another attempt starts from the newest checkpoint that the run has saved.
 
-    A checkpoint that is damaged by then is passed over, and said to be.
+    A checkpoint that is damaged by then is skipped with a message.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class _Run:
         return self._stage is _Stage.EXPORTED
 
     async def to_end(self) -> int:
-        """Make attempts until one ends, and the report; the exit code."""
+        """Make attempts until one ends, then the report. Returns the exit code."""
         try:
             with self._interrupt.watching(), ExitStack() as stack, self._telling_its_end():
                 while isinstance(end := await self._attempt(stack), ClusterError):
@@ -169,7 +168,7 @@ class _Run:
                 return 0  # only its closing was interrupted
             if not (self._begun and self._store.latest()):
                 raise
-            print(f"Interrupted. {self._how_to_go_on}")  # maybe to export alone
+            print(f"Interrupted. {self._how_to_go_on}")  # perhaps only to export
             return INTERRUPTED
         except TailraceError:
             if self._begun and not self._finished:
@@ -179,24 +178,24 @@ class _Run:
             if self._finished:
                 self._store.tidy()
                 remove_leftovers(self._directory.path)
-            if self._log is not None and self._directory.events.exists():  # however it has ended
+            if self._log is not None and self._directory.events.exists():  # also after an error
                 self._report()
 
     @contextmanager
     def _telling_its_end(self) -> Iterator[None]:
-        """An event `end` says how the block has ended, for the report."""
+        """Emit an event `end` that says how the block has ended, for the report."""
         try:
             yield
         except BaseException as error:
             if self._log is not None:
-                with suppress(UserError):  # what cannot be written any more is what has ended it, maybe
+                with suppress(UserError):  # a failed write may be the very error that has ended it
                     self._log.emit(end_event(self._log, error, finished=self._finished))
             raise
         if self._log is not None:
             self._log.emit(end_event(self._log, None, finished=self._finished))
 
     def _report(self) -> None:
-        """Write report and trace, and say where they are; a run that has failed tells why, not that this fails, too."""
+        """Write report and trace, and print their paths. After a failed run, an error of writing is only printed."""
         try:
             report = write_report(self._directory.path)
             write_trace(self._directory.path)
@@ -214,17 +213,18 @@ class _Run:
         return f"Go on with: tailrace train {self._directory.config} --resume"
 
     def _tell_of_failure(self) -> None:
-        """How to go on after a failure, before its error is told."""
-        if self._store.latest() and not isinstance(self._config.queue, RemoteQueueConfig):  # whose error says more
+        """Print how to go on after a failure, before its error is shown."""
+        if self._store.latest() and not isinstance(self._config.queue, RemoteQueueConfig):  # its error says more
             print(self._how_to_go_on, file=sys.stderr)
 
     async def _attempt(self, shared: ExitStack) -> int | ClusterError:
-        """Train to the end; the exit code, or the death of the trainer, or of Ray: another attempt may be made then.
+        """Train to the end.
 
-        `shared`: takes the sinks, which all attempts have.
+        Returns the exit code, or the death of the trainer or of Ray, after which another attempt may be made.
+        `shared`: takes the sinks, which all attempts share.
         """
         try:
-            async with AsyncExitStack() as stack:  # what closes hears of a death: errors of closing do not hide it
+            async with AsyncExitStack() as stack:  # the death is raised through it: errors of closing do not hide it
                 placement = self._placement()
                 await placement.open(stack)
                 self._interrupt.handle_signals()  # Ray's would print a stack first
@@ -269,7 +269,7 @@ class _Run:
 
 
 def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) -> tuple[Sink, ...]:
-    """What takes a run's events, over all attempts at it."""
+    """Open the sinks of a run's events, which all its attempts share."""
     display = stack.enter_context(Display())
     others = open_sinks(config.observe, directory.path, shown(config.resolved))
     for sink in others:
@@ -278,9 +278,9 @@ def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) ->
 
 
 def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], *, total_steps: int | None) -> EventLog:
-    """The log of one attempt, which has begun: its clock goes on from where `start` was saved.
+    """Begin the log of one attempt. Its clock goes on from the time at which `start` was saved.
 
-    `total_steps`: to be trained, where that is known.
+    `total_steps`: the number of steps to train, where it is known.
     """
     watch = LearningWatch(config, sinks)
     log = EventLog(sinks=(TaskTimes(), *sinks, watch), offset=start.state.elapsed_s if start else 0.0)
@@ -297,7 +297,7 @@ def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], 
 
 
 def end_event(log: EventLog, error: BaseException | None, *, finished: bool) -> Event:
-    """How a run has ended: `how` is finished, interrupted or failed, and `error` says why it failed."""
+    """Make the event that says how a run has ended: `how` is finished, interrupted or failed; `error` is the reason."""
     info = {"how": "finished" if finished else "interrupted"}
     if not (finished or error is None or isinstance(error, asyncio.CancelledError | KeyboardInterrupt)):
         info = {"how": "failed", "error": one_line(error)}
@@ -305,7 +305,7 @@ def end_event(log: EventLog, error: BaseException | None, *, finished: bool) -> 
 
 
 async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interrupt) -> bool:
-    """Run the pipeline to its end; False when it was interrupted, and saved."""
+    """Run the pipeline to its end; False when it was interrupted and saved."""
     try:
         await pipeline.run()
     except (asyncio.CancelledError, BaseExceptionGroup) as error:
@@ -316,7 +316,7 @@ async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interru
             except CheckpointError as unsaved:
                 if isinstance(error, asyncio.CancelledError):
                     raise
-                print(unsaved, file=sys.stderr)  # and then the error that has ended the run
+                print(unsaved, file=sys.stderr)  # the error that has ended the run follows
         if isinstance(error, BaseExceptionGroup):
             raise await _explained(first_error(error), pipeline.learner, directory) from error
         if not interrupt.asked:
@@ -326,7 +326,7 @@ async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interru
 
 
 async def _explained(error: BaseException, learner: Learner, directory: RunDirectory) -> BaseException:
-    """The error to raise; a step that stayed non-finite leaves its evidence in the run's directory."""
+    """The error to raise. A step that stayed non-finite leaves its evidence in the run's directory."""
     if not isinstance(error, NonFiniteError):
         return error
     try:

@@ -1,4 +1,4 @@
-"""The tasks of a run, and what times them: each claims rows, computes, and acks with what it computed.
+"""The tasks of a run, and the parts that time them: each task claims rows, computes, and acks with its outputs.
 
 base        the loop of claim, compute and ack     prompts     puts rows in, as far ahead as staleness allows
 rollout     rows become responses                  reward      responses get rewards

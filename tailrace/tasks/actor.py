@@ -2,17 +2,20 @@
 
     queue ──claim whole groups──▶ accumulate … accumulate ──▶ apply ──▶ (weights are published) ──▶ ack
 
-Who waits on whom: synchronous, the first claim waits for the whole batch; streaming, each claim is a micro-batch that
-has filled up while the rest still generates. Rows are acked after the optimizer step that used them and not before, so
-an update that is interrupted leaves them in the queue, and no row is trained on twice or not at all.
-From that step until its ack a row is one that counts no more, should it come again: because the ack failed, because it
-was lost with a storage unit (it is made anew, with its group), or because its lease ended. It is acked then, no more.
+Waiting: without streaming, the first claim waits for the whole batch. With streaming, each claim is a micro-batch that
+is complete while the rest still generates.
 
-It claims for all ranks of the trainer, and hands it whole claims; the trainer shares their samples among its ranks.
+Rows are acked after the optimizer step that used them and not before. So an update that is interrupted leaves them in
+the queue, and every row is trained on exactly once. Between that step and its ack a row may come again: because the ack
+failed, because the row was lost with a storage unit (and made again with its group), or because its lease ended. Such a
+row is not trained on again, only acked.
+
+The actor claims for all ranks of the trainer and hands it whole claims; the trainer shares their samples among its
+ranks.
 
 With several mini-batches a step, the ratio of the loss needs the log-probabilities of the weights at the start of the
-step: they are computed for each claim as it comes, and the optimizer steps follow when the whole batch is there, in the
-order of the prompts: groups that were whole first are mostly short ones.
+step. They are computed for each claim as it comes. The optimizer steps follow when the whole batch is there, in the
+order of the prompts: the groups that are complete first are mostly short ones.
 """
 
 import asyncio
@@ -42,33 +45,33 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one training step saw and did."""
+    """The rows of one training step and the results of its updates."""
 
     rows: tuple[Row, ...]
-    """In the order of their prompts."""
+    """The rows, in the order of their prompts."""
     updates: tuple[UpdateResult, ...]
 
 
 @dataclass(slots=True)
 class Batch:
-    """What one training step works on."""
+    """The rows that one training step works on."""
 
     step: int
     claims: list[Claim] = field(default_factory=list)
-    """All of them, those of rows that count no more included: each is acked in the end."""
+    """All claims, including rows that are not trained on again: each claim is acked in the end."""
     rows: dict[int, Row] = field(default_factory=dict)
-    """By `order`: those to train on."""
+    """The rows to train on, by `order`."""
     samples: dict[int, TrainSample] = field(default_factory=dict)
-    """By `order`: with several mini-batches, those that are still to be accumulated."""
+    """With several mini-batches, the samples that are still to be accumulated, by `order`."""
 
     def check_graded(self) -> None:
-        """Raises NothingGraded where all gradings have failed."""
+        """Raise NothingGraded where all gradings have failed."""
         errors = [str(row.cells.get("reward_error", "")) for row in self.rows.values()]
         NothingGraded.check(errors, f"step {self.step + 1}")
 
     @property
     def in_order(self) -> tuple[Row, ...]:
-        """In the order of their prompts."""
+        """The rows to train on, in the order of their prompts."""
         return tuple(sorted(self.rows.values(), key=lambda row: row.order))
 
 
@@ -79,7 +82,7 @@ class Actor:
             result = await actor.apply(batch)  # the weights have changed
             await actor.ack(batch)             # the rows do not come again
 
-    What comes between the first optimizer step and the ack must not be cancelled, see `uninterrupted`.
+    The time between the first optimizer step and the ack must not be cancelled; see `uninterrupted`.
     """
 
     def __init__(
@@ -96,16 +99,17 @@ class Actor:
         mini_batch_size: int,
         row: str = "trainer",
     ) -> None:
-        """`task`: in the table; `loss`: its own. `executor`: of the trainer's device. `activity`: of the pool's worker.
+        """`task`: its name in the table; `loss`: the task's. `executor`: the thread of the trainer's device.
 
-        `batch_size`: samples of a training step. `mini_batch_size`: of an optimizer step. `row`: in the timeline.
+        `activity`: that of the pool's worker. `batch_size`: samples of a training step. `mini_batch_size`: samples of
+        an optimizer step. `row`: the line in the timeline.
         """
         self.unacked: set[int] = set()
-        """By `order`: rows that are in the weights, and that the queue may hand out again."""
+        """Rows that are in the weights and that the queue may hand out again, by `order`."""
         self.torn_by: BaseException | None = None
-        """What has ended a step in the middle of its update: the weights are of no step."""
+        """The error that has ended a step in the middle of its update. The weights are of no step then."""
         self.ungraded: tuple[Row, ...] = ()
-        """The rows of a step that ended since all their gradings had failed."""
+        """The rows of a step that ended because all their gradings had failed."""
         self._queue = queue
         self._trainer = trainer
         self._task = task
@@ -119,7 +123,7 @@ class Actor:
 
     @asynccontextmanager
     async def batch(self, step: int) -> AsyncIterator[Batch]:
-        """All rows of one step, claimed, and accumulated as they come. An error of the block drops the gradients.
+        """Claim all rows of one step, and accumulate them as they come. An error of the block drops the gradients.
 
         Raises:
             NothingGraded: all gradings of the step have failed; no weight has changed.
@@ -147,14 +151,14 @@ class Actor:
     async def apply(self, batch: Batch) -> StepResult:
         """Make the optimizer steps. From then on the rows are in the weights, and in `unacked` until they are acked.
 
-        What fails in an optimizer step, or between two, is in `torn_by`.
+        An error of an optimizer step, or between two, is kept in `torn_by`.
         """
         updates = await (self._optimize(batch) if self._has_mini_batches else self._update(batch))
         self.unacked.update(batch.rows)
         return StepResult(rows=batch.in_order, updates=tuple(updates))
 
     async def ack(self, batch: Batch) -> None:
-        """Ack all rows; those that are not under their claim any more come again, and are acked then."""
+        """Ack all rows. Those that have left their claim come again, and are acked then."""
         for claim in batch.claims:
             await self._ack(claim)
 
@@ -175,7 +179,7 @@ class Actor:
         return updates
 
     async def _new_rows(self, batch: Batch, hold: Callable[[Claim], None]) -> AsyncIterator[list[Row]]:
-        """Claim until `batch` is full; of each claim, the rows that neither it nor an earlier update has."""
+        """Claim until `batch` is full. Yields of each claim the rows that neither `batch` nor an earlier update has."""
         loader = StreamingLoader(self._queue, self._task, rows=self._batch_size)
         while (claim := await self._next(loader)) is not None:
             hold(claim)
@@ -191,7 +195,7 @@ class Actor:
             return await anext(loader, None)
 
     async def _with_old_log_probs(self, step: int, rows: Sequence[Row]) -> dict[int, TrainSample]:
-        """By `order`."""
+        """Compute the samples' old log-probabilities; return the samples by `order`."""
         samples = [train_sample(row, step) for row in rows]
         values = await self._compute(lambda: self._trainer.log_probs(samples))
         return {
@@ -209,15 +213,15 @@ class Actor:
             with self._log.span(EventKind.OPTIMIZER, self._row, step=step, version=step) as span:
                 result = await self._compute(self._trainer.apply)
                 span.metrics = {"loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr}
-        except NonFiniteError:  # instead of an optimizer step: it has changed no weight
+        except NonFiniteError:  # raised in place of the optimizer step: no weight has changed
             raise
-        except BaseException as error:  # whatever it is: some weights may have changed, or all
+        except BaseException as error:  # after any other error some weights may have changed, or all
             self.torn_by = error
             raise
         return result
 
     async def _ack(self, claim: Claim) -> None:
-        """Ack rows that are in the weights now; those that are not under the claim any more come again."""
+        """Ack rows that are in the weights now. Those that have left the claim come again."""
         if await ack_if_held(self._queue, claim, {row.id: {} for row in claim.rows}):
             self.unacked.difference_update(row.order for row in claim.rows)
             return
@@ -230,20 +234,20 @@ class Actor:
 
 
 async def uninterrupted(work: Awaitable[T]) -> T:
-    """Await `work` to its end even when cancelled meanwhile, be it again and again, then let the cancellation go on."""
+    """Await `work` to its end even when cancelled meanwhile, once or repeatedly; then raise the cancellation."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         while not task.done():
-            with suppress(asyncio.CancelledError):  # the first one goes on
+            with suppress(asyncio.CancelledError):  # the first cancellation is raised below
                 await asyncio.wait([task])
         task.result()
         raise
 
 
 def checked(loss: Loss) -> Loss:
-    """The same loss. What it raises, and what its result lacks, is an AlgorithmError."""
+    """Wrap a loss: an exception of it, or a missing metric in its result, becomes an AlgorithmError."""
 
     def checked_loss(inputs: LossInputs) -> LossOutput:
         try:
@@ -261,14 +265,14 @@ def checked(loss: Loss) -> Loss:
 
 
 def is_floats(cell: Value) -> TypeGuard[FloatArray]:
-    """Whether it is the cell of a column of floats."""
+    """Whether `cell` is of a column of floats."""
     return isinstance(cell, np.ndarray) and cell.dtype == np.float32
 
 
 def train_sample(row: Row, version: WeightVersion | None = None) -> TrainSample:
-    """The trainer's view of a row, of a task that trains or one that scores; its columns are the row's float arrays.
+    """The trainer's view of a row, for a task that trains or one that scores. Its columns are the row's float arrays.
 
-    `version`: of the weights that it trains.
+    `version`: that of the weights that are trained.
 
     A row whose grading failed (its reward is NaN) is masked: it counts for nothing in the update.
     """

@@ -1,6 +1,6 @@
 """The loop that every small task shares: claim, compute, ack, until the queue is closed.
 
-What was computed for a claim that is void by then is thrown away: its rows come again, to this worker or another.
+When a claim's lease has ended meanwhile, its outputs are discarded: its rows come again, to this worker or another.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from tailrace.types import Value
 
 
 class Service(Protocol):
-    """A task at work."""
+    """A part of a run that serves until the queue is closed."""
 
     async def run(self) -> None:
         """Serve until the queue is closed."""
@@ -26,7 +26,7 @@ Outputs = Mapping[RowId, Mapping[str, Value]]
 
 
 class Task(ABC):
-    """One line of an algorithm's table, at work."""
+    """One task of an algorithm's table, running."""
 
     def __init__(
         self,
@@ -69,4 +69,4 @@ class Task(ABC):
 
     @abstractmethod
     async def compute(self, claim: Claim, span: Event) -> Outputs:
-        """The output cells of every row of `claim`; may add to the event of this span."""
+        """Compute the output cells of every row of `claim`. May add to `span`, the event of this computation."""

@@ -1,1 +1,1 @@
-"""The worker processes of a run whose tasks are separate: what each kind is made of."""
+"""The worker processes of a separated run, one module for each kind."""

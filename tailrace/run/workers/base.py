@@ -1,8 +1,8 @@
-"""What every worker of a run has: its configuration, its connection to the queue, its events, its device.
+"""The base of every worker of a run: its configuration, its connection to the queue, its events, its device.
 
 driver ──settings──▶ RunWorker.open: queue, device, what the kind of worker adds (`start`), the tasks of its pool
-                     RunWorker.run:  its tasks, until the queue is closed; once a second where its time went
-                     until it is closed: whether its device still gets anywhere
+                     RunWorker.run:  its tasks, until the queue is closed; once a second an event of its activity
+                     until it is closed: a watch over computations that hang
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from tailrace.tasks.factory import make_services
 from tailrace.transfer.queue.client.remote import RemoteQueue
 
 _ACTIVITY_S = 1.0
-"""Between events of where the worker's time went."""
+"""Seconds between events of the worker's activity."""
 _LOOK_S = 0.5
-"""Between looks at whether the queue was closed; nobody waits for a worker's end before that."""
+"""Seconds between checks whether the queue was closed; no one waits for a worker's end before that."""
 _WATCH_S = 1.0
-"""Between looks at how long it has been computing."""
+"""Seconds between checks how long it has been computing."""
 
 
 class RunWorker(Worker):
@@ -55,7 +55,7 @@ class RunWorker(Worker):
         self.tasks: TaskContext
 
     async def open(self) -> dict[str, Any]:
-        """See `Worker`. `queue_client`: by which name the queue knows this worker, and none after it."""
+        """Connect and make the tasks; see `Worker`. `queue_client`: this worker's name in the queue, used once."""
         if uses_device(self.algorithm, self.settings.pool):
             from tailrace.host.compute import prepare_torch
 
@@ -78,18 +78,18 @@ class RunWorker(Worker):
         return {"queue_client": name}
 
     async def start(self) -> None:
-        """Make what this kind of worker has beside its tasks, before these are made with `tasks`."""
+        """Make the parts of this kind of worker besides its tasks, before these are made with `tasks`."""
 
     def services(self) -> Sequence[Service]:
-        """What serves beside its tasks, until the queue is closed."""
+        """The services besides its tasks that run until the queue is closed."""
         return ()
 
     def background(self) -> Sequence[Service]:
-        """What serves beside them and never ends."""
+        """The services besides its tasks that never end."""
         return ()
 
     async def run(self) -> None:
-        """See `Worker`. Of the errors of several services it raises the one that explains the others."""
+        """Run all services; see `Worker`. Of several errors it raises the one that explains the others."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 endless = [tasks.create_task(service.run()) for service in self.background()]
@@ -113,7 +113,7 @@ class RunWorker(Worker):
             self.activity.emit()
 
     async def _watch_device(self) -> None:
-        """End this process when a computation hangs, which nothing else can end."""
+        """End this process when a computation hangs: nothing else can."""
         limit_s = self.config.cluster.computation_limit_s
         while True:
             await asyncio.sleep(_WATCH_S)
@@ -124,7 +124,7 @@ class RunWorker(Worker):
 
 
 class UntilClosed:
-    """Being there until the queue is closed, for a worker that the driver tells what to do."""
+    """A service that only waits until the queue is closed, for a worker that the driver commands."""
 
     def __init__(self, queue: RemoteQueue) -> None:
         self._queue = queue

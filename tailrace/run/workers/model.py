@@ -1,4 +1,4 @@
-"""The worker of another model than the policy: it trains when the driver's loop says so."""
+"""The worker of a model other than the policy: it trains when the driver's loop says so."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from tailrace.tasks.base import Service
 
 
 class ModelWorker(RunWorker):
-    """Trains; its commands are those of `ModelLearner`."""
+    """Trains such a model; its commands are those of `ModelLearner`."""
 
     async def start(self) -> None:
         """Make the model's trainer."""
@@ -20,7 +20,7 @@ class ModelWorker(RunWorker):
         self._learner = await make_model_learner(task, work, self.tasks)
 
     def services(self) -> Sequence[Service]:
-        """Being there until the queue is closed; the driver says when to train."""
+        """A service that waits until the queue is closed; the driver says when to train."""
         return (UntilClosed(self.queue),)
 
     async def train(self, step: int) -> None:
@@ -38,5 +38,5 @@ class ModelWorker(RunWorker):
 
 
 def make(settings: bytes, context: WorkerContext) -> ModelWorker:
-    """For `WorkerSpec.factory`."""
+    """Make the worker; the pool's `WorkerSpec.factory` names this function."""
     return ModelWorker(settings, context)

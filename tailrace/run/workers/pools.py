@@ -12,7 +12,7 @@ def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
     """The pools of a run by kind, in the order of the table.
 
     Raises:
-        ConfigError: `cluster.pools` has one that no task is in, or several workers for a model that is trained.
+        ConfigError: `cluster.pools` has a pool without tasks, or several workers for a model that is trained.
     """
     algorithm = make_algorithm(config.algorithm)
     kinds = algorithm.pools()
@@ -29,7 +29,7 @@ def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
 
 
 def factory_of(algorithm: Algorithm, kind: str) -> str:
-    """What makes a worker of the pool, for `WorkerSpec.factory`."""
+    """The name of the function that makes the pool's workers, for `WorkerSpec.factory`."""
     if kind in ("rollout", "trainer"):
         return f"tailrace.run.workers.{kind}:make"
     is_trained = kind in {task.pool for task, _ in algorithm.other_models()}
@@ -37,7 +37,7 @@ def factory_of(algorithm: Algorithm, kind: str) -> str:
 
 
 def actor_of(kind: str) -> str:
-    """Whose time the activity of the pool is."""
+    """The actor in the pool's activity events."""
     return "engine" if kind == "rollout" else kind
 
 

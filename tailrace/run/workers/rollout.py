@@ -1,4 +1,4 @@
-"""The rollout worker: an engine that generates for whatever the queue hands it, with weights that arrive meanwhile.
+"""The rollout worker: an engine that generates for the queue's rows, with weights that arrive meanwhile.
 
 queue ──claims──▶ RolloutTask ──▶ engine ──samples──▶ queue
 trainer ──weights──▶ WeightReceiver ──▶ EngineUpdater ──▶ engine
@@ -23,9 +23,9 @@ from tailrace.types import Request, Sample, WeightVersion
 
 
 def rows_in_hand(config: RunConfig) -> int:
-    """Rows that a rollout worker claims at most: what its engine runs at a time, and the group that comes next.
+    """The most rows that a rollout worker claims: as many as its engine runs at a time, and one more group.
 
-    Of an engine that does not say how many it runs, a worker's share of a training step.
+    Where the engine does not say how many it runs: a worker's share of a training step.
     """
     group = config.algorithm.group_size
     capacity = make_backend(config.engine).capacity
@@ -33,7 +33,7 @@ def rows_in_hand(config: RunConfig) -> int:
 
 
 class RolloutWorker(RunWorker):
-    """Generates."""
+    """A worker that generates."""
 
     async def start(self) -> None:
         """Load the engine with the initial weights."""
@@ -66,15 +66,15 @@ class RolloutWorker(RunWorker):
         self.tasks.generation = Generation(engine=self._engine, decode=decode, gate=self._updater, room=room)
 
     def background(self) -> Sequence[Service]:
-        """New weights."""
+        """The service that installs new weights."""
         return (self._updater,)
 
     async def generate(self, requests: Sequence[Request], version: WeightVersion) -> list[Sample]:
-        """The samples of some requests beside those of the queue, by weights of `version` or newer."""
+        """Generate samples beside those of the queue, with weights of `version` or newer."""
         async with self._updater.generating(version), aclosing(self._engine.submit(requests)) as samples:
             return [sample async for sample in samples]
 
 
 def make(settings: bytes, context: WorkerContext) -> RolloutWorker:
-    """For `WorkerSpec.factory`."""
+    """Make the worker; the pool's `WorkerSpec.factory` names this function."""
     return RolloutWorker(settings, context)

@@ -1,4 +1,4 @@
-"""What a worker knows about its run."""
+"""The settings that a worker gets of its run."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from tailrace.transfer.weights.address import WeightsAddress
 
 
 def check_gpus(config: RunConfig, pools: Mapping[str, PoolConfig]) -> None:
-    """Whether each of `pools`, by kind, whose workers use `device` reserves a GPU where that is one.
+    """Check that each of `pools`, by kind, whose workers use `device` reserves a GPU where that is one.
 
     Raises:
         ConfigError: one does not; its workers would see no GPU.
@@ -38,7 +38,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     config: str
     """A RunConfig as JSON."""
     model_dir: str
-    """A directory that every machine of the run has under this name, as are the other paths."""
+    """Directory of the model. Every machine of the run has it under this name, like the other paths."""
     queue: QueueAddress
     pool: str = ""
     """The kind of worker."""
@@ -47,11 +47,11 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     prompts: str
     """Fingerprint of the prompts that checkpoints count in."""
     longest_prompt: int
-    """Tokens of it."""
+    """Tokens of the longest prompt."""
     checkpoints: str
     """Directory of the run's checkpoints."""
     weights: WeightsAddress | None = None
-    """Where new weights come from; for rollout workers."""
+    """The address that new weights come from; for rollout workers."""
 
     @property
     def run_config(self) -> RunConfig:
@@ -59,10 +59,10 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
         return RunConfig.model_validate_json(self.config)
 
     def encode(self) -> bytes:
-        """For `WorkerSpec.settings`."""
+        """The settings as bytes, for `WorkerSpec.settings`."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> "RunSettings":
-        """What `encode` gave."""
+        """Decode the bytes that `encode` returned."""
         return msgspec.msgpack.decode(data, type=cls)

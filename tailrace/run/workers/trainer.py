@@ -24,10 +24,10 @@ from tailrace.types import WeightVersion
 
 
 class TrainerWorker(RunWorker):
-    """Trains; its commands are those of `Learner`."""
+    """Trains the policy; its commands are those of `Learner`."""
 
     async def start(self) -> None:
-        """Load the trainer, and be ready to send weights."""
+        """Load the trainer and prepare to send weights."""
         config = self.config
         context = self.context
         sender = make_sender(config, address=context.address, datacentre=context.datacentre, log=self.log)
@@ -46,11 +46,11 @@ class TrainerWorker(RunWorker):
         )
 
     def services(self) -> Sequence[Service]:
-        """Being there until the queue is closed; the driver says when to train."""
+        """A service that waits until the queue is closed; the driver says when to train."""
         return (UntilClosed(self.queue),)
 
     async def weights_address(self) -> WeightsAddress:
-        """Where rollout workers get new weights. A command and no fact, since it holds a token."""
+        """The address from which rollout workers get new weights. A command and no fact, since it holds a token."""
         return self._sender.address
 
     async def publish(self, version: WeightVersion) -> None:
@@ -59,13 +59,13 @@ class TrainerWorker(RunWorker):
         await loop.run_in_executor(self.executor, lambda: self._sender.publish(version, self._trainer.weights()))
 
     async def settle(self, version: WeightVersion) -> None:
-        """See `Publisher`. A synchronous update waits for every engine."""
+        """Wait for every engine where the update is synchronous; see `Publisher`."""
         if self.config.weights_mode == "synchronous":
             with self.activity.waiting("weights"), self.log.span(EventKind.WEIGHTS_WAIT, "trainer", version=version):
                 await self._sender.installed(version, timeout_s=self.config.weights.timeout_s)
 
     async def train(self, step: int) -> int:
-        """See `Learner`; returns the trained steps."""
+        """Train on the rows of `step`; see `Learner`. Returns the number of trained steps."""
         await self._learner.train(step)
         return self._learner.trained_steps
 
@@ -88,5 +88,5 @@ class TrainerWorker(RunWorker):
 
 
 def make(settings: bytes, context: WorkerContext) -> TrainerWorker:
-    """For `WorkerSpec.factory`."""
+    """Make the worker; the pool's `WorkerSpec.factory` names this function."""
     return TrainerWorker(settings, context)

@@ -1,4 +1,4 @@
-"""How weights leave a process of a run, and where its sockets are."""
+"""The sender of a run's weights, and the addresses at which its processes listen."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ from tailrace.transfer.weights.sender import WeightSender
 
 
 def listen_at(config: RunConfig, address: str) -> Sequence[str]:
-    """Where to listen to other processes: on this machine, or at its `address` in a cluster that was joined."""
+    """The addresses to listen at: on this machine, or at its `address` in a cluster that was joined."""
     return LISTEN if config.cluster.address is None else (PRIVATE, f"tcp://{address}:*")
 
 
 def make_sender(config: RunConfig, *, address: str, datacentre: str, log: EventLog | None = None) -> WeightSender:
-    """The sender of a run's weights, on the machine at `address`.
+    """Make the sender of a run's weights, on the machine at `address`.
 
     Raises:
         ConfigError: this process cannot use the medium.
