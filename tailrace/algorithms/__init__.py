@@ -1,1 +1,1 @@
-"""Algorithms: a table of tasks each, and pure functions for advantages and losses."""
+"""Algorithms: each is a table of tasks, with pure functions for advantages and losses."""

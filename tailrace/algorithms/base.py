@@ -1,6 +1,6 @@
-"""The shape of an algorithm: a table of tasks.
+"""The interface of an algorithm: a table of tasks.
 
-An algorithm is made, and its table read, without PyTorch: a process that does no more starts sooner.
+An algorithm is made, and its table read, without PyTorch: a process that needs no more starts sooner.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from tailrace.config.columns import ColumnKind
 
 
 class Algorithm(ABC):
-    """A table of tasks."""
+    """An algorithm, which is a table of tasks."""
 
     @property
     @abstractmethod
@@ -21,11 +21,11 @@ class Algorithm(ABC):
     @property
     @abstractmethod
     def group_size(self) -> int:
-        """Samples of a prompt."""
+        """Number of samples of a prompt."""
 
     @property
     def columns(self) -> Mapping[str, ColumnKind]:
-        """Columns of its tasks beside `tailrace.config.columns.COLUMNS`, and what their cells hold."""
+        """The type of cell of each column that its tasks use beside `tailrace.config.columns.COLUMNS`."""
         return {}
 
     def pools(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Whether a table is one that a run can work through: what an algorithm of somebody else may get wrong."""
+"""Checks that a run can work through an algorithm's table, which may be anybody's."""
 
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.table import Generate, Score
@@ -7,11 +7,13 @@ from tailrace.errors import UserError
 
 
 def check_algorithm(algorithm: Algorithm, *, group_size: int, what: str) -> None:
-    """`group_size`: that it was given. `what`: whose algorithm it is, to begin a message with.
+    """Check an algorithm's table.
+
+    `group_size`: the one that it was given. `what`: the beginning of an error message, which names its origin.
 
     Raises:
-        UserError: the group size is another; not one task generates, or trains the policy; a task is in a pool where it
-            cannot be; a column has two meanings, or no task writes it.
+        UserError: the group size is another; the number of tasks that generate, or that train the policy, is not one;
+            a task is in a pool where it cannot be; a column has two meanings, or no task writes it.
     """
     if algorithm.group_size != group_size:
         raise UserError(

@@ -1,4 +1,4 @@
-"""From an algorithm's configuration to the algorithm."""
+"""Makes an algorithm from its configuration."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +14,10 @@ _KEY = "algorithm.path"
 
 
 def make_algorithm(config: AlgorithmConfig) -> Algorithm:
-    """The algorithm that `config` describes.
+    """Make the algorithm that `config` describes.
 
     Raises:
-        UserError: what an adapter's path names is not there, cannot be called, or makes no algorithm; or see
+        UserError: an adapter's path names nothing, or something that cannot be called or makes no algorithm; or see
             `check_algorithm`.
     """
     match config:
@@ -39,10 +39,10 @@ def _open_adapter(config: AdapterAlgorithmConfig) -> Algorithm:
 
 
 def load_algorithm_factory(config: AdapterAlgorithmConfig) -> Callable[..., Any]:
-    """What `config` names, if it can be called as `make_algorithm` calls it.
+    """Load the function that `config` names, if `make_algorithm` can call it.
 
     Raises:
-        UserError: it cannot, or is not there.
+        UserError: it is missing, or cannot be called so.
     """
     factory = load_callable(_KEY, config.path)
     check_call(_KEY, config.path, factory, group_size=None, **config.options)

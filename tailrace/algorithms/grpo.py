@@ -22,12 +22,12 @@ class Grpo(Algorithm):
     """GRPO with separate clip bounds, three ways to aggregate, an optional KL penalty and rollout correction."""
 
     def __init__(self, config: GrpoConfig) -> None:
-        """`config`: of the recipe, with a rollout correction chosen."""
+        """`config`: the recipe's, with a rollout correction chosen."""
         self._config = config
 
     @property
     def tasks(self) -> tuple[TableTask, ...]:
-        """Rollout, reward, with a KL penalty reference, advantage, actor."""
+        """The table: rollout, reward, reference (only with a KL penalty), advantage, actor."""
         advantage = compute("advantage", self.advantages, reads=("reward", "response_mask"), writes=("advantages",))
         if self._config.kl.coefficient > 0:
             return (ROLLOUT, REWARD, REFERENCE, advantage, actor(self.loss, "ref_log_probs"))
@@ -35,12 +35,14 @@ class Grpo(Algorithm):
 
     @property
     def group_size(self) -> int:
-        """Of the recipe."""
+        """The recipe's group size."""
         return self._config.group_size
 
     def advantages(self, rows: Sequence[Cells]) -> list[Cells]:
-        """The advantage of each row of a group, on every token. A NaN reward (grading failed) takes no part, and gets
-        0."""
+        """The advantage of each row of a group, on every token.
+
+        A row with a NaN reward (grading failed) is left out and gets 0.
+        """
         config = self._config
         rewards = [float(row["reward"]) for row in rows]
         advantages = group_normalized(rewards, normalize_std=config.normalize_std, eps=config.advantage_eps)

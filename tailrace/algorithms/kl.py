@@ -7,9 +7,9 @@ policy(token) for a token drawn from the policy:
     k2 = (log r)² / 2       biased, low variance
     k3 = (r - 1) - log r    unbiased, never negative
 
-As estimates of the value. The gradient of a penalty is another matter (Tang & Munos 2025, "On a few pitfalls in KL
-divergence gradient estimation for RL"): in the mean that of k1 is 0, that of k2 is the gradient of KL(policy ||
-reference), and that of k3 is the gradient of KL(reference || policy).
+This describes them as estimates of the value. Gradients of a penalty differ (Tang & Munos 2025, "On a few pitfalls in
+KL divergence gradient estimation for RL"). In the mean, the gradient of k1 is 0, that of k2 is the gradient of
+KL(policy || reference), and that of k3 is the gradient of KL(reference || policy).
 """
 
 import torch

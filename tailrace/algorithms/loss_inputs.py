@@ -1,7 +1,7 @@
 """Typed inputs and outputs of losses.
 
-Losses work on packed response tokens: N tokens of S samples, without padding. They return sums; the trainer divides
-the accumulated gradient once by the accumulated denominator, so a batch gives the same update however it is cut.
+Losses work on packed response tokens: N tokens of S samples, without padding. They return sums. The trainer divides
+the accumulated gradient once by the accumulated denominator, so every split of a batch gives the same update.
 """
 
 from collections.abc import Mapping
@@ -17,21 +17,23 @@ class LossInputs:
     """Packed response tokens of S samples."""
 
     log_probs_N: "torch.Tensor"
-    """Of the weights being trained; carries the gradient."""
+    """Log-probabilities under the weights being trained; carries the gradient."""
     old_log_probs_N: "torch.Tensor"
-    """Of the weights at the start of the step."""
+    """Log-probabilities under the weights at the start of the step."""
     mask_N: "torch.Tensor"
     """`response_mask`, float: 1 on tokens that are trained on."""
     sample_N: "torch.Tensor"
-    """int64, the sample in 0 … S - 1 of each token."""
+    """int64, the number of each token's sample, in 0 … S - 1."""
     samples: int
     """S"""
     columns_N: "Mapping[str, torch.Tensor]"
-    """Float columns of the training task, by name: `advantages`, and whatever else the algorithm's tasks have written
-    for each token."""
+    """Float columns of the training task, by name: `advantages`, and every other column that the algorithm's tasks have
+    written for each token.
+    """
     on_policy_N: "torch.Tensor | None" = None
-    """1 on tokens of responses that the weights at the start of the step made, all of them; 0 on others. None where
-    that is not known."""
+    """1 on tokens of responses that were made wholly by the weights at the start of the step; 0 on others. None where
+    that is unknown.
+    """
 
     @property
     def advantages_N(self) -> "torch.Tensor":
@@ -40,12 +42,12 @@ class LossInputs:
 
     @property
     def ref_log_probs_N(self) -> "torch.Tensor | None":
-        """The column `ref_log_probs`, of the frozen initial weights."""
+        """The column `ref_log_probs`, computed by the frozen initial weights."""
         return self.columns_N.get("ref_log_probs")
 
     @property
     def rollout_log_probs_N(self) -> "torch.Tensor | None":
-        """The column `rollout_log_probs`, of the engine while sampling."""
+        """The column `rollout_log_probs`, from the engine while sampling."""
         return self.columns_N.get("rollout_log_probs")
 
 

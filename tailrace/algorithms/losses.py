@@ -1,4 +1,4 @@
-"""Policy losses of packed response tokens, and how token losses become one number."""
+"""Policy losses of packed response tokens, and their aggregation to one number."""
 
 from dataclasses import dataclass
 
@@ -18,19 +18,19 @@ class ClippedTokens:
     ratio_N: torch.Tensor
     log_ratio_N: torch.Tensor
     clipped_low_N: torch.Tensor
-    """bool: the bound below 1 replaced the ratio, and took the token's gradient away."""
+    """bool: the bound below 1 replaced the ratio, so the token has no gradient."""
     clipped_high_N: torch.Tensor
-    """bool, for the bound above 1."""
+    """bool: the bound above 1 replaced the ratio."""
 
 
 def clipped_surrogate(inputs: LossInputs, *, clip_low: float, clip_high: float) -> ClippedTokens:
-    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) with ratio = exp(log_probs - old_log_probs).
+    """Compute -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), ratio = exp(log_probs - old_log_probs).
 
-    Source: PPO, Schulman et al. 2017, equation 7; a higher bound above than below: clip-higher, DAPO, Yu et al. 2025,
-    section 3.1.
+    Source: PPO, Schulman et al. 2017, equation 7. The bound above may be larger than the one below: clip-higher, DAPO,
+    Yu et al. 2025, section 3.1.
     """
     advantages = inputs.advantages_N
-    # Whatever stands outside the mask, NaN included, must reach neither the loss nor the gradient.
+    # No value outside the mask, not even NaN, may reach the loss or the gradient.
     log_ratio = torch.where(inputs.mask_N > 0, inputs.log_probs_N - inputs.old_log_probs_N, 0.0)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -54,11 +54,14 @@ def clipped_policy_loss(
 ) -> LossOutput:
     """The clipped surrogate, times the correction, plus the KL penalty, token by token, then aggregated.
 
-    Metrics, as sums over the N tokens of the mask: `tokens`, `policy_loss`, `ratio`, `clip_fraction_low`,
-    `clip_fraction_high`, `approx_kl` (k3 of the old weights and the current ones), with a penalty `ref_kl`, with
-    the engine's log-probabilities `rollout_mismatch`, the distance of the old ones from them, where it is known who
-    sampled them `on_policy` and `on_policy_mismatch`, that distance where it should be nothing but rounding, and with a
-    correction `correction_weight` and `correction_truncated`.
+    The metrics are sums over the N tokens of the mask:
+
+        always                              `tokens`, `policy_loss`, `ratio`, `clip_fraction_low`, `clip_fraction_high`,
+                                            `approx_kl` (k3 of the old weights and the current ones)
+        with a penalty                      `ref_kl`
+        with the engine's log-probabilities `rollout_mismatch`, the distance of the old log-probabilities from them
+        and where `on_policy_N` is known    `on_policy`, `on_policy_mismatch` (that distance on on-policy tokens)
+        with a correction                   `correction_weight`, `correction_truncated`
     """
     tokens = clipped_surrogate(inputs, clip_low=clip_low, clip_high=clip_high)
     per_token = {
@@ -89,7 +92,7 @@ def clipped_policy_loss(
 
 
 def reference_kl(inputs: LossInputs, kl: KlConfig) -> torch.Tensor:
-    """[N] the estimate of KL(policy || reference) at each token, 0 outside the mask."""
+    """[N] estimates of KL(policy || reference) at each token, 0 outside the mask."""
     if inputs.ref_log_probs_N is None:
         raise ValueError("a KL penalty needs ref_log_probs; compute them or set algorithm.kl.coefficient to 0")
     trained = inputs.mask_N > 0
@@ -98,13 +101,13 @@ def reference_kl(inputs: LossInputs, kl: KlConfig) -> torch.Tensor:
 
 
 def aggregate(loss_N: torch.Tensor, inputs: LossInputs, mode: LossAggMode) -> tuple[torch.Tensor, float]:
-    """Token losses as a sum and the denominator that it is to be divided by, over the whole batch.
+    """Sum token losses; return the sum and the denominator to divide it by, over the whole batch.
 
     token-mean              sum over tokens                            / tokens
     seq-mean-token-mean     sum over samples of their token mean       / samples
     seq-mean-token-sum      sum over samples of their token sum        / samples
 
-    Tokens are those of the mask, and samples those that have any.
+    Only tokens of the mask count, and samples that have any.
     Source: token-mean: DAPO, section 3.3; seq-mean-token-mean: GRPO, equation 3.
     """
     mask = inputs.mask_N
@@ -119,5 +122,5 @@ def aggregate(loss_N: torch.Tensor, inputs: LossInputs, mode: LossAggMode) -> tu
 
 
 def masked_sum(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """sum(values * weights), to which a value of weight 0 adds nothing even if it is NaN."""
+    """Compute sum(values * weights), where a value of weight 0 adds nothing even if it is NaN."""
     return torch.where(weights > 0, values * weights, 0.0).sum()

@@ -1,4 +1,4 @@
-"""Corrections for tokens that other weights sampled than those they train."""
+"""Corrections for tokens that were sampled by other weights than those they train."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,16 @@ class TokenCorrection:
     """Factors of token losses, without gradient."""
 
     weight_N: torch.Tensor
-    """1 outside the mask."""
+    """The factor of each token; 1 outside the mask."""
     truncated_N: torch.Tensor
     """bool: the limit replaced the ratio."""
 
 
 def truncated_importance(inputs: LossInputs, *, limit: float) -> TokenCorrection:
-    """min(exp(old_log_probs - rollout_log_probs), limit) of each token.
+    """Compute min(exp(old_log_probs - rollout_log_probs), limit) of each token.
 
     The surrogate with ratio exp(log_probs - old_log_probs) is unbiased for tokens that the old weights drew. An engine
-    that held older weights, or computes in another precision, drew them from another distribution; the factor makes up
+    that held older weights, or computes in another precision, drew them from another distribution. The factor corrects
     for that, and the limit bounds its variance.
 
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"; the truncation,
@@ -35,7 +35,7 @@ def truncated_importance(inputs: LossInputs, *, limit: float) -> TokenCorrection
             "a rollout correction needs rollout_log_probs; have the engine give them or set "
             "algorithm.rollout_correction.type to none"
         )
-    # Whatever stands outside the mask, NaN included, must reach neither the loss nor the metrics.
+    # No value outside the mask, not even NaN, may reach the loss or the metrics.
     log_ratio = torch.where(inputs.mask_N > 0, inputs.old_log_probs_N - inputs.rollout_log_probs_N, 0.0)
     ratio = log_ratio.detach().exp()
     return TokenCorrection(weight_N=ratio.clamp(max=limit), truncated_N=ratio > limit)

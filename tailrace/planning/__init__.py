@@ -1,1 +1,1 @@
-"""Decisions over plain numbers, without torch, processes or clocks."""
+"""Decisions from plain numbers, without torch, processes or clocks."""

@@ -1,6 +1,6 @@
-"""Splitting items into parts of nearly equal cost, such as the rows of a batch among ranks by their tokens.
+"""Splits items into parts of nearly equal cost, such as the rows of a batch among ranks by their tokens.
 
-The best split, whose heaviest part is lightest, is NP-hard to find (multiprocessor scheduling). Differencing takes
+Finding the best split, whose heaviest part is lightest, is NP-hard (multiprocessor scheduling). Differencing takes
 O(n log n) steps for a given number of parts, and its bound is proven.
 
 Costs are not negative. Equal costs are split the same way every time.
@@ -18,9 +18,9 @@ _Part = tuple[float, list[int]]
 def partition(costs: Sequence[float], parts: int, *, equal_count: bool) -> list[list[int]]:
     """Split by the largest differencing method: items that are put into different parts leave only their difference.
 
-    Items are solutions of one item each, or `equal_count`, of as many as there are parts, neighbours by cost. The two
-    solutions whose parts differ most become one, the heaviest part of either with the lightest of the other, until one
-    is left.
+    Each solution begins with one item, or, with `equal_count`, with as many as there are parts, neighbours by cost.
+    The two solutions whose parts differ most are merged: the heaviest part of either with the lightest of the other.
+    This is repeated until one solution is left.
 
     Karmarkar and Karp 1982, The Differencing Method of Set Partitioning. The heaviest part is at most 4/3 - 1/(3 parts)
     times that of the best split (Michiels, Korst, Aarts, van Leeuwen 2007). With `equal_count` it is at most
@@ -55,7 +55,7 @@ def _heaviest_first(costs: Sequence[float], parts: int) -> list[int]:
 
 
 def _solution(filled: list[_Part], parts: int) -> list[_Part]:
-    """`filled` and empty parts, the heaviest first as they are given."""
+    """Add empty parts to `filled`, which has the heaviest first."""
     return filled + [(0, []) for _ in range(parts - len(filled))]
 
 
@@ -75,14 +75,14 @@ def _spread(solution: Sequence[_Part]) -> float:
 
 
 def _merge(one: Sequence[_Part], other: Sequence[_Part]) -> list[_Part]:
-    """The heaviest part of one with the lightest of the other, and so on; both are used up."""
+    """Join the heaviest part of one with the lightest of the other, and so on. Both arguments are used up."""
     pairs = zip(one, reversed(other), strict=True)
     merged = [(cost + light, _join(items, more)) for (cost, items), (light, more) in pairs]
     return sorted(merged, key=lambda part: part[0], reverse=True)
 
 
 def _join(items: list[int], more: list[int]) -> list[int]:
-    """Both; the shorter one moves, so that an item moves log n times at most."""
+    """Join two lists. The shorter one moves, so that an item moves at most log n times."""
     longer, shorter = (items, more) if len(items) >= len(more) else (more, items)
     longer.extend(shorter)
     return longer

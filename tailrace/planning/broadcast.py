@@ -1,11 +1,11 @@
-"""Who gets new weights from whom: a tree, from where its members are.
+"""The tree along which new weights are sent, from the places of its members.
 
     sender ──▶ heads of hosts in its datacentre ──▶ …        at most `fan_out` children each
        ├─────▶ one head of each other datacentre ──▶ …       one crossing, then a broadcast there
-       └─────▶ everybody on the sender's host                they map its memory: nothing is sent
-    head ────▶ everybody else on its host
+       └─────▶ all others on the sender's host               they map its memory: nothing is sent
+    head ────▶ all others on its host
 
-Decisions over plain names, without I/O. Source: StreamRL, section 6 (only the root sends to a remote datacentre, a
+Decisions from plain names, without I/O. Source: StreamRL, section 6 (only the root sends to a remote datacentre, and a
 local broadcast follows there).
 """
 
@@ -18,22 +18,22 @@ ROOT = ""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a receiver is."""
+    """The place of a receiver."""
 
     name: str
     """Unique, and not empty."""
     host: str
-    """Equal for those that share memory."""
+    """Equal for sites that share memory."""
     datacentre: str
     relays: bool = True
     """Whether others can get weights from it over the network."""
 
 
 def broadcast_tree(root: Site, receivers: Sequence[Site], *, fan_out: int) -> dict[str, str]:
-    """The parent of each receiver, by names; the sender is `ROOT`.
+    """The parent of each receiver, by name; the sender is `ROOT`.
 
-    Receivers that come first are nearer to the sender. Those that do not relay are leaves of the network's tree: they
-    hang on relays of their datacentre where these have room, on the sender where there is no relay.
+    Receivers that come first are nearer to the sender. Receivers that do not relay are leaves of the network's tree.
+    They are below relays of their datacentre where these have room, and below the sender where there is no relay.
 
     Raises:
         ValueError: fan_out is less than 1, or two receivers have one name.
@@ -59,7 +59,7 @@ def broadcast_tree(root: Site, receivers: Sequence[Site], *, fan_out: int) -> di
 
 
 def _heads(root: Site, receivers: Sequence[Site]) -> dict[str, Site]:
-    """By host: the member that gets weights from elsewhere; on the sender's host it has them already."""
+    """The member of each host, by host, that gets weights from elsewhere. The sender's host has them already."""
     heads = {root.host: root}
     for site in receivers:
         known = heads.setdefault(site.host, site)
@@ -69,8 +69,7 @@ def _heads(root: Site, receivers: Sequence[Site]) -> dict[str, Site]:
 
 
 def _hang(top: str, sites: Sequence[Site], fan_out: int) -> dict[str, str]:
-    """Fill a tree below `top` level by level; relays come first, and those behind them that find no room, at the end
-    of the last relay."""
+    """Fill a tree below `top`, level by level. Relays come first; sites that find no room are below the last relay."""
     places = [top] + [site.name for site in sites if site.relays]
     last = len(places) - 1
     return {site.name: places[min(number // fan_out, last)] for number, site in enumerate(sites)}

@@ -1,7 +1,7 @@
-"""How long an engine takes until everything is done that it has.
+"""Predicts how long an engine takes until all its sequences are done.
 
 Between two ends of sequences a replica decodes the same batch, whose contexts grow by a token a step. So the steps
-between are counted at once, with the latency in their middle.
+between are counted at once, with the latency of the middle one.
 """
 
 import math
@@ -13,10 +13,10 @@ from typing import NamedTuple
 from tailrace.planning.latency import StepTimes, rms
 
 _ROUNDING = 1e-6
-"""Of a step: what seconds divided by seconds may lack of a whole number of steps."""
+"""Part of a step that seconds divided by seconds may lack of a whole number of steps."""
 
 Work = tuple[int, int]
-"""A sequence: its tokens now, which are the context of its next step, and the tokens that it will still make."""
+"""A sequence: its present tokens, which are the context of its next step, and the tokens that it will still make."""
 
 
 def drain_s(
@@ -27,7 +27,7 @@ def drain_s(
 
 
 class Drained(NamedTuple):
-    """An engine after some time."""
+    """The state of an engine after some time."""
 
     seconds: float
     replicas: list[list[Work]]
@@ -35,7 +35,7 @@ class Drained(NamedTuple):
 
     @property
     def unfinished(self) -> int:
-        """Sequences."""
+        """Number of unfinished sequences."""
         return sum(map(len, self.replicas)) + len(self.waiting)
 
 
@@ -48,20 +48,21 @@ def drain(
     slots: int,
     stops: Collection[int] = (),
 ) -> list[Drained]:
-    """Let all sequences end.
+    """Simulate the engine until all sequences have ended.
 
-    Replicas run beside each other, and slow each other down while they do. A sequence that ends leaves its place to the
-    next that waits, whose tokens are prefilled while the replica's others stand still. The cache is taken to have room.
+    Replicas run at the same time, and slow each other down. A sequence that ends gives its place to the next that
+    waits. That one's tokens are prefilled while the replica's other sequences stand still. The cache is assumed to have
+    room.
 
     Args:
-        replicas: what runs on each.
-        waiting: in the order in which they start, on whichever replica has a place.
-        slots: sequences that a replica decodes together at most. What a replica has beyond that waits before all
-            others, and is prefilled again.
-        stops: numbers of unfinished sequences, below that of now.
+        replicas: the running sequences of each.
+        waiting: in the order in which they start, on any replica that has a place.
+        slots: the most sequences that a replica decodes together. Further ones of a replica wait before all others,
+            and are prefilled again.
+        stops: numbers of unfinished sequences, below the present one.
 
     Returns:
-        The engine whenever it has come down to one of `stops` or several, and at last when all have ended.
+        The state whenever the number has come down to one or several of `stops`, and at last when all have ended.
     """
     queue = deque(work for running in replicas for work in running[slots:])
     queue.extend(waiting)
@@ -100,29 +101,29 @@ def _state(replicas: Sequence["_Replica"], queue: Collection[Work], now: float) 
 
 
 class _Replica:
-    """One replica at `clock`, with the steps until its next end under way."""
+    """One replica at `clock`, on its way to its next end of a sequence."""
 
     def __init__(self, predictor: StepTimes, tp: int, running: Iterable[Work]) -> None:
         self.ends_at = math.inf
-        """When the next of its sequences ends."""
+        """The time at which the next of its sequences ends."""
         self._predictor = predictor
         self._tp = tp
         self._ends = [(remaining, context + remaining) for context, remaining in running]
         """A heap: the step after which each sequence ends, and its tokens then."""
         heapify(self._ends)
         self._tokens = float(sum(tokens - remaining for remaining, tokens in self._ends))
-        """T at `_step`."""
+        """T, the context tokens of all sequences, at `_step`."""
         self._step = 0.0
         self._clock = 0.0
         self._step_s = 0.0
 
     @property
     def size(self) -> int:
-        """B."""
+        """B, the number of sequences."""
         return len(self._ends)
 
     def start(self, joining: Sequence[Work]) -> None:
-        """Prefill these, between two steps."""
+        """Prefill sequences that join between two steps."""
         if not joining:
             return
         contexts = [context for context, _ in joining]
@@ -132,7 +133,7 @@ class _Replica:
             heappush(self._ends, (int(self._step) + remaining, context + remaining))
 
     def begin(self, active: int) -> None:
-        """Find the next end, with `active` replicas at work from `clock` on."""
+        """Compute the next end, with `active` replicas at work from `clock` on."""
         steps = self._ends[0][0] - self._step
         size = len(self._ends)
         middle = self._tokens + size * (steps - 1) / 2
@@ -140,20 +141,20 @@ class _Replica:
         self.ends_at = self._clock + steps * self._step_s
 
     def advance(self, now: float) -> None:
-        """Do what is done until `now`, which is before `ends_at`; a step may be half done."""
-        if now > self._clock and self._step_s > 0:  # otherwise it prefills still
+        """Advance to `now`, which is before `ends_at`; a step may be half done."""
+        if now > self._clock and self._step_s > 0:  # otherwise it still prefills
             steps = min((now - self._clock) / self._step_s, self._ends[0][0] - self._step)
             self._clock = now
             self._step += steps
             self._tokens += steps * len(self._ends)
 
     def works(self) -> list[Work]:
-        """What it still has, between two steps."""
+        """The unfinished sequences, as between two steps."""
         left = ((tokens, max(1, math.ceil(end - self._step - _ROUNDING))) for end, tokens in self._ends)
         return [(tokens - remaining, remaining) for tokens, remaining in left]
 
     def end_first(self) -> int:
-        """Go to the next end, and let go of all that end with that step; how many these are."""
+        """Advance to the next end and drop all sequences that end with that step. Returns their number."""
         end = self._ends[0][0]
         self._tokens += (end - self._step) * len(self._ends)
         self._step, self._clock = end, self.ends_at
@@ -164,7 +165,7 @@ class _Replica:
 
 
 def _fill(replicas: Sequence[_Replica], queue: deque[Work], slots: int) -> None:
-    """Give what waits to the replicas with the fewest sequences, while there are places."""
+    """Give waiting sequences to the replicas with the fewest, while there are places."""
     joining: list[list[Work]] = [[] for _ in replicas]
     sizes = [replica.size for replica in replicas]
     while queue and min(sizes) < slots:

@@ -1,6 +1,6 @@
-"""Memory and time of a run, from plain numbers. Upper bounds: every response is taken at its longest.
+"""Estimates of a run's memory and time from plain numbers. Upper bounds: every response is assumed to be the longest.
 
-Of adapters nothing is known: what they take is left out of the memory, and their time is NaN.
+Adapters have no known sizes: their memory is left out, and their time is NaN.
 """
 
 import math
@@ -12,17 +12,18 @@ from tailrace.config.run import RunConfig
 
 BYTES = {"bfloat16": 2, "float32": 4}
 PROCESS_BYTES = 350 * 2**20
-"""Of a worker process without weights and cache: Python with torch."""
+"""Memory of a worker process without weights and cache: Python with torch."""
 
 TRAINING_EFFICIENCY = 0.5
-"""What training reaches of the rate of a large matrix product: norms, casts and the loss over the vocabulary cost time.
+"""The part of a large matrix product's rate that training reaches: norms, casts and the loss over the vocabulary cost
+time.
 
-The quickstart reached 0.55 in bf16 on 2 cores of an AMD EPYC. With less than that here, the time is an upper bound."""
+The quickstart reached 0.55 in bf16 on 2 cores of an AMD EPYC. This value is lower, so the time is an upper bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """What an estimate needs to know of a model."""
+    """The figures of a model for an estimate."""
 
     parameters: int
     layers: int
@@ -32,18 +33,18 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """What an estimate needs to know of an engine that holds a model; its backend says it."""
+    """The figures of an engine with a model for an estimate; its backend provides them."""
 
     memory: Mapping[str, float]
     """Bytes by purpose that it holds all the time, on all of its ranks."""
     staged_bytes: float = 0.0
-    """Further ones for weights on their way to its ranks."""
+    """Further bytes for weights on their way to its ranks."""
     copies: int = 1
-    """Of the weights; TP ranks share one."""
+    """Number of copies of the weights; TP ranks share one."""
     copy_bytes: float
-    """Weights of one copy, which each decode step reads."""
+    """Bytes of one copy's weights, which each decode step reads."""
     batch_size: int = 1
-    """Sequences that all copies decode together."""
+    """Number of sequences that all copies decode together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,28 +54,28 @@ class MachineSpeed:
     flops: float
     """Floating-point operations a second, of a large matrix product in the trainer's precision."""
     bytes_per_s: float
-    """Memory read by a matrix-vector product."""
+    """Bytes of memory that a matrix-vector product reads a second."""
     threads: int
-    """Of CPUs, with which that was measured."""
+    """Number of CPU threads in that measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Bytes by purpose, and seconds."""
+    """The estimate of a run: bytes by purpose, and seconds."""
 
     memory: dict[str, float]
     checkpoint_bytes: float
-    """On disk, of one checkpoint."""
+    """Bytes of one checkpoint on disk."""
     rollout_s: float
-    """Of one step."""
+    """Seconds of the rollout of one step."""
     actor_s: float
-    """Of one step."""
+    """Seconds of the update of one step."""
     overlap: bool
     """Whether responses of the next step are generated while a step is trained on."""
 
     @property
     def total_memory(self) -> float:
-        """Bytes."""
+        """Sum of the bytes."""
         return sum(self.memory.values())
 
     @property
@@ -92,13 +93,13 @@ def estimate(
     pools: Mapping[str, PoolConfig],
     scoring: Collection[str] = (),
 ) -> Estimate:
-    """What a step takes on a machine of `speed`, or on several such ones where the run joins a cluster.
+    """Estimate a step on a machine of `speed`, or on several such ones where the run joins a cluster.
 
-    `engine`: None where its size is not known. `pools`: of the algorithm's table, by kind. `scoring`: those that hold
-    frozen weights.
+    `engine`: None where its size is unknown. `pools`: those of the algorithm's table, by kind. `scoring`: the kinds
+    that hold frozen weights.
 
-    Decoding reads all weights once a token step and computes 2 operations for each parameter and sequence; training
-    computes 6 for each parameter and packed token, a group's prompt counted once.
+    Decoding reads all weights once a token step and computes 2 operations for each parameter and sequence. Training
+    computes 6 for each parameter and packed token; a group's prompt is counted once.
     """
     prefilled = config.groups_per_step * prompt_tokens
     own_trainer = config.trainer.backend.type != "adapter"
@@ -130,12 +131,15 @@ def _rollout_workers(config: RunConfig) -> int:
 
 
 def _on_this_machine(config: RunConfig) -> bool:
-    """Whether workers share its CPUs and its memory."""
+    """Whether workers share this machine's CPUs and memory."""
     return config.device == "cpu" and config.cluster.address is None
 
 
 def _flops(config: RunConfig, pool: PoolConfig, speed: MachineSpeed) -> float:
-    """Of one worker of `pool`, by its part of the threads: they are shared by all who compute at the same time."""
+    """Operations a second of one worker of `pool`.
+
+    It has a share of the threads with all that compute at the same time.
+    """
     if not _is_separated(config) or config.device != "cpu":
         return speed.flops
     threads = float(min(pool.threads_each, speed.threads))
@@ -155,7 +159,7 @@ def _actor_s(config: RunConfig, model: ModelSize, prefilled: float, speed: Machi
 
 
 def _rollout_s(config: RunConfig, model: ModelSize, engine: EngineSize, prefilled: float, speed: MachineSpeed) -> float:
-    """Of the workers, which have equal parts of the step."""
+    """Seconds of the rollout of a step; the workers have equal parts of it."""
     flops, workers = _flops(config, config.cluster.rollout, speed), _rollout_workers(config)
     return _decode_s(config, model, engine, speed, flops) + 2 * model.parameters * prefilled / (flops * workers)
 
@@ -163,7 +167,7 @@ def _rollout_s(config: RunConfig, model: ModelSize, engine: EngineSize, prefille
 def _decode_s(config: RunConfig, model: ModelSize, engine: EngineSize, speed: MachineSpeed, flops: float) -> float:
     samples = math.ceil(config.trainer.train_batch_size / _rollout_workers(config))
     together = min(samples, engine.batch_size)
-    reads = engine.copies if config.device == "cpu" else 1  # copies on CPUs read through the same memory
+    reads = engine.copies if config.device == "cpu" else 1  # copies on CPUs share the memory's bandwidth
     reads *= _rollout_workers(config) if _on_this_machine(config) else 1
     read = reads * engine.copy_bytes / speed.bytes_per_s
     compute = 2 * model.parameters * together / flops
@@ -171,7 +175,7 @@ def _decode_s(config: RunConfig, model: ModelSize, engine: EngineSize, speed: Ma
 
 
 def _rollout_memory(config: RunConfig, engine: EngineSize | None) -> dict[str, float]:
-    """Of the engines, and of the weights on their way to them."""
+    """Bytes of the engines, and of the weights on their way to them."""
     if engine is None:
         return {}
     memory = dict(engine.memory)
@@ -181,8 +185,10 @@ def _rollout_memory(config: RunConfig, engine: EngineSize | None) -> dict[str, f
 
 
 def _workers_memory(config: RunConfig, model: ModelSize, pools: Mapping[str, PoolConfig]) -> dict[str, float]:
-    """What separate workers take beyond what they compute with, and the weights on their way between them: a version
-    that is used and the next one."""
+    """Bytes that separate workers take besides those they compute with.
+
+    They include the weights on their way between them: a version in use and the next one.
+    """
     cluster = config.cluster
     apart = cluster.address is not None or config.weights.medium not in ("auto", "shared_memory")
     holders = 1 + (cluster.rollout.workers if apart else 0)  # receivers on the trainer's host use its memory
@@ -193,7 +199,7 @@ def _workers_memory(config: RunConfig, model: ModelSize, pools: Mapping[str, Poo
 
 
 def _trainer_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
-    """Master weights, gradients and both AdamW moments are fp32."""
+    """Bytes of the trainer. Master weights, gradients and both AdamW moments are fp32."""
     return {
         "master weights": 4.0 * model.parameters,
         "gradients": 4.0 * model.parameters,
@@ -203,7 +209,10 @@ def _trainer_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
 
 
 def _activation_bytes(config: RunConfig, model: ModelSize) -> float:
-    """About 14 hidden and 4 intermediate vectors a layer and token are kept; one layer's with recomputation."""
+    """Bytes of activations.
+
+    About 14 hidden and 4 intermediate vectors are kept for each layer and token; with recomputation, of one layer only.
+    """
     kept_layers = 1 if config.trainer.gradient_checkpointing else model.layers
     per_layer = 14 * model.hidden + 4 * model.intermediate
     inputs = model.layers * model.hidden if config.trainer.gradient_checkpointing else 0

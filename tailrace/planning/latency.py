@@ -1,7 +1,7 @@
-"""How long a step takes: interpolated between profiled points, and corrected by what the running engine measures.
+"""Predicts how long a step takes: interpolated between profiled points, corrected by measurements of the engine.
 
-After PAT, section 4.2 (Online Latency Predictor): a decode step depends on the batch size B and on the context tokens T
-of all its sequences together; linear in T between points of one B, then linear between the two nearest B.
+Source: PAT, section 4.2 (Online Latency Predictor). A decode step depends on the batch size B and on the context tokens
+T of all its sequences together. It is linear in T between points of one B, then linear between the two nearest B.
 """
 
 import math
@@ -14,19 +14,20 @@ from typing import Protocol
 from tailrace.planning.tp_profile import TPProfile
 
 MOST_CORRECTION = math.log(4.0)
-"""Measured over predicted is taken for at most this and at least its inverse; as a logarithm."""
+"""Bound of the ratio of measured to predicted time, and of its inverse, as a logarithm."""
 COMMON_RATE = 0.05
-"""Share of a step's error by which the correction of all degrees moves."""
+"""Part of a step's error by which the correction of all degrees moves."""
 OWN_RATE = 0.0125
-"""And that by which the correction of its degree alone moves: slower, so that what slows down the whole machine is not
-mistaken for a fault of the one degree that is running."""
+"""Part of a step's error by which the correction of its own degree moves. It is smaller, so that a slowdown of the
+whole machine is not attributed to the one degree that is running.
+"""
 
 
 class StepTimes(Protocol):
     """Seconds of an engine's steps under any TP degree that was profiled."""
 
     def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
-        """Of a decode step of one replica, with `replicas` of them decoding beside each other.
+        """Seconds of a decode step of one replica, with `replicas` of them decoding at the same time.
 
         Args:
             batch_size: B, sequences of the replica.
@@ -35,7 +36,7 @@ class StepTimes(Protocol):
         ...
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
-        """To prefill `batch_size` sequences of the root mean square length `rms_length` on one replica."""
+        """Seconds to prefill `batch_size` sequences of the root mean square length `rms_length` on one replica."""
         ...
 
 
@@ -53,14 +54,16 @@ class LatencyPredictor:
         prefills: defaultdict[int, _Points] = defaultdict(_no_points)
         for p in profile.prefill:
             prefills[p.tp][p.batch_size].append((p.length, p.seconds))
-        # no tokens take no time, which also holds up the left end where a size has one point only
+        # no tokens take no time; this point also extends the curve to the left where a size has one point only
         self._prefill = {
             tp: tuple((size, _curve([(0, 0.0), *measured])) for size, measured in sorted(by_size.items()))
             for tp, by_size in prefills.items()
         }
 
     def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
-        """See `StepTimes`. Outside the points it goes on as between the last two, never below zero nor downwards.
+        """Seconds of a decode step; see `StepTimes`.
+
+        Outside the points it goes on as between the last two, never below zero and never downwards.
 
         Raises:
             KeyError: the degree was not profiled.
@@ -78,7 +81,7 @@ class LatencyPredictor:
         return surface.at(batch_size, context_tokens)
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
-        """See `StepTimes`. Beyond the largest batch, time is in proportion to the batch.
+        """Seconds of a prefill; see `StepTimes`. Beyond the largest batch, time is in proportion to the batch.
 
         Raises:
             KeyError: the degree was not profiled.
@@ -95,14 +98,14 @@ class LatencyPredictor:
 class CorrectedPredictor:
     """A predictor whose steps are stretched by a slowly moving ratio of measured over predicted.
 
-    Machines drift: clocks, neighbours. The ratio's logarithm is a sum of two parts: one common to all degrees, which
-    takes up most of an error, and one of its own for each (degree, replicas) that was seen. So a degree that has not
-    run lately drifts along with the one that runs, and the two stay comparable.
+    Machines drift: clocks, neighbours. The ratio's logarithm is a sum of two parts. The common part holds for all
+    degrees and takes up most of an error. The own part is kept for each (degree, replicas) that was seen. So a degree
+    that has not run lately drifts along with the one that runs, and the two stay comparable.
     """
 
     def __init__(self, base: LatencyPredictor) -> None:
         self.base = base
-        """Without the correction."""
+        """The predictor without the correction."""
         self._common = 0.0
         self._own: dict[tuple[int, int], float] = {}
 
@@ -111,15 +114,15 @@ class CorrectedPredictor:
         return self.ratio(tp, replicas) * self.base.step_s(tp, batch_size, context_tokens, replicas)
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
-        """See `StepTimes`. As profiled: nothing observes it."""
+        """Seconds of a prefill as profiled, since no prefill is observed; see `StepTimes`."""
         return self.base.prefill_s(tp, batch_size, rms_length)
 
     def ratio(self, tp: int, replicas: int) -> float:
-        """By which predicted steps are multiplied, from 1/4 to 4."""
+        """The factor on predicted steps, from 1/4 to 4."""
         return math.exp(_bounded(self._common + self._own.get((tp, replicas), 0.0)))
 
     def observe(self, tp: int, batch_size: int, context_tokens: int, replicas: int, seconds: float) -> None:
-        """Take in a measured decode step. One that took no time at all says nothing.
+        """Learn from a measured decode step. One of no time is ignored.
 
         Raises:
             KeyError: the degree was not profiled.
@@ -140,7 +143,7 @@ def rms(lengths: Iterable[float]) -> float:
 
 
 _Points = defaultdict[int, list[tuple[int, float]]]
-"""By batch size: (T or L, seconds)."""
+"""Points by batch size: (T or L, seconds)."""
 
 
 def _no_points() -> _Points:
@@ -149,12 +152,12 @@ def _no_points() -> _Points:
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """Piecewise linear. Tuples and bisect: numpy takes longer for one number."""
+    """A piecewise linear function. It uses tuples and bisect: numpy takes longer for one number."""
 
     xs: tuple[int, ...]
     ys: tuple[float, ...]
     slopes: tuple[float, ...]
-    """To the right of each point."""
+    """Slope to the right of each point."""
     before: float
     """Slope to the left of the first point."""
 
@@ -172,9 +175,9 @@ class _Surface:
     sizes: tuple[int, ...]
     curves: tuple[_Curve, ...]
     before: float
-    """Seconds a sequence, below the smallest size."""
+    """Seconds a sequence below the smallest size."""
     after: float
-    """And above the largest: a constant, so that what is monotone in T stays so."""
+    """Seconds a sequence above the largest size: a constant, so that a function monotone in T stays so."""
 
     def at(self, size: float, tokens: float) -> float:
         index = bisect_right(self.sizes, size) - 1
@@ -207,7 +210,7 @@ def _surface(by_size: _Points) -> _Surface:
 
 
 def _between(sizes: tuple[int, ...], curves: tuple[_Curve, ...], index: int) -> float:
-    """Seconds a sequence from one size to the next, with as many context tokens as both were measured with at most."""
+    """Seconds a sequence from one size to the next, at the largest T that was measured with both."""
     tokens = min(curves[index].xs[-1], curves[index + 1].xs[-1])
     rise = curves[index + 1].at(tokens) - curves[index].at(tokens)
     return max(0.0, rise / (sizes[index + 1] - sizes[index]))

@@ -1,4 +1,4 @@
-"""In which order an engine starts the requests it holds: priorities for `Request.priority`, the larger first."""
+"""The order in which an engine starts its requests: priorities for `Request.priority`, the larger first."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ def first_in(count: int) -> list[float]:
 
 
 def longest_first(expected_tokens: Sequence[float]) -> list[float]:
-    """Priorities by which the request that is expected to take longest starts first.
+    """Priorities by which the request with the longest expected response starts first.
 
     Longest-processing-time-first: where more requests wait than decode together, no long one is left for the end. The
     makespan is at most 4/3 of the best one if the expectations are right (StreamRL, section 5.3, Scheduling Order,
@@ -20,7 +20,7 @@ def longest_first(expected_tokens: Sequence[float]) -> list[float]:
         expected_tokens: of each request's response, from any source; only their order counts.
 
     Raises:
-        ValueError: one is not a finite number, and so has no place in an order.
+        ValueError: an expectation is not a finite number, and so has no place in an order.
     """
     for index, tokens in enumerate(expected_tokens):
         if not math.isfinite(tokens):

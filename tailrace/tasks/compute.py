@@ -1,4 +1,4 @@
-"""The task of an algorithm's own function, such as the advantages of a group."""
+"""The task that runs an algorithm's own function, such as the advantages of a group."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from tailrace.types import Value
 
 
 class ComputeTask(Task):
-    """Writes what the function makes of the rows of each group."""
+    """Writes the outputs of the function for the rows of each group."""
 
     def __init__(self, context: TaskContext, name: str, work: Compute) -> None:
         """`name`: see `Task`. `work`: holds the function."""
@@ -22,7 +22,7 @@ class ComputeTask(Task):
         self._function = work.function
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
-        """One call for each group of the claim, in a thread: the function may take as long as it likes.
+        """Call the function for each group of the claim, in a thread: it may take any time.
 
         Raises:
             AlgorithmError: the function has failed, or has not returned the cells of each row.

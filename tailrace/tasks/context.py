@@ -1,4 +1,4 @@
-"""What the tasks of one pool are made with, in whichever process they are."""
+"""The context from which the tasks of one pool are made, in any process."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,7 +30,7 @@ Score = Callable[[Sequence["TrainSample"]], Awaitable[list[FloatArray]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What a task of work `Generate` has beside the rest."""
+    """The further parts of a task with the work `Generate`."""
 
     engine: "Engine"
     decode: Decode
@@ -42,39 +42,39 @@ class Generation:
 
 @dataclass(slots=True, kw_only=True)
 class TaskContext:
-    """Of one pool. What several tasks share is made at its first use, and closed by `stack`."""
+    """The context of one pool. Parts that several tasks share are made at their first use; `stack` closes them."""
 
     config: RunConfig
     model_dir: Path
-    """Of the initial weights, a Hugging Face directory."""
+    """Directory of the initial weights, in Hugging Face format."""
     queue: TransferQueue
     log: EventLog
     activity: Activity
-    """Where the time of the pool's worker goes."""
+    """Measures the time of the pool's worker."""
     executor: Executor
-    """Of the device: one thread, whose work counts as busy."""
+    """The one thread of the device; its work counts as busy."""
     stack: AsyncExitStack
-    """Closed with the process, or the run."""
+    """Closed with the process or the run."""
     generation: Generation | None = None
     graders: GraderPool | None = None
     frozen: "Scorer | None" = None
-    """Has the initial weights."""
+    """A scorer with the initial weights."""
     trainers: "dict[str, Trainer]" = field(default_factory=dict)
-    """By task: those of other models than the policy that are trained here."""
+    """The trainers of models other than the policy that are trained here, by task."""
 
     @property
     def samples_per_step(self) -> int:
-        """Rows of a training step."""
+        """Number of rows of a training step."""
         return self.config.trainer.train_batch_size
 
     async def grader_pool(self) -> GraderPool:
-        """The grading processes of the recipe's grader."""
+        """The grading processes of the recipe's grader, started at the first call."""
         if self.graders is None:
             self.graders = await self.stack.enter_async_context(GraderPool(self.config.rewards))
         return self.graders
 
     async def scorer(self, of: str | None) -> Score:
-        """What the model that task `of` trains says of tokens; None: log-probabilities under the initial weights."""
+        """The scoring function of the model that task `of` trains; None: log-probabilities of the initial weights."""
         loop = asyncio.get_running_loop()
         if of is None and self.frozen is None:
             self.frozen = await loop.run_in_executor(self.executor, self._load_frozen)

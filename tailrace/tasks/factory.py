@@ -1,4 +1,4 @@
-"""From a task of an algorithm's table to what serves it."""
+"""Makes the services for the tasks of an algorithm's table."""
 
 import inspect
 
@@ -12,10 +12,10 @@ from tailrace.tasks.reward import RewardTask
 
 
 async def make_services(algorithm: Algorithm, pool: str, context: TaskContext) -> list[Service]:
-    """What serves the tasks of `pool`, but the one that trains, which the main loop drives.
+    """Make the services for the tasks of `pool`, except the ones that train: the main loop drives those.
 
     Raises:
-        TailraceError: one cannot be made.
+        TailraceError: a service cannot be made.
     """
     tasks = [task for task in algorithm.tasks if task.pool == pool and not isinstance(task.work, Train)]
     return [await _make(task, context) for task in tasks]

@@ -1,4 +1,4 @@
-"""When a response may begin: not before the engine has weights that are new enough for it."""
+"""The gate that holds a response back until the engine has weights that are new enough for it."""
 
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Protocol
@@ -7,7 +7,7 @@ from tailrace.types import WeightVersion
 
 
 class WeightsGate(Protocol):
-    """Stands between claimed prompts and the engine."""
+    """A gate between claimed prompts and the engine."""
 
     def generating(self, needed: WeightVersion) -> AbstractAsyncContextManager[None]:
         """Enter once the engine has weights of version `needed` or newer; leave when the responses are finished.
@@ -18,8 +18,8 @@ class WeightsGate(Protocol):
 
 
 class OpenGate:
-    """For an engine that gets its weights before the prompts that wait for them are admitted."""
+    """A gate that never waits, for an engine that gets its weights before the prompts that need them are admitted."""
 
     def generating(self, needed: WeightVersion) -> AbstractAsyncContextManager[None]:
-        """At once."""
+        """Enter at once."""
         return nullcontext()

@@ -1,7 +1,7 @@
-"""Admission of prompts: the rows of a training step enter the queue when weights are there that may generate for it.
+"""Admission of prompts: the rows of a training step enter the queue once the weights are new enough for it.
 
 put(step)          its groups ──▶ queue: they wait for weight version `step` - `max_staleness`, then for room
-put_lost_groups    groups whose rows were lost ──▶ queue: made anew from their positions; they wait for room only
+put_lost_groups    groups whose rows were lost ──▶ queue: made again from their positions; they wait for room only
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class PromptFeeder:
         max_staleness: int = 0,
     ) -> None:
         self.next_step = 0
-        """First step whose prompts have not been put; the data position that a checkpoint keeps."""
+        """First step whose prompts have not been put. A checkpoint stores it as the data position."""
         self._resumed = False
         """Whether the next step may be in the queue already."""
         self._queue = queue
@@ -58,16 +58,15 @@ class PromptFeeder:
     async def run(self, steps: int) -> None:
         """Put the rows of every step before `steps`, each as soon as it is admitted."""
         while self.next_step < steps:
-            with suppress(QueueTimeout):  # updates take as long as they take; who waits for these rows has a limit
+            with suppress(QueueTimeout):  # updates take as long as they take; waits for these rows have limits
                 await self.put(self.next_step)
 
     async def put(self, step: int) -> None:
         """Put the rows of `step`, unless a resumed run has them already.
 
-        Waits until the queue has heard of a weight version that `step` may be generated with, then while it is full.
-
+        Waits until the queue has heard of a weight version that may generate for `step`, then while the queue is full.
         Raises:
-            GroupExists: somebody else has put them.
+            GroupExists: another process has put them.
         """
         if step < self.next_step:
             return
@@ -83,7 +82,7 @@ class PromptFeeder:
         self.next_step = step + 1
 
     def group_again(self, group_id: int) -> list[NewRow]:
-        """The rows of a group that was admitted before, and lost."""
+        """The rows of a group that was admitted before and lost."""
         return self._group(group_id, not_before=0)
 
     def _group(self, position: int, *, not_before: WeightVersion) -> list[NewRow]:
@@ -92,7 +91,7 @@ class PromptFeeder:
 
 
 class PromptLine:
-    """Prompts that somebody gives one after the other: they wait to be admitted, in the order of their steps.
+    """Prompts that a caller adds one after the other. They wait to be admitted, in the order of their steps.
 
     The n-th prompt is group n; `groups_per_step` of them are a step.
     """
@@ -106,31 +105,31 @@ class PromptLine:
         self._groups_per_step = groups_per_step
         self._max_staleness = max_staleness
         self._prompts: list[Prompt] = []
-        """All that were ever given: a group may be lost until its rows are acked, and only the queue hears of that."""
+        """All prompts ever added. A group may be lost until its rows are acked, and only the queue knows of that."""
         self._more = asyncio.Event()
 
     def add(self, prompts: Sequence[Prompt]) -> None:
-        """They come after all others."""
+        """Add prompts after all others."""
         self._prompts.extend(prompts)
         self._more.set()
 
     async def run(self) -> None:
-        """Put each as soon as it is admitted, until the queue is closed."""
+        """Put each prompt as soon as it is admitted, until the queue is closed."""
         position = 0
         with suppress(QueueClosed):
             while True:
                 while position == len(self._prompts):
                     self._more.clear()
-                    await self._more.wait()  # for whoever gives them
+                    await self._more.wait()  # until the caller adds some
                 step = position // self._groups_per_step
                 end = min(len(self._prompts), (step + 1) * self._groups_per_step)
                 oldest = oldest_version(step, self._max_staleness)
-                with suppress(QueueTimeout):  # updates take as long as they take; who waits for these rows has a limit
+                with suppress(QueueTimeout):  # updates take as long as they take; waits for these rows have limits
                     await self._queue.put([row for k in range(position, end) for row in self._group(k, oldest)])
                     position = end
 
     def group_again(self, group_id: int) -> list[NewRow]:
-        """The rows of a group that was admitted before, and lost."""
+        """The rows of a group that was admitted before and lost."""
         return self._group(group_id, 0)
 
     def _group(self, position: int, not_before: WeightVersion) -> list[NewRow]:
@@ -139,10 +138,10 @@ class PromptLine:
 
 
 async def put_lost_groups(queue: TransferQueue, group_again: Callable[[int], Sequence[NewRow]]) -> None:
-    """Until the queue is closed, put groups again whose rows were lost with a storage unit, as soon as there is room.
+    """Put groups again whose rows were lost with a storage unit, as soon as there is room, until the queue is closed.
 
-    What finds none within the queue's limit stays lost, and is asked for again. `group_again`: the rows of a group,
-    which wait for no weights.
+    A group that finds no room within the queue's limit stays lost, and is tried again. `group_again`: returns the rows
+    of a group, which wait for no weights.
     """
     with suppress(QueueClosed):
         while True:
@@ -153,7 +152,7 @@ async def put_lost_groups(queue: TransferQueue, group_again: Callable[[int], Seq
 
 
 def group_rows(prompt: Prompt, position: int, *, group_size: int, seed: int, not_before: WeightVersion) -> list[NewRow]:
-    """The rows of the prompt at `position` of the run. `seed`: of the run."""
+    """Make the rows of the prompt at `position` of the run. `seed`: the run's."""
     return [
         NewRow(
             group_id=position,

@@ -12,10 +12,10 @@ from tailrace.types import Value
 
 
 class RewardTask(Task):
-    """Writes `reward`, `reward_parts`, and `reward_error` where the grading failed: then the reward is the configured
-    one, or NaN.
+    """Writes `reward`, `reward_parts` and `reward_error` of each row.
 
-    As many claims are graded at a time as the pool grades, so that a slow one holds back no other.
+    `reward_error` is empty unless the grading failed; then the reward is the configured one, or NaN. As many claims are
+    graded at a time as the pool grades, so that a slow one holds back no other.
     """
 
     def __init__(self, context: TaskContext, name: str, pool: GraderPool) -> None:
@@ -27,7 +27,7 @@ class RewardTask(Task):
         self._on_failure = float("nan") if configured is None else configured
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
-        """Grade the rows of the claim, which is usually one."""
+        """Grade the rows of the claim; it usually has one."""
         with self._activity.busy():
             grades = [await self._pool.grade(grading_request(row)) for row in claim.rows]
         span.info = self._failures.info(grades)
@@ -39,7 +39,7 @@ class RewardTask(Task):
 
 
 def grading_request(row: Row) -> GradingRequest:
-    """What the grader sees of a row."""
+    """Make the grader's request from a row."""
     cells = cast("dict[str, Any]", row.cells)
     return GradingRequest(
         prompt=cells["prompt"],

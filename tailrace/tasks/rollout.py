@@ -2,10 +2,11 @@
 
     queue ──claim prompts──▶ engine.submit ──each sample as it finishes──▶ ack ──▶ reward …
 
-Claims never wait for one another: new prompts join the engine's batch while older ones are still generating. Who waits
-on whom: a claim on room in the engine, where it has a bound, so that the prompts that it cannot start are left to
-others; what was claimed on weights that may generate for its step (`WeightsGate`). A claim that turns out to be void
-when a sample is acked is broken off: its other rows go back, or come again, and the engine forgets them.
+Claims never wait for one another: new prompts join the engine's batch while older ones are still generating.
+
+Waiting: where the engine has a bound, a claim waits for room in it, so that the prompts that it cannot start are left
+to other workers. Claimed prompts wait for weights that may generate for their step (`WeightsGate`). When an ack shows
+that the claim has ended, its generation stops: the other rows go back, or come again, and the engine drops them.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from tailrace.transfer.queue.holding import VOID, ack_if_held, give_back, held, 
 from tailrace.types import Request, Sample, Value
 
 _ROUNDING = 0.01
-"""By which a log-probability may exceed 0."""
+"""The most by which a log-probability may exceed 0."""
 
 
 class RolloutTask:
@@ -47,7 +48,7 @@ class RolloutTask:
         self._room = _Room(generation.room, config.algorithm.group_size)
         self._gate = generation.gate or OpenGate()
         self._request_ids = itertools.count()
-        """New ones for rows that come again: what they were before may still be in the engine."""
+        """Makes new ids, also for rows that come again: the engine may still have the old request."""
 
     async def run(self) -> None:
         """Serve until the queue is closed."""
@@ -58,11 +59,11 @@ class RolloutTask:
                     not_started[claim.lease_id] = claim
                     generations.create_task(self._generate(claim, not_started))
         finally:
-            # a task that is cancelled before its first step never gets to give its rows back
+            # a task that is cancelled before its first step cannot give its rows back itself
             await give_back(self._queue, not_started.values())
 
     async def _claim(self) -> Claim | None:
-        """The next claim, as soon as there is room for it; None when the queue is closed."""
+        """Wait for room, then for a claim; None when the queue is closed."""
         limit = await self._room.some()
         with self._activity.waiting("data"):
             claim = await next_claim(self._queue, self._name, limit=limit)
@@ -72,7 +73,7 @@ class RolloutTask:
 
     async def _generate(self, claim: Claim, not_started: dict[int, Claim]) -> None:
         del not_started[claim.lease_id]
-        # rows that were given back may come with some of the next step, which need newer weights
+        # rows that were given back may come with rows of the next step, which need newer weights
         steps = sorted(self._step(row) for row in claim.rows)
         async with AsyncExitStack() as stack:
             taken = stack.enter_context(self._room.taken(len(claim.rows)))
@@ -83,11 +84,11 @@ class RolloutTask:
                 await self._stream(claim, span, taken)
 
     def _step(self, row: Row) -> int:
-        """The training step that it is for."""
+        """The training step of a row."""
         return row.order // self._samples_per_step
 
     async def _stream(self, claim: Claim, span: Event, taken: "_Taken") -> None:
-        """Ack each sample as it finishes, while the claim is good; `span` gets the tokens made."""
+        """Ack each sample as it finishes, while the claim is good. `span` gets the number of tokens."""
         rows = {next(self._request_ids): row for row in claim.rows}
         start = self._log.now()
         span.tokens = 0
@@ -139,7 +140,7 @@ class RolloutTask:
 
 
 def _check_sample(sample: Sample, row: Row) -> None:
-    """Whether it can be trained on: an engine may be anybody's."""
+    """Check that a sample can be trained on: an engine may be anybody's."""
     tokens, log_probs = len(sample.response_ids), sample.rollout_log_probs
     given = f"the engine gave sample {row.order} of the run (group {row.group_id})"
     if not tokens:
@@ -155,7 +156,7 @@ def _check_sample(sample: Sample, row: Row) -> None:
 
 
 class _Room:
-    """Rows that may still be claimed."""
+    """The number of rows that may still be claimed."""
 
     def __init__(self, rows: int | None, group_size: int) -> None:
         self._free = None if rows is None else max(rows, group_size)
@@ -163,26 +164,26 @@ class _Room:
         self._news = asyncio.Event()
 
     async def some(self) -> int | None:
-        """How many there are, as soon as a group has room; None for any number."""
+        """Wait until a group has room. Returns the number of rows; None for any number."""
         while self._free is not None and self._free < self._group_size:
             self._news.clear()
             await self._news.wait()
         return self._free
 
     def take(self, rows: int) -> None:
-        """They are claimed; from then on `taken` keeps count."""
+        """Count rows that were claimed. From then on `taken` keeps count."""
         if self._free is not None:
             self._free -= rows
 
     def free(self, rows: int) -> None:
-        """They are done with."""
+        """Count rows that are finished."""
         if self._free is not None:
             self._free += rows
             self._news.set()
 
     @contextmanager
     def taken(self, rows: int) -> Iterator["_Taken"]:
-        """Free what is left of `rows` at the end of the block."""
+        """Free the rest of `rows` at the end of the block."""
         taken = _Taken(self, rows)
         try:
             yield taken
@@ -191,13 +192,13 @@ class _Room:
 
 
 class _Taken:
-    """The rows of one claim that are in hand."""
+    """The unfinished rows of one claim."""
 
     def __init__(self, room: _Room, rows: int) -> None:
         self.rows = rows
         self._room = room
 
     def free(self, rows: int) -> None:
-        """So many are done with."""
+        """Count `rows` as finished."""
         self.rows -= rows
         self._room.free(rows)

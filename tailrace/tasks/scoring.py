@@ -1,4 +1,4 @@
-"""The task that scores: what a model says of each token of a response, such as the log-probabilities of a reference."""
+"""The task that scores each token of a response with a model, such as the log-probabilities of a reference."""
 
 from tailrace.events import Event
 from tailrace.tasks.actor import train_sample
@@ -9,7 +9,7 @@ from tailrace.types import WeightVersion
 
 
 class ScoringTask(Task):
-    """Writes one column."""
+    """Writes one column: the model's scores."""
 
     def __init__(
         self, context: TaskContext, name: str, score: Score, column: str, *, version: WeightVersion | None = None
@@ -24,7 +24,7 @@ class ScoringTask(Task):
         self._version = version
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
-        """One forward pass over the claim."""
+        """Score the claim."""
         span.version = self._version
         values = await self._score([train_sample(row) for row in claim.rows])
         return {row.id: {self._column: cell} for row, cell in zip(claim.rows, values, strict=True)}

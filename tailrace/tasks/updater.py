@@ -1,22 +1,22 @@
-"""New weights for an engine that generates all the time.
+"""Installs new weights in an engine that generates all the time.
 
     trainer ──▶ WeightSource (arrives in the background) ──▶ EngineUpdater ──update_weights──▶ Engine
                                                                   ▲
     RolloutTask ──generating(needed)────────────────────────────┘
 
-When a version that has arrived goes in:
+The time at which a version that has arrived is installed:
 
     synchronous   at once; the trainer waits for it
     in_flight     at once, between two steps of the engine: its responses go on with the new weights
-    delayed       when the engine has finished every response that it has begun (AsyncFlow, section 4.2.2); where the
-                  next prompts may only begin with newer weights than it has, nothing else begins before them
-    sub_step      when the engine has its turn: it begins nothing, finishes what it has begun, takes the weights, and
-                  passes the turn on, while all others generate (AsyncFlow, figure 8 d)
+    delayed       when the engine has finished every response that it has begun (AsyncFlow, section 4.2.2); when the
+                  next prompts need newer weights than the engine has, nothing else begins before them
+    sub_step      when the engine has its turn: it begins nothing, finishes the responses that it has begun, installs
+                  the weights and passes the turn on, while all others generate (AsyncFlow, figure 8 d)
 
-Who waits on whom: a response on weights that may begin it; the updater on new versions and, delayed or in turns, on the
-responses that have begun. A prompt is admitted only after the version that it needs was published, so whatever it waits
-for is on its way and needs no response that has not begun. Limits are for what can hang: weights that do not come or do
-not go in, and an engine that stands still. That responses finish first takes as long as it takes.
+Waiting: a response waits for weights that may begin it. The updater waits for new versions and, delayed or in turns,
+for the responses that have begun. A prompt is admitted only after the version that it needs was published. So that
+version is on its way, and needs no response that has not begun. Limits cover only what can hang: weights that do not
+come or cannot be installed, and an engine that stands still. Finishing responses has no limit.
 """
 
 import asyncio
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
 
 class WeightSource(Protocol):
-    """Where versions come from; `WeightReceiver` is one."""
+    """A source of weight versions; `WeightReceiver` is one."""
 
     async def announcement(self, version: WeightVersion, *, timeout_s: float) -> None:
-        """Until `version` or a newer one is on its way, or here.
+        """Wait until `version` or a newer one is on its way or has arrived.
 
         Raises:
             WeightsTimeout, SenderLost: as for `wait`.
         """
 
     async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
-        """Until `version` or a newer one is wholly here; which one that is.
+        """Wait until `version` or a newer one has arrived completely; return the version that has.
 
         Raises:
             WeightsTimeout: none has come in time.
@@ -61,20 +61,20 @@ class WeightSource(Protocol):
         """
 
     async def heard(self, *, timeout_s: float) -> None:
-        """Until the trainer gives signs of life, or `timeout_s` have passed."""
+        """Wait until the trainer gives signs of life, or `timeout_s` have passed."""
 
     def weights(self) -> AbstractContextManager[tuple[WeightVersion, "Mapping[str, torch.Tensor]"]]:
-        """The newest version that is wholly here; its tensors are good inside the block."""
+        """The newest complete version; its tensors are valid inside the block."""
 
     def installed(self, version: WeightVersion) -> None:
-        """Tell the trainer that the engine has it."""
+        """Tell the trainer that the engine has `version`."""
 
     def turn(self) -> AbstractAsyncContextManager[None]:
-        """Enter when no other engine has the turn to install weights, however long that takes."""
+        """Enter when no other engine has the turn to install weights. This may take any time."""
 
 
 class EngineUpdater:
-    """Installs the versions of a source in an engine, and holds responses back until theirs is in."""
+    """Installs the versions of a source in an engine, and holds responses back until their version is installed."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class EngineUpdater:
         timeout_s: float,
     ) -> None:
         self.version: WeightVersion = 0
-        """What the engine has."""
+        """The version that the engine has."""
         self._engine = engine
         self._source = source
         self._mode = mode
@@ -95,33 +95,33 @@ class EngineUpdater:
         self._activity = activity
         self._timeout_s = timeout_s
         self._begun = 0
-        """Claims whose responses have begun and are not finished."""
+        """Number of claims whose responses have begun and are not finished."""
         self._wanted: list[WeightVersion] = []
-        """What the responses that wait need."""
+        """The versions that the waiting responses need."""
         self._held_back = False
-        """Nothing may begin."""
+        """Whether no response may begin."""
         self._limits: set[asyncio.Timeout] = set()
-        """Of the responses that wait."""
+        """The limits of the waiting responses."""
         self._unlimited = False
-        """They have none now."""
+        """Whether these limits are suspended."""
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
-        """Install each version that arrives, for ever."""
+        """Install each version that arrives; never ends."""
         self._source.installed(self.version)
         while True:
             try:
                 await self._source.announcement(self.version + 1, timeout_s=self._timeout_s)
-                with self._activity.waiting("weights"):  # also where no prompt is there to wait for them
+                with self._activity.waiting("weights"):  # counted even if no prompt waits for them
                     arrived = await self._source.wait(self.version + 1, timeout_s=self._timeout_s)
-                await self._take(arrived)  # where they wait for responses, the engine does not wait for them
+                await self._take(arrived)  # a drain counts as no wait of the engine
             except WeightsTimeout:
-                continue  # an update takes as long as it takes; who needs its weights has a limit
-            except SenderLost:  # whether it is dead is for the driver to say
+                continue  # an update takes as long as it takes; waits for its weights have a limit
+            except SenderLost:  # the driver finds out whether it is dead
                 await self._source.heard(timeout_s=self._timeout_s)
 
     async def _take(self, arrived: WeightVersion) -> None:
-        """Install the newest version that is here, `arrived` or a newer one, when the mode says so."""
+        """Install the newest version that has arrived, `arrived` or newer, when the mode allows it."""
         async with AsyncExitStack() as stack:
             with self._without_limits():
                 if self._mode == "sub_step":
@@ -158,7 +158,7 @@ class EngineUpdater:
             ) from None
         finally:
             self._wanted.remove(needed)
-            await self._tell()  # what was cancelled bars nobody any more
+            await self._tell()  # a cancelled wait holds no one back
 
     def _may_begin(self, needed: WeightVersion) -> bool:
         drains = self._mode == "delayed" and max(self._wanted, default=0) > self.version
@@ -177,7 +177,7 @@ class EngineUpdater:
 
     @asynccontextmanager
     async def _drained(self) -> AsyncIterator[None]:
-        """In the block nothing is unfinished, and nothing begins."""
+        """Within the block no response is unfinished, and none begins."""
         self._held_back = True
         try:
             await self._finish()
@@ -187,7 +187,7 @@ class EngineUpdater:
             await self._tell()
 
     async def _finish(self) -> None:
-        """Until nothing is unfinished.
+        """Wait until no response is unfinished.
 
         Raises:
             WeightsError: the engine has work and stands still.
@@ -209,10 +209,10 @@ class EngineUpdater:
 
     @asynccontextmanager
     async def _limited(self) -> AsyncIterator[None]:
-        """The block has the limit of a wait for weights.
+        """Give the block the limit of a wait for weights.
 
         Raises:
-            TimeoutError: it has taken so long, since `_without_limits` ended last.
+            TimeoutError: the limit has passed, counted from the last end of `_without_limits`.
         """
         async with asyncio.timeout_at(self._deadline()) as limit:
             self._limits.add(limit)
@@ -223,7 +223,10 @@ class EngineUpdater:
 
     @contextmanager
     def _without_limits(self) -> Iterator[None]:
-        """In the block nothing can hang that has no limit of its own; waits for weights have theirs anew after it."""
+        """Suspend the limits of waits for weights; they restart after the block.
+
+        All that can hang in it has its own limit.
+        """
         self._limit_waits(unlimited=True)
         try:
             yield

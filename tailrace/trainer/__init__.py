@@ -1,1 +1,1 @@
-"""The actor update: packing, forward, loss, optimizer, checkpoints."""
+"""The actor update: packing, forward pass, loss, optimizer, checkpoints."""

@@ -1,11 +1,11 @@
 """Causal attention over packed group parts whose responses share one copy of their prompt.
 
-A response token sees its prompt and its own response up to itself. Per group part that is two calls of
-`scaled_dot_product_attention`: one causal call over the prompt, and one over the part's responses side by side,
+A response token sees its prompt and its own response up to itself. Each group part takes two calls of
+`scaled_dot_product_attention`. One is causal, over the prompt. The other is over the part's responses side by side,
 padded to the longest, each with the keys [prompt, own response]. Padding lies behind the real tokens, where a causal
-mask hides it anyway; nothing of size T × T is ever made.
+mask hides it anyway. No tensor of size T × T is ever made.
 
-The function plugs into the model code of transformers under the name `PROMPT_SHARED`; the layout travels as the
+The function plugs into the model code of transformers under the name `PROMPT_SHARED`. The layout is passed as the
 keyword `layout` of the model's forward call.
 """
 
@@ -25,7 +25,7 @@ PROMPT_SHARED = "tailrace_prompt_shared"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PartLayout:
-    """A group part of G responses, the longest of `width` tokens, and A response tokens in all."""
+    """A group part of G responses, the longest of `width` tokens, with A response tokens together."""
 
     start: int
     """Index of the prompt's first token in the packed row."""
@@ -35,18 +35,18 @@ class PartLayout:
     responses: int
     """G"""
     pad: torch.Tensor
-    """[G * width] index among the A response tokens that fills each padded place."""
+    """[G * width] for each padded place, the index of its token among the A response tokens."""
     unpad: torch.Tensor
-    """[A] index among the G * width padded places of each response token."""
+    """[A] for each response token, the index of its place among the G * width padded ones."""
     mask: torch.Tensor
-    """bool [width, prompt_tokens + width], true where a response token may look."""
+    """bool [width, prompt_tokens + width], true where a response token may attend."""
 
 
 Layout = tuple[PartLayout, ...]
 
 
 def make_layout(spans: Sequence[PartSpan], device: torch.device) -> Layout:
-    """The index and mask tensors of a micro-batch, made once for all layers."""
+    """Make the index and mask tensors of a micro-batch, once for all layers."""
     return tuple(_part_layout(span, device) for span in spans)
 
 
@@ -70,7 +70,7 @@ def _part_layout(span: PartSpan, device: torch.device) -> PartLayout:
 
 
 class _Pad(torch.autograd.Function):
-    """[A, …] to [G * width, …]. Padding repeats a row, and no gradient comes back through it."""
+    """Convert [A, …] to [G * width, …]. Padding repeats a row, and no gradient comes back through it."""
 
     @staticmethod
     def forward(ctx: Any, packed: torch.Tensor, part: PartLayout) -> torch.Tensor:
@@ -83,7 +83,7 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
-    """[G * width, …] to [A, …]; the gradient of padding is zero."""
+    """Convert [G * width, …] to [A, …]; the gradient of padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, padded: torch.Tensor, part: PartLayout) -> torch.Tensor:
@@ -109,20 +109,20 @@ def prompt_shared_attention(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention of one layer.
+    """Compute the attention of one layer.
 
     Args:
         module: the attention module, unused.
         query: [1, heads, T, d]
-        key: [1, key-value heads, T, d], as is `value`.
-        attention_mask: None; the layout says everything.
+        key: [1, key-value heads, T, d], like `value`.
+        attention_mask: None; the layout replaces it.
         layout: the group parts of the packed row.
         scaling: factor on the scores.
 
     Returns:
         [1, T, heads, d] and no attention weights.
     """
-    # A CPU's bf16 kernel takes twice as long as its fp32 kernel on short responses, and no less on long ones.
+    # On a CPU the bf16 kernel takes twice as long as the fp32 kernel on short responses, and no less on long ones.
     dtype = torch.float32 if query.device.type == "cpu" else value.dtype
     tokens = [tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value)]
     with torch.autocast(query.device.type, enabled=False):
@@ -131,7 +131,7 @@ def prompt_shared_attention(
 
 
 def _attend_part(tokens: Sequence[torch.Tensor], part: PartLayout, scaling: float) -> list[torch.Tensor]:
-    """[prompt tokens, heads, d] and [A, heads, d] of one group part."""
+    """The outputs of one group part: [prompt tokens, heads, d] and [A, heads, d]."""
     sizes = [part.prompt_tokens, part.response_tokens]
     query, key, value = (torch.split(t.narrow(0, part.start, sum(sizes)), sizes) for t in tokens)
     prompt = _sdpa(query[0][None], key[0][None], value[0][None], None, scaling)[0]
@@ -142,13 +142,13 @@ def _attend_part(tokens: Sequence[torch.Tensor], part: PartLayout, scaling: floa
 
 
 def _rows(packed: torch.Tensor, part: PartLayout) -> torch.Tensor:
-    """[A, heads, d] to [G, width, heads, d]."""
+    """Pad [A, heads, d] to [G, width, heads, d]."""
     padded: torch.Tensor = _Pad.apply(packed, part)  # type: ignore[no-untyped-call]
     return padded.view(part.responses, -1, *packed.shape[1:])
 
 
 def _with_prompt(tensors: Sequence[torch.Tensor], part: PartLayout) -> torch.Tensor:
-    """The prompt's [P, heads, d] in front of each response: [G, P + width, heads, d]."""
+    """Put the prompt's [P, heads, d] in front of each response: [G, P + width, heads, d]."""
     prompt, responses = tensors
     return torch.cat([prompt.expand(part.responses, -1, -1, -1), _rows(responses, part)], dim=1)
 
@@ -156,7 +156,7 @@ def _with_prompt(tensors: Sequence[torch.Tensor], part: PartLayout) -> torch.Ten
 def _sdpa(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """[batch, tokens, heads, d] in and out; causal without a mask."""
+    """Attention of [batch, tokens, heads, d], in and out; causal without a mask."""
     out = scaled_dot_product_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),

@@ -1,8 +1,7 @@
-"""The trainer's interface. Synchronous: the pipeline runs it in the executor of its device.
+"""The trainer's interface. Its calls block: the pipeline runs them in the executor of the trainer's device.
 
-One object stands for all ranks of a trainer, be they one or many. Its callers know nothing of ranks: each call is for
-all of them, and what it returns is of the whole batch, whichever rank has computed a part. Decision 021 says who
-claims.
+One object stands for all ranks of a trainer, one or many. Its callers know nothing of ranks: each call is for all of
+them, and returns the result of the whole batch, whichever rank has computed a part. Decision 021 says who claims rows.
 """
 
 from abc import ABC, abstractmethod
@@ -20,19 +19,19 @@ from tailrace.trainer.export import export_model
 from tailrace.types import FloatArray, IntArray
 
 Loss = Callable[[LossInputs], LossOutput]
-"""A pure function. It is called for each micro-batch, by the rank that has it, and may be pickled on its way there."""
+"""A pure function. It is called for each micro-batch, by the rank that has it, and may be pickled to get there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerArgs:
-    """What every trainer is made from, and every scorer."""
+    """The arguments of every trainer and every scorer."""
 
     model_dir: Path
     """The initial checkpoint, a Hugging Face directory."""
     config: TrainerConfig
     """The section `trainer` of a recipe."""
     temperature: float
-    """Of sampling; log-probabilities are taken at it. 0, greedy, counts as 1."""
+    """The sampling temperature, at which log-probabilities are taken. 0, greedy, counts as 1."""
     total_updates: int
     """Optimizer steps of the whole run, for the schedule of the learning rate."""
     device: str
@@ -40,7 +39,7 @@ class TrainerArgs:
 
     @classmethod
     def of(cls, config: RunConfig, model_dir: Path) -> Self:
-        """Those of a run."""
+        """The arguments for a run."""
         return cls(
             model_dir=model_dir,
             config=config.trainer,
@@ -52,7 +51,7 @@ class TrainerArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainSample:
-    """One sample to train on. Samples with equal `group_id` have equal `prompt_ids`."""
+    """A sample to train on. Samples with equal `group_id` have equal `prompt_ids`."""
 
     group_id: int
     prompt_ids: IntArray
@@ -62,33 +61,34 @@ class TrainSample:
     response_mask: IntArray
     """[R]"""
     columns: Mapping[str, FloatArray]
-    """[R] each: what the loss reads for each token of the response, by column, such as `advantages`; all samples of a
-    micro-batch have the same ones."""
+    """[R] each: the loss's inputs for each token of the response, by column, such as `advantages`. All samples of a
+    micro-batch have the same columns.
+    """
     old_log_probs: FloatArray | None = None
-    """[R]; None says that the weights have not changed since the step began, so they equal the current ones."""
+    """[R]; None: the weights have not changed since the step began, so they equal the current log-probabilities."""
     on_policy: bool | None = None
-    """Whether the weights at the start of the step made all of the response; None where that is not known."""
+    """Whether the weights at the start of the step made all of the response; None where that is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateResult:
-    """What one optimizer step did."""
+    """The result of one optimizer step."""
 
     applied: bool
-    """False: the step was skipped, for a loss or gradient that is not finite or for want of any trained token."""
+    """False: the step was skipped, because a loss or gradient is not finite or because no token was trained on."""
     loss: float
     grad_norm: float
-    """Of the whole gradient, before clipping."""
+    """Norm of the whole gradient, before clipping."""
     lr: float
     metrics: dict[str, float]
-    """Means over the trained tokens of the loss's metrics, and their number, `tokens`."""
+    """The means of the loss's metrics over the trained tokens, and the number of these, `tokens`."""
 
 
 class Trainer(ABC):
-    """Owns the master weights and the optimizer, on one rank or cut over several.
+    """Owns the master weights and the optimizer, on one rank or sharded over several.
 
-    It is made once and called in one process, one call at a time. How its ranks are started, and how they exchange
-    tensors, is its own affair.
+    It is made once and called in one process, one call at a time. It alone decides how its ranks are started and how
+    they exchange tensors.
     """
 
     model_dir: Path
@@ -96,26 +96,27 @@ class Trainer(ABC):
 
     @abstractmethod
     def log_probs(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
-        """[R] log-probabilities of each sample's response tokens, without gradients, at the sampling temperature.
+        """Compute the log-probabilities of response tokens, without gradients, at the sampling temperature.
 
-        They come in the order of `samples`, and do not depend on which rank computes which.
+        Returns [R] for each sample, in the order of `samples`. They do not depend on which rank computes which.
         """
 
     @abstractmethod
     def accumulate(self, samples: Sequence[TrainSample], loss: Loss) -> None:
-        """Pack `samples` into micro-batches in the order given; add each one's gradient of its loss sum.
+        """Pack `samples` into micro-batches in the order given; add the gradient of each one's loss sum.
 
-        `samples` are those of all ranks, which share them as the trainer likes. Gradients, loss sums, denominators and
-        metrics are sums over samples, so the update is that of the whole batch however it is shared, but for rounding.
+        `samples` are those of all ranks; the trainer shares them among its ranks as it likes. Gradients, loss sums,
+        denominators and metrics are sums over samples, so every way to share gives the update of the whole batch,
+        except for rounding.
         """
 
     @abstractmethod
     def apply(self) -> UpdateResult:
         """Divide by the accumulated denominator, clip, step the optimizer and the schedule, and zero the gradients.
 
-        There is one denominator, and one norm to clip by: those of the whole batch, on every rank. All ranks step, or
-        none does: a loss or gradient that is not finite on one of them is so on all. A skipped step changes no weight,
-        but the schedule goes on.
+        The denominator, and the norm to clip by, are those of the whole batch, on every rank. All ranks step, or none
+        does: a loss or gradient that is not finite on one counts for all. A skipped step changes no weight, but the
+        schedule goes on.
 
         Raises:
             NonFiniteError: too many optimizer steps in a row were skipped for a non-finite loss or gradient.
@@ -123,26 +124,26 @@ class Trainer(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Forget what was accumulated since the last `apply`, on every rank."""
+        """Drop the sums and gradients accumulated since the last `apply`, on every rank."""
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The master weights under their HF names; tied weights once. Not copies: read them before the next `apply`.
 
-        Each is the full tensor, in this process. One that is cut over ranks is put together when its turn comes, so
-        that no more than that one is held in full.
+        Each is the full tensor, in this process. A tensor that is sharded over ranks is assembled when its turn comes,
+        so that only one at a time is held in full.
         """
 
     @abstractmethod
     def save(self, directory: Path) -> None:
         """Write weights, optimizer, schedule and random states into an existing empty directory.
 
-        It is called once for all ranks. What any of them writes is there when it returns.
+        It is called once for all ranks. The files of all of them are there when it returns.
         """
 
     @abstractmethod
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote, bit for bit, on every rank.
+        """Restore the files that `save` wrote, bit for bit, on every rank.
 
         Raises:
             CheckpointError: a file is missing or does not belong to this model.
@@ -151,7 +152,7 @@ class Trainer(ABC):
     def export(self, directory: Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a Hugging Face directory that `AutoModelForCausalLM.from_pretrained` loads; atomic.
 
-        `dtype`: of the weights; None takes that of the initial checkpoint.
+        `dtype`: of the weights; None takes the initial checkpoint's.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -159,6 +160,5 @@ class Trainer(ABC):
         export_model(self.model_dir, directory, self.weights(), dtype)
 
     def evidence(self) -> dict[str, Any]:
-        """JSON values that tell what the last skipped optimizer step saw; empty if none was skipped, or if nothing is
-        known of it."""
+        """JSON values about the last skipped optimizer step; empty if none was skipped or nothing is known of it."""
         return {}

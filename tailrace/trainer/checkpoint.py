@@ -1,13 +1,12 @@
-"""Checkpoints that are complete or not there at all.
+"""Checkpoints that are either complete or absent.
 
 A checkpoint is a directory `step_000012`. It is written beside its final place under a temporary name, described by
-`manifest.json`, forced to disk and then renamed, which is one step for the file system. Whatever interrupts a save
-leaves the checkpoint before it untouched, and a hidden directory that the next save removes, or the run's next start or
-end. A checkpoint whose step is saved again steps aside under a hidden name first, where it counts until the new one is
-there.
+`manifest.json`, forced to disk and then renamed, which is one step for the file system. An interrupted save leaves the
+checkpoint before it untouched, and a hidden directory. The next save removes that, or the run's next start or end. When
+a step is saved again, its old checkpoint first moves to a hidden name, where it counts until the new one is there.
 
-What is to be removed and cannot be, since somebody has a file of it open on NFS for one, stays hidden: the next save
-tries again. No two hidden directories have one name, so that none of them is in the way of a save.
+A directory that cannot be removed stays hidden until the next save tries again; on NFS, for example, a process may have
+a file of it open. All hidden directories have different names, so none of them is in the way of a save.
 
 A run that goes on from an older checkpoint leaves later ones behind. They are marked, and stay until it saves its own.
 """
@@ -35,7 +34,7 @@ READ_BYTES = 2**22
 _TEMPORARY = ".partial-"
 _REPLACED = ".replaced-"
 _LEFT_BEHIND = ".left-behind"
-"""Is in a checkpoint that does not lead to where its run stands."""
+"""Marker file in a checkpoint that its run has left behind."""
 _NAME = re.compile(rf"(?:{re.escape(_REPLACED)})?step_(\d{{6,}})")
 _ERROR_NUMBER = re.compile(r"os error (\d+)")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -50,7 +49,7 @@ class CheckpointStore:
     """The checkpoints of one run."""
 
     def __init__(self, directory: Path, keep: int) -> None:
-        """`keep`: checkpoints that survive a save, the new one included."""
+        """`keep`: the number of checkpoints that remain after a save, including the new one."""
         self.directory = directory
         self.keep = keep
 
@@ -59,11 +58,11 @@ class CheckpointStore:
         if not self.directory.is_dir():
             return []
         found = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-        by_step = {step_of(path): path for path in sorted(found)}  # ".replaced-…" first: it gives way to its successor
+        by_step = {step_of(path): path for path in sorted(found)}  # a ".replaced-…" gives way to its successor
         return [by_step[step] for step in sorted(by_step)]
 
     def of_run(self) -> Sequence[Path]:
-        """Those that the run has not left behind, oldest first."""
+        """The complete checkpoints that the run has not left behind, oldest first."""
         return [path for path in self.list() if not _is_left_behind(path)]
 
     def latest(self) -> Path | None:
@@ -71,12 +70,12 @@ class CheckpointStore:
         return next(reversed(self.of_run()), None)
 
     def go_on_from(self, start: Path | None) -> None:
-        """Leave behind what is later than `start`, or all where that is None or from elsewhere.
+        """Leave behind the checkpoints after `start`; all of them where that is None or from elsewhere.
 
-        Whatever ends the run before its first save, `latest` is not of an attempt that it has left.
+        If the run ends before its first save, `latest` is then not of an attempt that it has left.
 
         Raises:
-            CheckpointError: that cannot be marked.
+            CheckpointError: they cannot be marked.
         """
         try:
             own = next((path for path in self.list() if start is not None and path.samefile(start)), None)
@@ -90,17 +89,17 @@ class CheckpointStore:
         self.tidy()
 
     def tidy(self) -> None:
-        """Remove what saves that a crash ended have left. For when nobody saves."""
+        """Remove the leftovers of saves that a crash ended. Only call this while nothing is being saved."""
         remove_leftovers(self.directory)
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
         """Let `write` fill an empty directory and make it the checkpoint of `step`; then delete the oldest ones.
 
-        Checkpoints of this and of later steps are from an attempt that a resumed run has left: the new one takes their
-        place.
+        Checkpoints of this and of later steps are from an attempt that a resumed run has left. The new one replaces
+        them.
 
         Raises:
-            CheckpointError: it could not be written; those that were there are intact.
+            CheckpointError: it could not be written; the earlier ones are intact.
         """
         path = self.directory / f"step_{step:06d}"
         with new_directory(path, otherwise=self._otherwise()) as partial:
@@ -144,11 +143,11 @@ def new_directory(path: Path, *, otherwise: str = "nothing was written") -> Iter
     An existing `path` is replaced. Leftovers of blocks that a crash ended are removed first, where that is possible.
 
     Args:
-        path: of the directory to make.
-        otherwise: what the user still has, for the error message.
+        path: the directory to make.
+        otherwise: the part of the error message that says what the user still has.
 
     Raises:
-        CheckpointError: the operating system refused to write, a full disk for one.
+        CheckpointError: the operating system refused to write, for example because the disk is full.
     """
     partial = _temporary(path)
     try:
@@ -171,7 +170,7 @@ def new_directory(path: Path, *, otherwise: str = "nothing was written") -> Iter
 
 
 def find_damage(directory: Path) -> str | None:
-    """What is wrong with the files of a checkpoint; None where nothing is."""
+    """The damage of a checkpoint's files as a phrase; None where they are intact."""
     try:
         entries = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=dict[str, _Entry])
     except FileNotFoundError:
@@ -186,7 +185,7 @@ def find_damage(directory: Path) -> str | None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove what blocks that a crash ended have left: unfinished directories, and replaced ones with a successor."""
+    """Remove the leftovers of blocks that a crash ended: unfinished directories, and replaced ones with a successor."""
     for unfinished in parent.glob(f"{_TEMPORARY}*"):
         _remove(unfinished)
     for replaced in parent.glob(f"{_REPLACED}*"):
@@ -195,21 +194,21 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """A hidden name beside `path` that nothing has."""
+    """An unused hidden name beside `path`."""
     return path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
 
 
 def _remove(path: Path) -> None:
-    """Delete a directory that nobody needs; a crash in the middle leaves a hidden one, not a damaged checkpoint.
+    """Delete an unneeded directory. A crash in the middle leaves a hidden one, not a damaged checkpoint.
 
-    What cannot be deleted gives a warning and no error: what was to be saved is there.
+    A directory that cannot be deleted gives a warning and no error: the save itself has succeeded.
     """
     try:
         if not path.name.startswith(_TEMPORARY):
             path = path.rename(_temporary(path))
         shutil.rmtree(path)
     except FileNotFoundError:
-        pass  # it was renamed, to be a checkpoint, or somebody else removes it
+        pass  # it was renamed to become a checkpoint, or another process removes it
     except OSError as error:
         _log.warning("%s cannot be removed now: %s", path, error)
 
@@ -226,7 +225,7 @@ def _why(error: OSError | SafetensorError, path: Path, written: int) -> str:
 
 
 def _error_number(error: OSError | SafetensorError) -> int:
-    """Its errno, or 0. safetensors reports what the system refuses as an error of its own, with the number in it."""
+    """The error's errno, or 0. A SafetensorError has the system's error number in its text."""
     if isinstance(error, OSError):
         return error.errno or 0
     match = _ERROR_NUMBER.search(str(error))
@@ -268,7 +267,7 @@ def _is_left_behind(path: Path) -> bool:
 
 
 def step_of(path: Path) -> int:
-    """Of a checkpoint of a store."""
+    """The step of a checkpoint of a store."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1])

@@ -1,4 +1,4 @@
-"""The trained weights as a Hugging Face directory."""
+"""Exports the trained weights as a Hugging Face directory."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ def export_model(
 
     Args:
         model_dir: the initial checkpoint.
-        directory: to write; replaced if it exists.
+        directory: the directory to write; replaced if it exists.
         weights: under their HF names, tied weights once.
         dtype: to convert to; None takes the initial checkpoint's.
 
@@ -37,13 +37,14 @@ def export_model(
         _set_dtype(partial / "config.json", dtype)
         tensors = {name: tensor.to(dtype).contiguous() for name, tensor in weights}
         save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
-        shutil.copymode(partial / "config.json", partial / WEIGHTS)  # safetensors lets nobody else read it
+        shutil.copymode(partial / "config.json", partial / WEIGHTS)  # safetensors makes it readable by its owner alone
 
 
 def export_dtype(model_dir: Path, generated_in: str | None) -> torch.dtype:
-    """What an export is written in: the initial checkpoint's dtype, or a wider one where that would lose what an engine
-    that computes in `generated_in` has read from the master weights. So an exported model answers as the run's last
-    evaluation did.
+    """The dtype of an export: the initial checkpoint's, or a wider one if an engine has computed in `generated_in`.
+
+    The wider one keeps every bit that such an engine has read of the master weights. So an exported model answers as
+    the run's last evaluation did.
     """
     own: torch.dtype = AutoConfig.from_pretrained(model_dir).dtype or torch.float32
     return own if generated_in is None else torch.promote_types(own, getattr(torch, generated_in))

@@ -1,4 +1,4 @@
-"""From the trainer's configuration to a trainer."""
+"""Makes a trainer from its configuration."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def check_trainer(config: TrainerConfig) -> None:
-    """Whether there is such a trainer, before anything is made.
+    """Check that there is such a trainer, before anything is made.
 
     Raises:
-        UserError: what the adapter's path names is not there, or cannot be called.
+        UserError: an adapter's path names nothing, or something that cannot be called.
     """
     if isinstance(config.backend, AdapterTrainerBackend):
         load_trainer_factory(config.backend)
 
 
 def make_trainer(args: TrainerArgs) -> Trainer:
-    """The trainer that `args.config.backend` asks for.
+    """Make the trainer of the kind `args.config.backend`.
 
     Raises:
         UserError: the model cannot be trained, or an adapter is no trainer.
@@ -38,12 +38,12 @@ def make_trainer(args: TrainerArgs) -> Trainer:
 
 
 def make_run_trainer(config: RunConfig, model_dir: Path) -> Trainer:
-    """The trainer of a run; see `make_trainer`."""
+    """Make the trainer of a run; see `make_trainer`."""
     return make_trainer(TrainerArgs.of(config, model_dir))
 
 
 def make_run_scorer(config: RunConfig, model_dir: Path) -> "Scorer":
-    """The frozen initial weights of a run, which say how likely they make a response.
+    """Make the scorer with the frozen initial weights of a run.
 
     Raises:
         ModelError: see `Scorer`.

@@ -1,6 +1,6 @@
 """Log-probabilities of tokens from hidden states, a block of the vocabulary at a time.
 
-The N × V logits never exist at once: the forward pass keeps a running log-sum-exp over blocks of the vocabulary, the
+The N × V logits never exist at once. The forward pass keeps a running log-sum-exp over blocks of the vocabulary; the
 backward pass computes each block again. Blocks lie along the vocabulary, not along the tokens, so every row of the
 head's gradient is made by one matrix product and written once.
 """
@@ -17,13 +17,13 @@ MAX_BLOCK_ELEMENTS = 2**21
 def token_log_probs(
     hidden_NH: torch.Tensor, weight_VH: torch.Tensor, target_N: torch.Tensor, *, temperature: float, dtype: torch.dtype
 ) -> torch.Tensor:
-    """log softmax(hidden @ weight.T / temperature) at the targets.
+    """Compute log softmax(hidden @ weight.T / temperature) at the targets.
 
     Args:
         hidden_NH: the hidden state that predicts each target.
-        weight_VH: of the language-model head, which has no bias.
+        weight_VH: the language-model head, which has no bias.
         target_N: int64.
-        temperature: of the softmax, that of sampling, so that the result matches the rollout's log-probabilities.
+        temperature: of the softmax; sampling's, so that the result matches the rollout's log-probabilities.
         dtype: of the operands of matrix products. The softmax and all sums over blocks are fp32.
 
     Returns:
@@ -61,7 +61,7 @@ class _TokenLogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
-        """d log p(target) / d logits = (one-hot(target) - softmax(logits)) / temperature."""
+        """Compute d log p(target) / d logits = (one-hot(target) - softmax(logits)) / temperature."""
         hidden_NH, weight_VH, target_N, log_sum = ctx.saved_tensors
         gradient = gradients[0][:, None] / ctx.temperature
         hidden = hidden_NH.to(ctx.dtype)
@@ -84,13 +84,13 @@ def _blocks(tokens: int, vocabulary: int) -> Iterator[slice]:
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
-    """[N, block] fp32"""
+    """The logits of a block, [N, block] fp32."""
     logits = (hidden @ weight.T).float()
     return logits if temperature == 1 else logits.div_(temperature)
 
 
 def _locate(target_N: torch.Tensor, block: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """[N, 1] the column of each target in the block, or any column, and whether it is there."""
+    """[N, 1] each: the column of every target in the block (any column if it is elsewhere), and whether it is there."""
     width = block.stop - block.start
     place = (target_N - block.start)[:, None]
     return place.clamp(0, width - 1), (place >= 0) & (place < width)

@@ -8,7 +8,7 @@ from tailrace.config.trainer import TrainerConfig
 
 
 def make_optimizer(model: torch.nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
-    """Fused AdamW (Loshchilov & Hutter 2019) that decays matrices only: neither biases nor norms."""
+    """Make a fused AdamW (Loshchilov & Hutter 2019) that decays matrices only: neither biases nor norms."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -16,9 +16,9 @@ def make_optimizer(model: torch.nn.Module, config: TrainerConfig) -> torch.optim
 
 
 def learning_rate(config: TrainerConfig, update: int, total_updates: int) -> float:
-    """The rate of optimizer step `update`, from 0.
+    """The learning rate of optimizer step `update`, counted from 0.
 
-    It rises linearly and reaches the peak with the last warm-up step, then decays so that it would be 0 at
+    It rises linearly and reaches the peak with the last warm-up step. Then it decays so that it would be 0 at
     `total_updates`, one step after the last.
     """
     if update < config.warmup_steps:

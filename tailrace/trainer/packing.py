@@ -1,9 +1,9 @@
-"""Samples to micro-batches: which go together, and how their tokens lie in one row.
+"""Packs samples into micro-batches: which samples go together, and how their tokens lie in one row.
 
     [prompt a][response a0][response a1][response a2][prompt b][response b0] …      T tokens, no padding
 
 A prompt is computed once for all responses of its group that are in the same micro-batch. Every response continues
-at its prompt's position; `attention.py` keeps responses from seeing each other. Plain numpy: no tensors here.
+at its prompt's position; `attention.py` keeps responses from seeing each other. This module uses numpy and no tensors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,24 +22,24 @@ class GroupPart:
     """Samples of one group that share one copy of their prompt."""
 
     indices: tuple[int, ...]
-    """Where the samples stand in the list that was planned."""
+    """Places of the samples in the list that was planned."""
     samples: tuple[TrainSample, ...]
 
     @property
     def tokens(self) -> int:
-        """The prompt once, and every response."""
+        """Number of tokens: the prompt once, and every response."""
         return len(self.samples[0].prompt_ids) + sum(len(sample.response_ids) for sample in self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSpan:
-    """Where a group part lies in the packed row."""
+    """The place of a group part in the packed row."""
 
     start: int
     """Index of the prompt's first token."""
     prompt_tokens: int
     response_tokens: tuple[int, ...]
-    """Of each response; the first one begins right after the prompt."""
+    """Number of tokens of each response; the first one begins right after the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,13 +64,13 @@ class PackedBatch:
 
 
 def plan_micro_batches(samples: Sequence[TrainSample], budget: int) -> list[list[GroupPart]]:
-    """Cut samples into micro-batches of at most `budget` tokens, in the order given, by next-fit.
+    """Split samples into micro-batches of at most `budget` tokens, in the order given, by next-fit.
 
-    Neighbours of equal `group_id` form a group. A group stays whole if it fits into a micro-batch of its own; a larger
-    one is split, each part repeating the prompt. A sample that exceeds the budget stands alone. Samples without any
-    response token have nothing to score and are left out.
+    Neighbours of equal `group_id` form a group. A group stays whole if it fits into one micro-batch; a larger one is
+    split, each part repeating the prompt. A sample that exceeds the budget stands alone. Samples without any response
+    token have nothing to score and are left out.
 
-    Next-fit never looks back at a closed micro-batch, so planning a prefix that ends where a micro-batch ends, and then
+    Next-fit never looks back at a closed micro-batch. So planning a prefix that ends where a micro-batch ends, and then
     the rest, gives the same micro-batches as planning everything at once.
     """
     batches: list[list[GroupPart]] = []
@@ -112,8 +112,8 @@ def pack(parts: Sequence[GroupPart]) -> PackedBatch:
     """Lay the parts out in one row.
 
     Raises:
-        ValueError: only some of the samples carry a column or old log-probabilities.
-        AlgorithmError: a column has not a number for each token.
+        ValueError: only some of the samples have a column or old log-probabilities.
+        AlgorithmError: a column has a number of values other than one for each token.
     """
     spans: list[PartSpan] = []
     for part in parts:
@@ -165,7 +165,10 @@ def _positions(span: PartSpan) -> Iterator[IntArray]:
 
 
 def _predictors(span: PartSpan) -> Iterator[IntArray]:
-    """The prompt's last token predicts every response's first one; from there each token predicts the next."""
+    """The predictors of each response of a part.
+
+    The prompt's last token predicts every response's first one; from there each token predicts the next.
+    """
     prompt_end = span.start + span.prompt_tokens
     begin = prompt_end
     for tokens in span.response_tokens:

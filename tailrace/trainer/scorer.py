@@ -1,4 +1,4 @@
-"""Log-probabilities of responses under the weights of a model, packed as they are for training."""
+"""Log-probabilities of responses under the weights of a model, packed as for training."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -17,7 +17,7 @@ from tailrace.types import FloatArray
 
 
 class Scorer:
-    """A model on one device and what it says of response tokens. On its own its weights stay frozen.
+    """A model on one device that scores response tokens. Its weights stay frozen, except in a trainer.
 
     They are in the dtype that training computes in (`trainer.precision`), 2 or 4 bytes a parameter.
     """
@@ -39,7 +39,7 @@ class Scorer:
         return self.load_model(self._dtype).requires_grad_(False)
 
     def load_model(self, dtype: torch.dtype) -> PreTrainedModel:
-        """The initial weights, on the device. A subclass may add parameters, such as a critic's head.
+        """Load the initial weights onto the device. A subclass may add parameters, such as a critic's head.
 
         Raises:
             ModelError: see `check_model`; or a weight is not a finite number.
@@ -64,16 +64,16 @@ class Scorer:
         return results
 
     def score(self, hidden_NH: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
-        """[N] what `log_probs` and the loss get of each response token, by the hidden state before it.
+        """[N] the score of each response token from the hidden state before it, for `log_probs` and the loss.
 
-        Here its log-probability; a critic has the value of the state. The loss of a subclass finds it as
-        `LossInputs.log_probs_N`.
+        Here it is the token's log-probability; a critic returns the value of the state. The loss of a subclass gets it
+        as `LossInputs.log_probs_N`.
         """
         head = self._model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
         return token_log_probs(hidden_NH, head, target_N, temperature=self._temperature, dtype=self._dtype)
 
     def _scores(self, batch: PackedBatch, embeddings: torch.Tensor) -> torch.Tensor:
-        """[N] of the response tokens of a micro-batch."""
+        """[N] the scores of the response tokens of a micro-batch."""
         positions, predictor, target = (
             self._tensor(array) for array in (batch.position_ids_T, batch.predictor_N, batch.target_N)
         )
@@ -87,9 +87,9 @@ class Scorer:
         return self.score(hidden_TH.index_select(0, predictor), target)
 
     def _embed(self, batch: PackedBatch) -> torch.Tensor:
-        """[1, T, H] fp32, without a graph.
+        """The input embeddings, [1, T, H] fp32, without a graph.
 
-        fp32 keeps the residuals of frozen bf16 weights in fp32, where those of the autocast master weights are.
+        fp32 keeps the residuals of frozen bf16 weights in fp32, as those of the autocast master weights are.
         """
         with torch.no_grad():
             embeddings: torch.Tensor = self._input_weight[self._tensor(batch.input_ids_T)]
@@ -108,5 +108,5 @@ def _indices(parts: Sequence[GroupPart]) -> list[int]:
 
 
 def _ends(parts: Sequence[GroupPart]) -> np.ndarray[Any, Any]:
-    """Where one sample's response tokens end and the next one's begin among the N."""
+    """The places among the N response tokens at which one sample's end and the next one's begin."""
     return np.cumsum([len(sample.response_ids) for part in parts for sample in part.samples])[:-1]

@@ -22,23 +22,23 @@ RANDOM = "random.safetensors"
 COUNTERS = "trainer.json"
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Of AdamW, beside the number of steps."""
+"""The tensors of AdamW's state besides the number of steps."""
 
 
 class Counters(msgspec.Struct, kw_only=True):
-    """What a trainer counts over a run."""
+    """The counters of a trainer over a run."""
 
     updates: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
-    """Optimizer steps tried, which is where the schedule stands."""
+    """Optimizer steps tried; the position in the schedule."""
     skipped_in_a_row: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
-    """The latest of them that were skipped for a non-finite loss or gradient."""
+    """How many of the latest of them, in a row, were skipped for a non-finite loss or gradient."""
 
 
 _NumpyRandom = tuple[str, list[int], int, int, float]
 
 
 class _Numbers(msgspec.Struct, kw_only=True):
-    """`trainer.json`."""
+    """The contents of `trainer.json`."""
 
     counters: Counters
     python_random: tuple[int, tuple[int, ...], float | None]
@@ -46,7 +46,7 @@ class _Numbers(msgspec.Struct, kw_only=True):
 
 
 def save(directory: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, counters: Counters) -> None:
-    """Write everything that the next optimizer step depends on into an existing directory."""
+    """Write all state that the next optimizer step depends on into an existing directory."""
     parameters = dict(model.named_parameters())
     save_file({name: parameter.detach() for name, parameter in parameters.items()}, directory / WEIGHTS)
     save_file(_optimizer_tensors(parameters, optimizer), directory / OPTIMIZER)
@@ -56,7 +56,7 @@ def save(directory: Path, model: torch.nn.Module, optimizer: torch.optim.Optimiz
 
 
 def load(directory: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Counters:
-    """Restore what `save` wrote, bit for bit.
+    """Restore the state that `save` wrote, bit for bit.
 
     Raises:
         CheckpointError: a file is missing, cannot be read, or is of another model. Nothing is restored then.
@@ -95,7 +95,7 @@ def _trained(parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.opti
 
 
 def _first_state(parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-    """What AdamW begins with at the first gradient of a parameter, which this one has not had."""
+    """AdamW's initial state of a parameter that has had no gradient."""
     moments = {field: torch.zeros_like(parameter, requires_grad=False) for field in _MOMENTS}
     return {"step": torch.zeros((), dtype=torch.float32), **moments}
 
@@ -107,7 +107,7 @@ def _restore_optimizer(
     for name, tensor in tensors.items():
         key, _, parameter = name.partition("/")
         owner = parameters[parameter]
-        optimizer.state[owner][key] = tensor.to(owner.device, copy=True)  # what was read is a view of the file
+        optimizer.state[owner][key] = tensor.to(owner.device, copy=True)  # the tensor read is a view of the file
 
 
 def _check_optimizer(
@@ -116,7 +116,7 @@ def _check_optimizer(
     parameters: Mapping[str, torch.nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Whether they are numbers, or tensors of the parameter's shape, and what AdamW has if `optimizer` is one."""
+    """Check that they are numbers, or tensors of the parameter's shape; for AdamW also that they are its state."""
     for name, tensor in tensors.items():
         owner = parameters.get(name.partition("/")[2])
         if owner is None or not tensor.is_floating_point() or (tensor.dim() and tensor.shape != owner.shape):
@@ -144,7 +144,7 @@ def _check_adamw(
 
 
 def _wrong_in_adamw(field: str, tensor: torch.Tensor, parameter: torch.nn.Parameter) -> str | None:
-    """How a tensor of AdamW's state differs from what it can be."""
+    """The error in a tensor of AdamW's state, as a phrase; None where it is right."""
     shape = torch.Size() if field == "step" else parameter.shape
     if tensor.shape != shape:
         return f"of shape {list(tensor.shape)}; expected {list(shape)}"
@@ -159,7 +159,7 @@ def _wrong_in_adamw(field: str, tensor: torch.Tensor, parameter: torch.nn.Parame
 
 
 def _check_random(directory: Path, generators: Mapping[str, torch.Tensor], numbers: _Numbers) -> None:
-    """Try the states with generators that nobody uses."""
+    """Check the random states by setting them in unused generators."""
     try:
         torch.Generator().set_state(generators["cpu"])
         if other := [device for device in generators if not re.fullmatch(r"cpu|cuda:\d{1,3}", device)]:

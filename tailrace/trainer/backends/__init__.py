@@ -1,1 +1,1 @@
-"""One file per way to run the trainer."""
+"""The ways to run the trainer, one file each."""

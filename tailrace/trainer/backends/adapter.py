@@ -1,4 +1,4 @@
-"""A trainer that somebody else wrote, by the dotted path of what makes it; docs/adapters.md."""
+"""A trainer from outside the project, by the dotted path of the function that makes it; see docs/adapters.md."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +12,10 @@ KEY = "trainer.backend.path"
 
 
 def load_trainer_factory(backend: AdapterTrainerBackend) -> Callable[..., Any]:
-    """What `backend` names, if it can be called as `open_adapter` calls it.
+    """Load the function that `backend` names, if `open_adapter` can call it.
 
     Raises:
-        UserError: it cannot, or is not there.
+        UserError: it is missing, or cannot be called so.
     """
     factory = load_callable(KEY, backend.path)
     check_call(KEY, backend.path, factory, "args", **backend.options)
@@ -23,10 +23,10 @@ def load_trainer_factory(backend: AdapterTrainerBackend) -> Callable[..., Any]:
 
 
 def open_adapter(backend: AdapterTrainerBackend, args: TrainerArgs) -> Trainer:
-    """`f(args, **options)`.
+    """Call `f(args, **options)`, where `backend` names `f`.
 
     Raises:
-        UserError: `f` cannot be called, or gives something else than a trainer.
+        UserError: `f` cannot be called, or returns something other than a trainer.
     """
     trainer = load_trainer_factory(backend)(args, **backend.options)
     if not isinstance(trainer, Trainer):

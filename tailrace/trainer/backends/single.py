@@ -24,7 +24,7 @@ from tailrace.trainer.scorer import Scorer
 
 @dataclass(slots=True)
 class _Sums:
-    """What was accumulated since the last optimizer step, beside the gradients."""
+    """The sums since the last optimizer step, besides the gradients."""
 
     losses: list[float] = field(default_factory=list)
     """The loss sum of each micro-batch."""
@@ -41,7 +41,7 @@ class _Sums:
             self.metrics[name] = self.metrics.get(name, 0.0) + value
 
     def means(self) -> dict[str, float]:
-        """Over the trained tokens."""
+        """The means of the metrics over the trained tokens."""
         tokens = self.metrics["tokens"]
         return {name: value / tokens for name, value in self.metrics.items() if name != "tokens"} | {"tokens": tokens}
 
@@ -49,7 +49,7 @@ class _Sums:
 class SingleTrainer(Scorer, Trainer):
     """Master weights and optimizer in fp32 on one device; bf16 autocast on request.
 
-    A subclass may train another model, or otherwise: see `load_model`, `score` and `make_optimizer`.
+    A subclass may train another model or in another way: see `load_model`, `score` and `make_optimizer`.
     """
 
     def __init__(self, args: TrainerArgs) -> None:
@@ -69,13 +69,13 @@ class SingleTrainer(Scorer, Trainer):
         model = self.load_model(torch.float32)
         model.train()
         if self._config.gradient_checkpointing:
-            # transformers 5.19, the newest that vLLM takes, has it under its old name
+            # transformers 5.19, the newest that vLLM accepts, has the old name
             enable = getattr(model, "activation_checkpointing_enable", None)
             (enable or model.gradient_checkpointing_enable)()
         return model
 
     def make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """Called once, by the constructor; an adapter may have another one here. Its state must be tensors.
+        """Make the optimizer; the constructor calls it once. A subclass may make another, whose state must be tensors.
 
         `apply` sets the learning rate of each of its parameter groups to that of the schedule.
         """
@@ -129,10 +129,10 @@ class SingleTrainer(Scorer, Trainer):
         return self._evidence
 
     def _add_embedding_gradient(self, batch: PackedBatch, embeddings: torch.Tensor) -> None:
-        """Add the gradient of T rows to that of the input embedding.
+        """Add the gradient of T embedding rows to that of the input embedding.
 
         Autograd would first make a V × H gradient of mostly zeros. It would also drop the rows of the padding token,
-        which in many tokenizers ends a sequence as well and is a real input here.
+        which in many tokenizers also ends a sequence, and is a real input here.
         """
         assert embeddings.grad is not None
         weight = self._input_weight
@@ -166,7 +166,7 @@ class SingleTrainer(Scorer, Trainer):
         self._optimizer.zero_grad()
 
     def _refuse(self, sums: _Sums, loss: float, norm: float, rate: float) -> UpdateResult:
-        """Skip a step whose loss or gradient is not finite, and keep what it saw."""
+        """Skip a step whose loss or gradient is not finite, and keep the evidence."""
         self._evidence = {
             "update": self._counters.updates - 1,
             "loss": _json(loss),
@@ -198,5 +198,5 @@ class SingleTrainer(Scorer, Trainer):
 
 
 def _json(value: float) -> float | str:
-    """A number, or its name where JSON has no word for it."""
+    """A number, or its name where JSON cannot express it."""
     return value if math.isfinite(value) else str(value)
