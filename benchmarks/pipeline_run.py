@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from tailrace.cluster.cleanup import MARK
 from tailrace.cluster.pool import DeathBudget
-from tailrace.cluster.undertaker import MARK
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventFile, EventLog
 from tailrace.host.compute import prepare_torch

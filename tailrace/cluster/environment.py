@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import tailrace
 
-if TYPE_CHECKING:  # the undertaker waits through a whole run, and should take little memory
+if TYPE_CHECKING:  # the cleanup process waits through a whole run, and should take little memory
     from tailrace.config.cluster import PoolConfig
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")

@@ -1,4 +1,4 @@
-"""The parent of a worker: `python -m tailrace.cluster.guard LIFELINE COMMAND...`, started by RankProcess.
+"""The parent of a worker: `python -m tailrace.cluster.guard LIFELINE COMMAND...`, started by WorkerProcess.
 
     keeper ── lifeline (a socket) ── guard ──▶ worker ──▶ what it starts
 

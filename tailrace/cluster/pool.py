@@ -220,7 +220,7 @@ class Pool:
                     await self._pass_on(handle)
                     return
             except WorkerDied as death:
-                await self._bury(index, death)
+                await self._release(index, death)
 
     async def _pass_on(self, handle: WorkerHandle) -> None:
         hearing = self._hearing[handle] = _Hearing()
@@ -249,7 +249,7 @@ class Pool:
         for line in report.lines:
             print(f"{name}: {line}", file=sys.stderr)
 
-    async def _bury(self, index: int, death: WorkerDied) -> None:
+    async def _release(self, index: int, death: WorkerDied) -> None:
         """Release the resources of a dead worker, so that a replacement can start.
 
         Raises:

@@ -1,7 +1,7 @@
 """The keeper's end of one worker process.
 
     keeper                          guard (guard.py), worker (serve.py)
-    RankProcess ──socket────────▶ worker: messages, see wire.py
+    WorkerProcess ──socket────────▶ worker: messages, see wire.py
                   ◀─socket───────── worker: answers; a beat every HEARTBEAT_S, with events
                   ◀─pipe─────────── the output of the worker, of its children and of C code
                   ◀─lifeline─────── guard: how the worker ended
@@ -77,7 +77,7 @@ class _Child:
     """The process group of the guard and the worker."""
 
 
-class RankProcess:
+class WorkerProcess:
     """A worker in a separate process on this machine, and all processes that it starts. Make it with `start`."""
 
     def __init__(self, name: str, child: _Child) -> None:

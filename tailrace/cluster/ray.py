@@ -1,6 +1,6 @@
 """Workers on Ray, for a process that is connected to Ray.
 
-    RayHandle ──Ray──▶ Keeper, an actor with the worker's resources ──▶ RankProcess ──▶ the worker
+    RayHandle ──Ray──▶ Keeper, an actor with the worker's resources ──▶ WorkerProcess ──▶ the worker
 
 Ray places keepers and carries messages. Each keeper has one worker process (tailrace/cluster/process.py) and reports
 its death. When a keeper dies, alone or with its machine, its worker dies too, and Ray reports that. A keeper that does
@@ -40,7 +40,7 @@ from tailrace.cluster.base import (
 )
 from tailrace.cluster.connection import check_connected_to, connect
 from tailrace.cluster.environment import worker_environment
-from tailrace.cluster.process import RankProcess
+from tailrace.cluster.process import WorkerProcess
 from tailrace.cluster.room import asked, check_room, described
 from tailrace.cluster.wire import unpack_error
 from tailrace.config.cluster import ClusterConfig, PoolConfig
@@ -66,7 +66,7 @@ class Keeper:
 
     def __init__(self, spec: WorkerSpec, directory: str, config: ClusterConfig) -> None:
         self._spec, self._directory, self._config = spec, directory, config
-        self._worker: RankProcess | None = None
+        self._worker: WorkerProcess | None = None
         self._calls: dict[int, Task[Answer]] = {}
         self._cancelled: set[int] = set()
         """The calls whose cancellation has come before the call."""
@@ -83,7 +83,7 @@ class Keeper:
     async def open(self, address: str, datacentre: str) -> tuple[bytes, bytes]:
         """Start the worker. Return the pickled facts about it."""
         try:
-            self._worker, facts = await RankProcess.start(
+            self._worker, facts = await WorkerProcess.start(
                 self._spec,
                 environment=worker_environment(os.environ, self._spec.pool),
                 directory=self._directory,

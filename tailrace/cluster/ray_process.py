@@ -1,7 +1,7 @@
 """The driver's end of Ray, which runs in separate processes.
 
     RayProcess ──▶ guard ──▶ broker ──▶ Ray's own processes ──▶ keepers ──▶ workers
-               ──▶ undertaker: ends all of them, and removes their files, should the driver be killed
+               ──▶ cleanup process: ends all of them, and removes their files, should the driver be killed
 
 Waiting: a call waits for the broker (tailrace/cluster/broker.py), which dies with its Ray; then all waiting calls raise
 ClusterLost. A broker that stands still is killed after `heartbeat_limit_s`, or after 180 s while it starts. Closing has
@@ -26,10 +26,10 @@ import msgspec
 
 from tailrace.cluster.base import WAITED_FOR, Answer, Cluster, Report, WorkerHandle, WorkerSpec, unheard
 from tailrace.cluster.broker import FACTORY, BrokerSettings
+from tailrace.cluster.cleanup import MARK, clean_up
+from tailrace.cluster.cleanup import start as start_cleanup
 from tailrace.cluster.environment import importable, ray_environment
-from tailrace.cluster.process import RankProcess
-from tailrace.cluster.undertaker import MARK, bury
-from tailrace.cluster.undertaker import start as start_undertaker
+from tailrace.cluster.process import WorkerProcess
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.errors import ClusterError, ClusterLost, TailraceError, WorkerDied
 from tailrace.transfer.wire.sockets import private_directory
@@ -47,7 +47,7 @@ _END_LIMIT_S = 40.0
 """Seconds for a worker to be closed or killed; its keeper's limits together are shorter."""
 _CLOSE_LIMIT_S = 30.0
 """Seconds for Ray to shut down."""
-_BURY_LIMIT_S = 15.0
+_CLEANUP_LIMIT_S = 15.0
 """Seconds for the remaining processes to be gone after they were killed."""
 
 
@@ -104,8 +104,8 @@ class RayProcess(Cluster):
         self._mark = secrets.token_hex(16)
         self._directory: Path | None = None
         """The directory of a Ray that is started here."""
-        self._undertaker: subprocess.Popen[bytes] | None = None
-        self._process: RankProcess | None = None
+        self._cleanup: subprocess.Popen[bytes] | None = None
+        self._process: WorkerProcess | None = None
         self._facts: dict[str, Any] = {}
         self._listening: Task[None] | None = None
         self._why = ""
@@ -116,7 +116,7 @@ class RayProcess(Cluster):
         try:
             if self._config.address is None:
                 self._directory = ray_directory()
-                self._undertaker = start_undertaker(self._mark, str(self._directory.parent))
+                self._cleanup = start_cleanup(self._mark, str(self._directory.parent))
                 environment = ray_environment(environment) | {MARK: self._mark}
             await self._open(environment)
         except BaseException:
@@ -130,7 +130,7 @@ class RayProcess(Cluster):
         )
         spec = WorkerSpec(name=_NAME, pool=PoolConfig(), factory=FACTORY, settings=msgspec.msgpack.encode(settings))
         try:
-            self._process, facts = await RankProcess.start(
+            self._process, facts = await WorkerProcess.start(
                 spec,
                 environment=importable(environment),
                 directory=os.getcwd(),
@@ -144,7 +144,7 @@ class RayProcess(Cluster):
         self._facts = pickle.loads(facts)
         self._listening = asyncio.create_task(self._listen(self._process))
 
-    async def _listen(self, process: RankProcess) -> None:
+    async def _listen(self, process: WorkerProcess) -> None:
         try:
             async for report in process.reports():
                 for line in report.lines:
@@ -212,12 +212,12 @@ class RayProcess(Cluster):
         finally:  # also if the shutdown is cancelled
             if self._listening is not None:
                 self._listening.cancel()
-            undertaker, self._undertaker = self._undertaker, None
-            if undertaker is not None:
+            cleanup, self._cleanup = self._cleanup, None
+            if cleanup is not None:
                 assert self._directory is not None
-                await asyncio.to_thread(_bury, undertaker, self._mark, str(self._directory.parent))
+                await asyncio.to_thread(_clean_up, cleanup, self._mark, str(self._directory.parent))
 
-    async def _shut_down(self, process: RankProcess) -> None:
+    async def _shut_down(self, process: WorkerProcess) -> None:
         shutting = asyncio.create_task(process.call("shut_down", pickle.dumps(())))
         shutting.add_done_callback(unheard)
         try:
@@ -230,11 +230,11 @@ class RayProcess(Cluster):
             await process.kill()
 
 
-def _bury(undertaker: "subprocess.Popen[bytes]", mark: str, directory: str) -> None:
-    """Kill the processes that are left, and end the undertaker, which is no longer needed."""
-    bury(mark, directory, limit_s=_BURY_LIMIT_S)
+def _clean_up(process: "subprocess.Popen[bytes]", mark: str, directory: str) -> None:
+    """Kill the processes that are left, and end the cleanup process, which is no longer needed."""
+    clean_up(mark, directory, limit_s=_CLEANUP_LIMIT_S)
     try:
-        undertaker.communicate(b"1", timeout=_BURY_LIMIT_S)
+        process.communicate(b"1", timeout=_CLEANUP_LIMIT_S)
     except subprocess.TimeoutExpired:  # for example because it was stopped
-        undertaker.kill()
-        undertaker.wait()
+        process.kill()
+        process.wait()

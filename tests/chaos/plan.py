@@ -14,7 +14,7 @@ _DRIVER = ("driver", "grader")
 _QUEUE = ("controller", "unit-0", "unit-1")
 _RAY = ("gcs_server", "raylet", "dashboard agent", "runtime env agent", "monitor", "dashboard")
 _WORKERS = ("trainer", "rollout-0", "reward-0")
-_AROUND = ("broker", "broker's guard", "undertaker", "keeper", "guard")
+_AROUND = ("broker", "broker's guard", "cleanup", "keeper", "guard")
 _SEPARATED = (*_DRIVER, *_QUEUE, *_RAY, *_WORKERS, *_AROUND)
 _MOMENTS = {"processes": 24, "event": 100, "weights": 6, "checkpoint": 2, "export": 1, "end": 1}
 """The highest number that is chosen per kind of moment: the n-th process, the n-th event, …

@@ -12,7 +12,7 @@ import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PARTS = {
-    "tailrace.cluster.undertaker": "undertaker",
+    "tailrace.cluster.cleanup": "cleanup",
     "tailrace.rewards.serve": "grader",
     "gcs/gcs_server": "gcs_server",
     "raylet/raylet": "raylet",

@@ -19,7 +19,7 @@ import pytest
 
 from tailrace.cluster.base import WorkerSpec
 from tailrace.cluster.environment import worker_environment
-from tailrace.cluster.process import RankProcess
+from tailrace.cluster.process import WorkerProcess
 from tailrace.config.cluster import PoolConfig
 from tailrace.errors import ConfigError, WorkerDied, WorkerError
 from tests.cluster.conftest import servant
@@ -27,9 +27,11 @@ from tests.cluster.hearing import LIMIT_S, Hearing
 
 
 @asynccontextmanager
-async def started(spec: WorkerSpec, *, start_s: float = 60.0, heartbeat_s: float = 20.0) -> AsyncIterator[RankProcess]:
+async def started(
+    spec: WorkerSpec, *, start_s: float = 60.0, heartbeat_s: float = 20.0
+) -> AsyncIterator[WorkerProcess]:
     """Start a worker, and kill it at the end with all that it has started."""
-    worker, _ = await RankProcess.start(
+    worker, _ = await WorkerProcess.start(
         spec,
         environment=worker_environment(os.environ, spec.pool),
         address="127.0.0.1",
@@ -44,7 +46,7 @@ async def started(spec: WorkerSpec, *, start_s: float = 60.0, heartbeat_s: float
         await worker.kill()
 
 
-async def call(worker: RankProcess, method: str, *args: Any) -> Any:
+async def call(worker: WorkerProcess, method: str, *args: Any) -> Any:
     async with asyncio.timeout(LIMIT_S):
         return pickle.loads((await worker.call(method, pickle.dumps(args))).value)
 

@@ -67,7 +67,7 @@ class QueueDriver:
         self.run(settle())
         assert not self.doomed.done()
 
-    def bury_doomed_claim(self) -> None:
+    def cancel_doomed_claim(self) -> None:
         assert self.doomed is not None
         self.doomed.cancel()
         self.run(settle())
@@ -135,7 +135,7 @@ class LocalQueueMachine(QueueMachine):
             pass
         self.driver.start_doomed_claim(task, 9)
         self.put(size, 0, 1)
-        self.driver.bury_doomed_claim()
+        self.driver.cancel_doomed_claim()
 
 
 TestLocalQueueEqualsAScan = LocalQueueMachine.TestCase

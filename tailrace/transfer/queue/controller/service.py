@@ -279,7 +279,7 @@ class Controller(Service):
     def _dismiss(self, incoming: Incoming) -> Reply:
         message: Dismiss = incoming.message
         for client in self._context.server.answers.clients_named(message.name):
-            self._bury(client)
+            self._forget_client(client)
         return Reply(Accepted())
 
     def _cancel(self, incoming: Incoming) -> Reply:
@@ -304,7 +304,7 @@ class Controller(Service):
         for forget in (self._puts.forget, self._leases.forget, self._losses.forget):
             forget(gone)
 
-    def _bury(self, client: str) -> None:
+    def _forget_client(self, client: str) -> None:
         """End all that a dead client held: it gave no signs of life for too long, or was seen to end."""
         if client in self._watches:
             self._watches.pop(client)[1].cancel()
@@ -317,7 +317,7 @@ class Controller(Service):
         known = self._watches.get(client)
         if known is not None:
             known[1].cancel()
-        timer = self._context.timers.at(self._context.server.now + limit_s, partial(self._bury, client))
+        timer = self._context.timers.at(self._context.server.now + limit_s, partial(self._forget_client, client))
         self._watches[client] = (limit_s, timer)
 
     def unit_listed(self, unit: KnownUnit, expected: StoredParts, listed: set[PartId]) -> None:

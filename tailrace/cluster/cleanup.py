@@ -1,6 +1,6 @@
-"""Ends a Ray whose driver was killed: `python -m tailrace.cluster.undertaker MARK DIRECTORY`, started by RayProcess.
+"""Ends a Ray whose driver was killed: `python -m tailrace.cluster.cleanup MARK DIRECTORY`, started by RayProcess.
 
-Most of a local Ray ends with its driver, but some of its helpers stay for a minute. The undertaker waits until the
+Most of a local Ray ends with its driver, but some of its helpers stay for a minute. The cleanup process waits until the
 driver hangs up its standard input. If the driver has written nothing before, every process that has MARK in its
 environment or writes below DIRECTORY is killed, and DIRECTORY is removed. The driver itself is not killed: it may be
 ending with an error, and is waited for. Then the sockets and the shared memory of dead processes on this machine are
@@ -31,14 +31,14 @@ _LOOK_S = 0.1
 
 
 def start(mark: str, directory: str) -> "subprocess.Popen[bytes]":
-    """Start an undertaker for the Ray of this driver. It ends when anything is written to its standard input."""
-    command = (*python_module("tailrace.cluster.undertaker"), mark, directory)
+    """Start a cleanup process for the Ray of this driver. It ends when anything is written to its standard input."""
+    command = (*python_module("tailrace.cluster.cleanup"), mark, directory)
     return subprocess.Popen(
         command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True, env=environment(os.environ)
     )
 
 
-def bury(mark: str, directory: str, *, limit_s: float = _LIMIT_S) -> None:
+def clean_up(mark: str, directory: str, *, limit_s: float = _LIMIT_S) -> None:
     """Kill all processes that are left of a Ray, and remove its files. `limit_s`: seconds for them to be gone."""
     kill_all(lambda: _left(mark, directory), limit_s)
     shutil.rmtree(directory, ignore_errors=True)
@@ -51,14 +51,14 @@ def main() -> None:
     if sys.stdin.buffer.read(1):
         return
     deadline = time.monotonic() + _LIMIT_S
-    bury(mark, directory)
+    clean_up(mark, directory)
     while os.getppid() == driver and time.monotonic() < deadline:
         time.sleep(_LOOK_S)  # files that a living driver has open do not count as left behind
     _remove_leftovers()
 
 
 def _remove_leftovers() -> None:
-    # Imported only now: the undertaker waits through a whole run, and should take little memory.
+    # Imported only now: the cleanup process waits through a whole run, and should take little memory.
     from tailrace.transfer import shared_files, socket_directory
     from tailrace.transfer.weights.segments import SHARED
 
