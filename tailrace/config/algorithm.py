@@ -14,25 +14,26 @@ class KlConfig(Config):
     """A penalty on the divergence from the frozen initial weights."""
 
     coefficient: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """0 computes no reference log-probabilities at all."""
+    """Weight of the penalty; 0 computes no reference log-probabilities at all."""
     estimator: KlEstimator = "k3"
-    """k1 is the log-ratio: as a penalty its mean gradient is 0, so it only reports. k2 is half its square. k3 is
-    unbiased and non-negative."""
+    """Estimator of the divergence. k1 is the log-ratio: as a penalty its mean gradient is 0, so it only reports. k2 is
+    half its square. k3 is unbiased and non-negative."""
 
 
 class NoCorrection(Config):
-    """Every token counts the same, whichever weights made it. The default with pipeline.max_staleness 0."""
+    """Every token counts the same, whichever weights made it. This is the default with pipeline.max_staleness 0."""
 
     type: Literal["none"] = "none"
 
 
 class TruncatedCorrection(Config):
-    """Truncated importance sampling: the policy loss of a token is multiplied by how much likelier the weights at the
-    start of the step make it than those that sampled it did, up to a limit. The default with a larger one."""
+    """Truncated importance sampling. The policy loss of a token is multiplied by a factor up to a limit: the
+    probability under the weights at the start of the step over that under the weights that sampled the token. This is
+    the default with a larger pipeline.max_staleness."""
 
     type: Literal["truncated"] = "truncated"
     limit: Annotated[float, Field(ge=1, le=1e6)] = 2.0
-    """The largest factor. Lower ones bound the variance more, and leave more of the bias."""
+    """The largest factor. A lower limit bounds the variance more, and leaves more of the bias."""
 
 
 RolloutCorrection = NoCorrection | TruncatedCorrection
@@ -43,21 +44,21 @@ class GrpoConfig(Config):
 
     type: Literal["grpo"] = "grpo"
     group_size: Batch = 8
-    """Samples of a prompt; at least 2."""
+    """Number of samples of a prompt; at least 2."""
     normalize_std: bool = True
     """Divide a group's centred rewards by their standard deviation."""
     advantage_eps: Annotated[float, Field(ge=1e-12, le=1)] = 1e-6
-    """Added to that standard deviation."""
+    """Constant added to that standard deviation."""
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     """The ratio is clipped below 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0, le=1e6)] = 0.2
     """The ratio is clipped above 1 + clip_high."""
     loss_agg_mode: LossAggMode = "token-mean"
-    """How token losses become one number."""
+    """How token losses are aggregated into one number."""
     kl: KlConfig = KlConfig()
     rollout_correction: RolloutCorrection | None = Field(default=None, discriminator="type")
-    """For responses that other weights sampled than those they train; by default truncated where pipeline.max_staleness
-    lets that happen, and none at 0."""
+    """Correction for responses that were sampled by other weights than those they train. By default it is truncated
+    where pipeline.max_staleness lets that happen, and none at 0."""
 
     @field_validator("group_size")
     @classmethod
@@ -77,9 +78,9 @@ class AdapterAlgorithmConfig(Config):
     path: str
     """Dotted path of `f`, such as my_package.my_algorithm.MyAlgorithm; the working directory is importable."""
     group_size: Batch = 8
-    """Samples of a prompt."""
+    """Number of samples of a prompt."""
     options: Keywords = {}
-    """Passed on as keywords."""
+    """Keyword arguments of `f`."""
 
 
 AlgorithmConfig = Annotated[GrpoConfig | AdapterAlgorithmConfig, Field(discriminator="type")]

@@ -14,37 +14,38 @@ from tailrace.errors import quoted
 from tailrace.host.cpu import multiplies_bfloat16
 
 INTEGERS = range(-(2**63), 2**64)
-"""Those that JSON and the messages of the queue hold."""
+"""The integers that JSON and the queue's messages can hold."""
 _NAME_BYTES, _PATH_BYTES = 255, 4000
-"""What Linux and macOS have room for, with some left for what a run makes in its directory."""
+"""The longest file name and path, in bytes: what Linux and macOS allow, less some room for the files of a run."""
 
 
 Item = TypeVar("Item")
 
 Listed = Annotated[tuple[Item, ...], Strict(False)]
-"""A list of a recipe, kept as a tuple; its items are as strict as any key."""
+"""A list of a recipe, kept as a tuple; its items are checked as strictly as any key."""
 Count = Annotated[int, Field(gt=0, le=10**9)]
-"""Of samples, tokens, rows, steps."""
+"""A number of samples, tokens, rows or steps."""
 CountFromZero = Annotated[int, Field(ge=0, le=10**9)]
 Batch = Annotated[int, Field(gt=0, le=2**16)]
-"""Sequences or rows that are held side by side."""
+"""A number of sequences or rows that are held side by side."""
 Processes = Annotated[int, Field(gt=0, le=1024)]
-"""Or threads, of one machine."""
+"""A number of processes or threads on one machine."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Bytes = Annotated[int, Field(gt=0, le=2**50)]
 GIB = 2**30
 """Bytes in a GiB."""
 LOWEST_TEMPERATURE = 0.001
-"""Log-probabilities are divided by a temperature: with less they lose what precision they have, or are no numbers."""
+"""The lowest temperature above 0. Log-probabilities are divided by it; a lower one leaves them no precision, or makes
+them no numbers."""
 Seconds = Annotated[float, Field(ge=0.001, le=1e6)]
-"""A limit; 1e6 are eleven days, and less than what operating systems can wait for."""
+"""A time limit. 1e6 s are eleven days, which is less than the longest wait of an operating system."""
 
 
 def has_numbers_of_json(values: dict[str, Any]) -> dict[str, Any]:
-    """`values`, whose numbers JSON and MessagePack can hold.
+    """Return `values`, whose numbers JSON and MessagePack can hold.
 
     Raises:
-        ValueError: one of them is not finite, or takes more than 64 bits.
+        ValueError: a number is not finite, or takes more than 64 bits.
     """
     for key, number in _numbers(values, ""):
         if isinstance(number, float) and not math.isfinite(number):
@@ -63,7 +64,7 @@ def _numbers(value: Any, key: str) -> Iterator[tuple[str, int | float]]:
 
 
 Keywords = Annotated[dict[str, Any], AfterValidator(has_numbers_of_json)]
-"""For something that is not Tailrace's, whatever they are called."""
+"""Keyword arguments, under any names, for code that is not Tailrace's."""
 
 
 def _is_device(text: str) -> str:
@@ -76,12 +77,12 @@ Device = Annotated[str, AfterValidator(_is_device)]
 
 
 def expanded(path: str) -> str:
-    """A path as a shell would have it: `~` and `~user` are home directories.
+    """Expand a path as a shell does: `~` and `~user` are home directories.
 
     Raises:
-        ValueError: it is a URL, there is no such user, it begins with a variable, or no file can have it as its name.
+        ValueError: the path is a URL, has an unknown user, begins with a variable, or is too long for a file.
     """
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path):  # which is not shown: it may hold a password
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path):  # not shown: it may hold a password
         raise ValueError("is a URL, and has to be a path on this machine; download it first")
     full = os.path.expanduser(path)
     if full.startswith("~"):
@@ -97,21 +98,23 @@ def expanded(path: str) -> str:
 
 
 def path_text(path: Path) -> str:
-    """A path that is expanded already, as a key of a recipe has it: `./` keeps it from being expanded once more.
+    """Return an expanded path as the value of a recipe's key: `./` in front keeps it from being expanded again.
 
-    `Path` leaves that out of what it is made of.
+    `Path` drops the `./` of the text that it is made from.
     """
     return f"./{path}" if str(path).startswith(("~", "$")) else str(path)
 
 
 PathText = Annotated[str, Field(min_length=1), AfterValidator(expanded)]
-"""Of a file or a directory; a relative one starts at the working directory. `expanded`."""
+"""A path of a file or a directory, after `expanded`; a relative one starts at the working directory."""
 
 
 class Config(BaseModel):
-    """Frozen, keyword-only; unknown keys are errors; the docstring under a field is its description.
+    """The base of schemas: frozen and keyword-only. Unknown keys are errors. The docstring under a field is its
+    description.
 
-    A value has the type of its key already: `true`, `1.0` and `"1"` are no integers. An integer is a number, too.
+    A value must already have the type of its key: `true`, `1.0` and `"1"` are no integers. An integer also counts as a
+    number.
     """
 
     model_config = ConfigDict(
@@ -127,31 +130,33 @@ class Config(BaseModel):
 
     @property
     def references(self) -> Mapping[tuple[int | str, ...], str]:
-        """The `${…}` that stand in the recipe for texts from the environment, by the places of those texts."""
+        """The `${…}` references of the recipe to texts from the environment, by the places of those texts."""
         return self._references
 
     def with_references(self, references: Mapping[tuple[int | str, ...], str]) -> Self:
-        """A copy of this configuration whose `references` are these."""
+        """Return a copy of this configuration with these `references`."""
         copy = self.model_copy()
         copy._references = dict(references)
         return copy
 
     @classmethod
     def part_of_training(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What this schema takes of the recipe of a training run. `values` has only the keys that both schemas have."""
+        """Return the part of a training recipe that this schema takes. `values` has only the keys that both schemas
+        have."""
         return dict(values)
 
     @classmethod
     def default_type(cls, section: str, values: Mapping[str, Any]) -> str | None:
-        """The `type` of a section that names none in `values`; None where it may be left out, or must name one."""
+        """Return the default `type` of a section that names none in `values`. It is None where the section needs no
+        type, or must name one."""
         field = cls.model_fields[section]
         return getattr(field.default, "type", None) if field.discriminator else None
 
 
 def is_slow_in_bfloat16(values: Any) -> bool:
-    """Whether what a configuration is made of says that it computes on this machine, on a CPU that is slow in that.
+    """Return whether these values compute on this machine's CPU, and that CPU is slow in bfloat16.
 
-    What the machines of a cluster are like is not known.
+    The machines of a cluster that the run joins are not known, so the answer for those is no.
     """
     if not isinstance(values, dict) or str(values.get("device", "cpu")).partition(":")[0] != "cpu":
         return False
@@ -159,7 +164,7 @@ def is_slow_in_bfloat16(values: Any) -> bool:
 
 
 def with_default(section: Any, key: str, value: Any) -> Any:
-    """A section, as a mapping or made already, with another default of one key."""
+    """Return a section, a mapping or an object, with another default of one key."""
     if isinstance(section, dict):
         return {key: value, **section}
     if isinstance(section, Config) and key not in section.model_fields_set:
@@ -168,5 +173,5 @@ def with_default(section: Any, key: str, value: Any) -> Any:
 
 
 def key_of(section: Any, key: str, default: Any) -> Any:
-    """A key of a section, which is a mapping, or made already, or missing."""
+    """Return a key of a section, which is a mapping, an object, or missing."""
     return section.get(key, default) if isinstance(section, dict) else getattr(section, key, default)

@@ -1,4 +1,4 @@
-"""Schemas of worker processes on Ray, and of where they are placed."""
+"""Schemas of worker processes on Ray and of their placement."""
 
 from typing import Annotated
 
@@ -7,9 +7,9 @@ from pydantic import Field, field_validator
 from tailrace.config.base import Config, Listed, Processes, Seconds
 
 _LEAST_HEARTBEAT_LIMIT_S = 3.0
-"""Beats and reports come at most 1.5 s after one another, where nothing holds them up."""
+"""The lowest heartbeat limit: where nothing holds them up, heartbeats and reports come at most 1.5 s apart."""
 _RAY_UNIT = 0.0001
-"""The least of a resource that Ray counts."""
+"""The smallest amount of a resource that Ray counts."""
 
 
 def _counted(amount: float) -> float:
@@ -22,17 +22,18 @@ class PoolConfig(Config):
     """The workers of one kind."""
 
     workers: Processes = 1
-    """Processes."""
+    """Number of worker processes."""
     cpus: Annotated[float, Field(ge=0, le=1e6)] = 1.0
-    """CPUs that Ray reserves for each."""
+    """CPUs that Ray reserves for each worker."""
     gpus: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """GPUs that Ray reserves for each; it sees no others, with 0 none. What uses a `device` that is one needs some."""
+    """GPUs that Ray reserves for each worker. It sees no others, and none at all with 0. A `device` that is a GPU needs
+    some."""
     resources: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
-    """Further resources of Ray that each reserves, such as the name of a kind of machine."""
+    """Further Ray resources that each worker reserves, such as the name of a kind of machine."""
     threads: Processes | None = None
-    """Threads of torch in each; by default as many as `cpus`, one at least."""
+    """PyTorch threads of each worker; by default as many as `cpus`, but at least one."""
     cores: Annotated[Listed[Annotated[int, Field(ge=0, lt=10**6)]], Field(min_length=1)] | None = None
-    """CPU cores of its machine that each is bound to; by default none is."""
+    """CPU cores of its machine that each worker is bound to; by default it is bound to none."""
 
     @field_validator("cpus", "gpus")
     @classmethod
@@ -57,7 +58,7 @@ class PoolConfig(Config):
 
     @property
     def threads_each(self) -> int:
-        """Threads of torch in each worker."""
+        """The PyTorch threads of each worker."""
         return self.threads or max(1, int(self.cpus))
 
 
@@ -65,30 +66,30 @@ class ClusterConfig(Config):
     """Worker processes on Ray, with `pipeline.placement: separated`."""
 
     address: str | None = Field(default=None, min_length=1)
-    """A running Ray cluster to join, host:port or `auto`; by default one is started for the run on this machine, and
-    ended with it."""
+    """A running Ray cluster to join: host:port or `auto`. By default a cluster is started on this machine for the run,
+    and ended with it."""
     rollout: PoolConfig = PoolConfig()
     """Each has an engine, and generates."""
     trainer: PoolConfig = PoolConfig()
-    """It updates the weights; one worker."""
+    """The worker that updates the weights; there is exactly one."""
     reward: PoolConfig = PoolConfig(cpus=0.0)
-    """Each grades in `rewards.workers` processes of its own, and computes advantages."""
+    """Workers that grade and compute advantages; each grades in `rewards.workers` processes of its own."""
     reference: PoolConfig = PoolConfig()
-    """Each has the initial weights, for the KL penalty; none is started without one."""
+    """Workers with the initial weights, for the KL penalty; without a penalty none is started."""
     pools: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")], PoolConfig] = {}
-    """Further pools by name, for the tasks of an algorithm of your own; a pool that is not given has one worker."""
+    """Further pools by name, for the tasks of your own algorithm; a pool that is not given has one worker."""
     start_limit_s: Seconds = 300.0
-    """Seconds for a worker to be given its place, and as many again to start and load its model."""
+    """Seconds in which a worker must be given its place, and again in which it must start and load its model."""
     heartbeat_limit_s: Seconds = 30.0
-    """Seconds without a sign of life after which a worker is killed and replaced; 3 at least."""
+    """Seconds without a sign of life after which a worker is killed and replaced; at least 3."""
     computation_limit_s: Seconds = 1800.0
-    """Seconds after which one computation on a worker's device, such as a step of the engine, training on the
-    rows that were ready or writing a checkpoint, is taken to hang: the worker ends as one that died does."""
+    """Seconds that one computation on a worker's device may take, such as a step of the engine, training on the rows
+    that were ready or writing a checkpoint. A longer one counts as hung: the worker ends, and counts as dead."""
     max_deaths: Annotated[int, Field(ge=0, le=1000)] = 10
-    """Workers that may die within ten minutes; with one more the run ends."""
+    """Workers that may die within ten minutes; one more death ends the run."""
 
     def pool(self, kind: str) -> PoolConfig:
-        """The pool of that name."""
+        """Return the pool of this name."""
         usual = {"rollout": self.rollout, "trainer": self.trainer, "reward": self.reward, "reference": self.reference}
         return usual.get(kind) or self.pools.get(kind, PoolConfig())
 

@@ -1,11 +1,11 @@
-"""The columns of a queue's rows, and what their cells hold."""
+"""The columns of a queue's rows and the contents of their cells."""
 
 from collections.abc import Mapping
 from enum import StrEnum
 
 
 class ColumnKind(StrEnum):
-    """What a cell of a column holds."""
+    """The contents of a column's cells."""
 
     INTS = "int64 array"
     FLOATS = "float32 array"
@@ -23,7 +23,7 @@ PROMPT_COLUMNS: Mapping[str, ColumnKind] = {
     "metadata": ColumnKind.JSON,
     "seed": ColumnKind.INT,
 }
-"""The columns that a row is put with."""
+"""The columns that a row already has when it is put."""
 
 COLUMNS: Mapping[str, ColumnKind] = {
     **PROMPT_COLUMNS,
@@ -34,12 +34,12 @@ COLUMNS: Mapping[str, ColumnKind] = {
     "weight_versions": ColumnKind.INTS,
     "response": ColumnKind.TEXT,
     "finish_reason": ColumnKind.TEXT,
-    # reward; NaN says that the grading failed and the sample counts for nothing
+    # reward; NaN means that the grading failed and the sample counts for nothing
     "reward": ColumnKind.FLOAT,
-    "reward_error": ColumnKind.TEXT,  # why the grading failed, "" where it did not
+    "reward_error": ColumnKind.TEXT,  # the reason of a failed grading, otherwise ""
     "reward_parts": ColumnKind.JSON,  # figures by name that the grader gave beside the reward; see `Grade.parts`
     # reference and advantage
     "ref_log_probs": ColumnKind.FLOATS,
     "advantages": ColumnKind.FLOATS,
 }
-"""The columns of a row and what their cells hold. A row is one sample."""
+"""The columns of a row and the contents of their cells. A row is one sample."""

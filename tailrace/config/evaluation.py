@@ -8,18 +8,19 @@ from tailrace.config.base import LOWEST_TEMPERATURE, Config, Count
 
 
 class EvaluationConfig(Config):
-    """Answers to the prompts that are not trained on, before, during and after training."""
+    """Evaluations: answers to the prompts that are not trained on, before, during and after training."""
 
     every: Count = 25
     """Steps between evaluations."""
     max_prompts: Count | None = None
-    """Prompts used of each set; all by default."""
+    """Maximum number of prompts of each set; by default all."""
     greedy: bool = True
     """Answer each prompt once, with the most likely tokens."""
     samples: Annotated[int, Field(ge=0, le=2**16)] = 0
-    """Also answer each prompt so many times at random: for the mean accuracy, and for pass@k from two samples on."""
+    """Also answer each prompt this many times at random: for the mean accuracy, and for pass@k from two samples on."""
     temperature: Annotated[float, Field(ge=LOWEST_TEMPERATURE, le=1e6)] | None = None
-    """Of these samples; by default `sampling.temperature`. Their top_k, top_p and min_p are those of `sampling`."""
+    """Temperature of these samples; by default `sampling.temperature`. Their top_k, top_p and min_p are those of
+    `sampling`."""
 
     @model_validator(mode="after")
     def _answers_somehow(self) -> Self:

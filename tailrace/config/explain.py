@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a configuration, as one line that names the key and the fix."""
+"""Explanations of pydantic's errors in one line that names the key and the fix."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from tailrace.config.recipe_text import in_yaml
 from tailrace.errors import nearest, quoted
 
 Shown = Callable[[Any, str], Any]
-"""What may be shown of a value that is called so: secrets may not."""
+"""A function of a value and its name that returns what may be shown of the value: secrets may not."""
 
 
 _UNQUOTED = (
@@ -38,15 +38,15 @@ _SAID = (
     (r"\bTrue\b", "true"),
     (r"\bFalse\b", "false"),
 )
-"""What pydantic says in words of Python, and how it is said of YAML."""
+"""Patterns of pydantic's messages, which use Python's words, and their replacements in YAML's words."""
 
 
 def explain(root: type[Config], problems: Sequence[ErrorDetails], shown: Shown) -> str:
-    """The problem to mend first, and how many more there are."""
-    # a part's mistake makes another of its whole: a list is called too short where one of its items is refused
+    """Return the problem to mend first, and the number of others."""
+    # a mistake in a part causes a second one in its whole: a list is called too short where one of its items is refused
     wholes = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
     problems = [problem for problem in problems if problem["loc"] not in wholes]
-    order = {"extra_forbidden": 0, "missing": 2}  # a slip leaves another key missing
+    order = {"extra_forbidden": 0, "missing": 2}  # a misspelt key leaves another key missing
     first = min(problems, key=lambda problem: order.get(problem["type"], 1))
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{_explain(root, first, shown)}{more}"
@@ -77,7 +77,7 @@ def _explain(root: type[Config], problem: ErrorDetails, shown: Shown) -> str:
 
 
 def readable(key: str) -> str:
-    """A key as it is, where it can be read as a word; else as Python writes it."""
+    """Return a key as it is where it can be read as a word, otherwise as Python writes it."""
     return key if key.isprintable() and len(key) <= 100 else quoted(key)
 
 
@@ -86,7 +86,7 @@ def _last(key: str) -> str:
 
 
 def _meant(place: Place, kind: str, value: Any, shown: Shown) -> str:
-    """How to write a value that has the wrong form; empty where it is not known."""
+    """Return how to write a value that has the wrong form; empty where that is not known."""
     key = readable(place.key)
     if kind in ("tuple_type", "list_type") and isinstance(value, str | int | float):
         entry = value if isinstance(value, str) else in_yaml(value)
@@ -107,7 +107,7 @@ def _meant(place: Place, kind: str, value: Any, shown: Shown) -> str:
 
 
 def _is_scalar(text: str) -> bool:
-    """Whether it reads as a number or a truth value."""
+    """Return whether `text` reads as a number or a truth value."""
     try:
         return math.isfinite(float(text))
     except ValueError:
@@ -128,7 +128,8 @@ def _unknown_key(root: type[Config], location: Sequence[int | str], value: objec
 
 
 def _nearest_key(root: type[Config], place: Place, unknown: str, value: object) -> str:
-    """The valid key that was probably meant: in another variant or in the same place, else anywhere."""
+    """Return a hint at the valid key that was probably meant: in another variant or in the same place, otherwise
+    anywhere."""
     section = f"{readable(place.key)}." if place.key else ""
     if owners := [tag for tag, variant in place.chosen_from.items() if unknown in variant.model_fields]:
         return f"it belongs to {section}type {' or '.join(owners)}"
@@ -145,9 +146,9 @@ def _nearest_key(root: type[Config], place: Place, unknown: str, value: object) 
 
 
 def _anywhere(root: type[Config], section: str, name: str) -> str | None:
-    """The key of another section whose last part is most like `name`.
+    """Return the key of another section whose last part is most like `name`.
 
-    Among several it is the one that has most with `section` in common, then the one with the fewest parts.
+    Among several, the one that shares most parts with `section` counts, then the one with the fewest parts.
     """
     keys = [place.key for place in named_places(Place(schema=root)) if place.key]
     close = nearest(name, dict.fromkeys(map(_last, keys)), cutoff=0.8)
@@ -157,6 +158,6 @@ def _anywhere(root: type[Config], section: str, name: str) -> str | None:
 
 
 def _shared(key: str, other: str) -> int:
-    """Parts that two keys begin with, both."""
+    """Return the number of leading parts that two keys share."""
     pairs = zip(key.split("."), other.split("."), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

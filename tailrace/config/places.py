@@ -1,4 +1,4 @@
-"""Where a location in a configuration leads: which schema, variant or kind of value is there."""
+"""Places in a configuration: the schema, variant or kind of value to which a location leads."""
 
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,27 +11,28 @@ from tailrace.config.base import Config
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is at a dotted key."""
+    """The schema or values at a dotted key."""
 
     key: str = ""
     schema: type[Config] | None = None
-    """Of the section there; None where it is no section, or one of several variants."""
+    """The schema of the section there; None where there is no section, or one of several variants."""
     variants: Mapping[str, type[Config]] = field(default_factory=dict)
     """The sections that may be there, by their `type`."""
     chosen_from: Mapping[str, type[Config]] = field(default_factory=dict)
     """The variants of which `schema` is one."""
     entries: tuple[Any, ...] = ()
-    """Of what kinds the entries of a list or of a mapping are."""
+    """The kinds of the entries of a list or of a mapping."""
     an_entry: str | int = 0
-    """One of them: `name` in a mapping, which has what names one likes."""
+    """The part that stands for any entry: 0 in a list, `name` in a mapping, whose keys are free."""
 
     @property
     def keys(self) -> Collection[str]:
-        """Those of the section."""
+        """The keys of the section."""
         return self.schema.model_fields if self.schema else ()
 
     def below(self, part: str | int) -> "Place":
-        """Where one part of one of pydantic's locations leads. It may be a union's tag, which is no key."""
+        """Return the place to which one part of a pydantic location leads. The part may be a union's tag, which is no
+        key."""
         if part in self.variants:
             return Place(self.key, self.variants[str(part)], chosen_from=self.variants)
         key = f"{self.key}.{part}" if self.key else str(part)
@@ -45,16 +46,17 @@ class Place:
         return self if self._tells_no_place(part) else Place(key)
 
     def _tells_no_place(self, part: str | int) -> bool:
-        """Whether it names a member of a union that has no tags, or the key of a mapping in place of its value."""
+        """Return whether a part names a member of a union without tags, or the key of a mapping in place of its
+        value."""
         return isinstance(part, str) and (part == "[key]" or "[" in part or part in _KINDS)
 
 
 _KINDS = ("int", "float", "str", "bool", "constrained-str", "constrained-int", "constrained-float")
-"""How pydantic names members of unions."""
+"""Pydantic's names of members of unions."""
 
 
 def at(root: type[Config], location: Sequence[int | str]) -> Place:
-    """Where one of pydantic's locations leads."""
+    """Return the place to which a pydantic location leads."""
     place = Place(schema=root)
     for part in location:
         place = place.below(part)
@@ -62,9 +64,8 @@ def at(root: type[Config], location: Sequence[int | str]) -> Place:
 
 
 def places(place: Place) -> Iterator[Place]:
-    """`place` and all below it, those of each variant of each union among them. An entry of a list is 0, of a mapping
-    `name`.
-    """
+    """Yield `place` and all places below it, including those of each variant of each union. An entry of a list is 0, an
+    entry of a mapping is `name`."""
     yield place
     for tag in place.variants:
         yield from places(place.below(tag))
@@ -75,7 +76,7 @@ def places(place: Place) -> Iterator[Place]:
 
 
 def named_places(place: Place) -> Iterator[Place]:
-    """Of `places` those whose keys a schema names: none is of an entry of a list or of a mapping."""
+    """Yield those of `places` whose keys a schema names, so none of an entry of a list or of a mapping."""
     yield place
     for tag in place.variants:
         yield from named_places(place.below(tag))
@@ -84,7 +85,8 @@ def named_places(place: Place) -> Iterator[Place]:
 
 
 def schemas_in(annotation: Any) -> list[type[Config]]:
-    """The schemas in an annotation, in order: one, or the members of a union; also of what is in a list or mapping."""
+    """Return the schemas in an annotation, in order: one, or the members of a union; also those in a list or
+    mapping."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
     return [schema for argument in typing.get_args(annotation) for schema in schemas_in(argument)]
@@ -102,7 +104,7 @@ def _place(key: str, annotations: Sequence[Any]) -> Place:
 
 
 def _kinds(annotation: Any) -> list[Any]:
-    """The members of a union, without None and what is annotated."""
+    """Return the members of a union, without None and without annotations."""
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         return _kinds(typing.get_args(annotation)[0])

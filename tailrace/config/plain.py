@@ -1,4 +1,4 @@
-"""Values that can be written as YAML and as JSON, and read again: what a configuration may be made of."""
+"""Plain values, which a configuration may be made of: they can be written as YAML and as JSON, and read again."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,18 +8,18 @@ from tailrace.config.recipe_text import MAX_DEPTH
 from tailrace.errors import quoted
 
 _MAX_BITS = 1024
-"""Of integers; which of them a key takes is for its schema to say."""
+"""Maximum number of bits of an integer; the schema of a key says which integers it takes."""
 
 
 class NotPlainError(ValueError):
-    """A value cannot be part of a configuration; on one line that names its key."""
+    """Raised where a value cannot be part of a configuration; the message is one line that names its key."""
 
 
 def plain(value: Any, key: str = "", depth: int = 0) -> Any:
-    """`value` of mappings, lists, texts, numbers, truth values and None alone.
+    """Return `value` as mappings, lists, texts, numbers, truth values and None alone.
 
     Raises:
-        NotPlainError: something in it is none of these, cannot be written or has no end.
+        NotPlainError: a part of `value` is none of these, cannot be written or has no end.
     """
     if depth > MAX_DEPTH:
         raise NotPlainError(f"{_named(key)} has more than {MAX_DEPTH} mappings and lists within one another")

@@ -14,14 +14,15 @@ class ColumnsConfig(Config):
     prompt_column: str = "prompt"
     """A string, or a list of chat messages."""
     answer_column: str | None = "answer"
-    """What the reward function compares with; null when there is none. Every other column becomes metadata."""
+    """The answer that the reward function compares with; null where there is none. Every other column becomes
+    metadata."""
     answer_pattern: Pattern | None = None
-    """Where the answer stands in that column: the last match, group 1 where there is one. `#### (.+)` is for GSM8K,
-    whose column holds worked solutions. An answer without a match is refused."""
+    """Pattern of the answer in that column: the last match counts, group 1 where there is one. `#### (.+)` is for
+    GSM8K, whose column holds worked solutions. An answer without a match is refused."""
 
 
 class JsonlSource(ColumnsConfig):
-    """One JSON object a line."""
+    """A file with one JSON object per line."""
 
     type: Literal["jsonl"] = "jsonl"
     path: PathText
@@ -43,7 +44,7 @@ class DatasetSource(ColumnsConfig):
     path: PathText
     """The directory."""
     split: str | None = None
-    """Needed where the directory holds several splits."""
+    """Name of the split, where the directory holds several."""
 
 
 class HubSource(ColumnsConfig):
@@ -51,11 +52,11 @@ class HubSource(ColumnsConfig):
 
     type: Literal["hub"] = "hub"
     name: str
-    """Its id, such as openai/gsm8k."""
+    """Id of the data set, such as openai/gsm8k."""
     subset: str | None = None
     """Configuration of the data set, where it has several."""
     split: str = "train"
-    """Which of its splits."""
+    """Name of the split."""
 
 
 class ReasoningGymSource(Config):
@@ -65,11 +66,11 @@ class ReasoningGymSource(Config):
     task: str
     """Name of the generator, such as chain_sum."""
     size: Annotated[int, Field(ge=1, le=10**7)] = 2000
-    """Problems to generate."""
+    """Number of problems to generate."""
     seed: Seed = 1
     """Seed of the generator."""
     parameters: Keywords = {}
-    """Of the generator, such as {min_terms: 2}."""
+    """Parameters of the generator, such as {min_terms: 2}."""
 
 
 AnySource = JsonlSource | ParquetSource | DatasetSource | HubSource | ReasoningGymSource
@@ -77,16 +78,16 @@ PromptSource = Annotated[AnySource, Field(discriminator="type")]
 
 
 class Presentation(Config):
-    """How prompts are presented to the model."""
+    """The presentation of prompts to the model."""
 
     chat_template: bool = True
     """Wrap each prompt as a user message; off feeds the text as it is."""
     system_prompt: str | None = None
-    """Put in front of every conversation that has none."""
+    """System message of every conversation that has none."""
     chat_template_arguments: Keywords = {}
-    """Given to the model's chat template, such as {enable_thinking: false}."""
+    """Arguments of the model's chat template, such as {enable_thinking: false}."""
     continue_final_message: bool = False
-    """Responses go on with the last message of a conversation that ends with one of the assistant; graders are given
+    """Let responses continue the last message of a conversation that ends with one of the assistant; graders are given
     what was added. Off refuses such conversations, since that message may be the answer."""
 
 
@@ -95,20 +96,21 @@ _TAKEN_NAMES = ("held_out", "source", "greedy", "sampled", "reward", "reward_fai
 
 
 class PromptSets(Presentation):
-    """What prompts there are beside those to train on."""
+    """The sets of prompts beside those to train on."""
 
     held_out: CountFromZero = 64
     """Prompts of the source kept away from training, for evaluation. Training prompts equal to one of them are
     dropped."""
     split_seed: Seed = 0
-    """Chooses these prompts; not `seed`, so that runs that differ in that are evaluated on the same ones."""
+    """Seed that chooses these prompts. It is not `seed`, so that runs that differ in that are evaluated on the same
+    prompts."""
     validation: dict[SetName, PromptSource] = {}
     """Further prompts for evaluation, by a name of yours: {gsm8k: {type: jsonl, path: test.jsonl}}; each is a source
     with the same keys as `source`. Training prompts equal to one of them are dropped."""
     max_prompt_tokens: Count | None = None
-    """Of a prompt at most; the model's context less max_new_tokens by default."""
+    """Maximum number of tokens of a prompt; by default the model's context less max_new_tokens."""
     overlong: Literal["error", "drop"] = "error"
-    """What becomes of longer prompts: an error, or they are dropped and counted."""
+    """What happens to longer prompts: an error, or they are dropped and counted."""
 
     @field_validator("validation")
     @classmethod
@@ -120,7 +122,7 @@ class PromptSets(Presentation):
 
 
 class PromptsConfig(PromptSets):
-    """Where prompts come from and how they are presented to the model."""
+    """The source of prompts and their presentation to the model."""
 
     source: PromptSource
     shuffle: bool = True
@@ -128,10 +130,10 @@ class PromptsConfig(PromptSets):
 
 
 class EvaluatedPromptsConfig(PromptSets):
-    """Which prompts `tailrace eval` answers: the sets of `validation`, and of `source`."""
+    """The prompts that `tailrace eval` answers: the sets of `validation`, and of `source`."""
 
     source: AnySource | None = Field(default=None, discriminator="type")
-    """All of its prompts are answered, unless `held_out` is given."""
+    """Source of the prompts; all of them are answered, unless `held_out` is given."""
     held_out: CountFromZero | None = None  # type: ignore[assignment]
-    """Answer so many prompts of the source alone, those that a run with this `split_seed` holds out. A training recipe
-    that does not say so holds out 64."""
+    """Answer only so many prompts of the source: those that a run with this `split_seed` holds out. A training recipe
+    without this key holds out 64."""

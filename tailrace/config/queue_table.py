@@ -1,4 +1,4 @@
-"""Schema of a transfer queue's table: its tasks, what each reads and writes, and how each chooses rows."""
+"""Schema of a transfer queue's table: its tasks, the columns that each reads and writes, and how each chooses rows."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,73 +10,74 @@ from tailrace.config.transfer import ServiceQueueConfig
 
 
 class FirstInConfig(Config):
-    """Ready rows one by one, in the order of the run."""
+    """The policy that hands out ready rows one by one, in the order of the run."""
 
     type: Literal["first_in"] = "first_in"
     max_rows: Count = 1
-    """Rows of a claim at most."""
+    """Maximum number of rows of a claim."""
 
 
 class OldestVersionConfig(Config):
-    """Ready rows one by one, those that the oldest weights have made first."""
+    """The policy that hands out ready rows one by one, those made by the oldest weights first."""
 
     type: Literal["oldest_version"] = "oldest_version"
     max_rows: Count = 1
-    """Rows of a claim at most."""
+    """Maximum number of rows of a claim."""
 
 
 class WholeGroupsConfig(Config):
-    """Groups all of whose rows are ready, in the order in which they became so."""
+    """The policy that hands out groups whose rows are all ready, in the order in which they became so."""
 
     type: Literal["whole_groups"] = "whole_groups"
     max_groups: Count = 1
-    """Groups of a claim at most."""
+    """Maximum number of groups of a claim."""
 
 
 class TokenBudgetConfig(Config):
-    """Whole groups gathered until the next would exceed a number of tokens, or the claim has as many rows as it may."""
+    """The policy that gathers whole groups until the next would exceed a number of tokens, or the claim has as many
+    rows as it may."""
 
     type: Literal["token_budget"] = "token_budget"
     tokens: Count | None = None
-    """Tokens of a claim at most; by default there is no such bound."""
+    """Maximum number of tokens of a claim; by default there is no such bound."""
     window: Count | None = None
-    """Rows, by their order in the run, that are handed out before any after them, so that a slow group holds those
-    back: 1 is strictly in order, the rows of a training step let a group overtake others of its step. By default groups
-    come as they become whole."""
+    """Size of the windows, in rows by their order in the run. All rows of a window are handed out before any later row,
+    so a slow group holds back later windows. With 1, groups come strictly in order. With the rows of a training step, a
+    group may overtake others of its step. By default groups come as they become whole."""
     prompt_column: str = "prompt_ids"
-    """The column whose elements are counted once in each group."""
+    """The column whose elements count once in each group."""
     response_column: str = "response_ids"
-    """The column whose elements are counted in each row."""
+    """The column whose elements count in each row."""
 
 
 class BalancedConfig(Config):
-    """Batches of whole groups, split among ranks so that all have equally much to do."""
+    """The policy that splits batches of whole groups among ranks, so that each rank has the same amount of work."""
 
     type: Literal["balanced"] = "balanced"
     ranks: Processes
-    """Parts that a batch is split into."""
+    """Number of parts that a batch is split into."""
     rows: Count
-    """Rows of a batch."""
+    """Number of rows of a batch."""
     cost_columns: Listed[str] = ("prompt_ids", "response_ids")
-    """The columns whose elements are what a row costs."""
+    """The columns whose elements are the cost of a row."""
 
 
 PolicyConfig = Annotated[
     FirstInConfig | OldestVersionConfig | WholeGroupsConfig | TokenBudgetConfig | BalancedConfig,
     Field(discriminator="type"),
 ]
-"""How a task chooses rows."""
+"""The policy by which a task chooses rows."""
 
 
 class TaskConfig(Config):
-    """One task of a table."""
+    """A task of a table."""
 
     name: Annotated[str, Field(min_length=1)]
-    """Unique in the table."""
+    """Name of the task, unique in the table."""
     reads: Annotated[Listed[str], Field(min_length=1)]
-    """Columns that a row must have before the task is handed it."""
+    """Columns that a row must have before the task can claim it."""
     writes: Listed[str] = ()
-    """Columns that the task's acks bring."""
+    """Columns that the task's acks write."""
     policy: PolicyConfig = FirstInConfig()
 
     @property
@@ -96,15 +97,16 @@ class TableConfig(Config):
 
     tasks: Annotated[Listed[TaskConfig], Field(min_length=1)]
     columns: dict[str, Annotated[ColumnKind, Strict(False)]] = dict(COLUMNS)
-    """What the cells of each column hold: `int64 array`, `float32 array`, `int`, `float`, `str` or `JSON value`. Where
-    they are given, there are no others."""
+    """The contents of each column's cells: `int64 array`, `float32 array`, `int`, `float`, `str` or `JSON value`. If
+    given, there are no other columns."""
 
     @model_validator(mode="after")
     def _counts_elements_of_arrays(self) -> Self:
-        """Cells of other kinds have a length, too, but not one that says how much there is to do."""
+        """Check that policies count elements of arrays. Other cells have a length, too, but it does not say how much
+        work there is."""
         for task in self.tasks:
             for column in task.counted:
-                kind = self.columns.get(column, ColumnKind.INTS)  # an unknown one is for `check_table`
+                kind = self.columns.get(column, ColumnKind.INTS)  # `check_table` refuses unknown columns
                 if kind not in (ColumnKind.INTS, ColumnKind.FLOATS):
                     raise ValueError(
                         f"has task {task.name!r}, whose policy {task.policy.type} counts the elements of {column!r}, "
@@ -114,7 +116,7 @@ class TableConfig(Config):
 
 
 class ServeConfig(Config):
-    """One `tailrace queue serve` of a table."""
+    """The configuration of `tailrace queue serve` for a table."""
 
     queue: ServiceQueueConfig = ServiceQueueConfig()
     table: TableConfig

@@ -1,8 +1,8 @@
-"""Recipes as text: a part of YAML that says one thing only, and how values are written so that they are read again.
+"""The text of recipes: a part of YAML with only one reading, and how values are written so that they can be read again.
 
-Refused, since what they do is seldom meant, or cannot be written back: a key twice, keys that are no text, tags,
-aliases, several documents. Numbers are decimal: `010` and `1:30`, which YAML 1.1 takes for 8 and 90, are texts, and so
-are dates.
+Refused, since their effect is seldom meant or they cannot be written back: duplicate keys, keys that are no text, tags,
+aliases, several documents. Numbers are decimal: `010` and `1:30`, which YAML 1.1 reads as 8 and 90, are texts. Dates
+are texts, too.
 """
 
 import math
@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 MAX_CHARS = 2**20
-"""Of a recipe."""
+"""Maximum number of characters of a recipe."""
 MAX_DEPTH = 64
-"""Mappings and lists within one another, in recipes and in cells of prompts; no key of a schema lies so deep."""
+"""Maximum depth of mappings and lists, in recipes and in cells of prompts; no key of a schema lies so deep."""
 
 _TAG = "tag:yaml.org,2002:"
 _NUMBERS = {
@@ -25,18 +25,18 @@ _NUMBERS = {
         r"|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))\Z"
     ),
 }
-"""Also 1e-5, which YAML 1.1 takes for a text."""
+"""The patterns of numbers. They include 1e-5, which YAML 1.1 takes for a text."""
 
 
 class RecipeSyntaxError(ValueError):
-    """A text is not the YAML that recipes are written in; on one line."""
+    """Raised where a text is not the YAML of recipes; the message is one line."""
 
 
 def read_yaml(text: str) -> Any:
-    """The mapping, list, text, number or truth value that `text` holds; None where it is empty.
+    """Return the mapping, list, text, number or truth value that `text` holds; None where it is empty.
 
     Raises:
-        RecipeSyntaxError: it holds something else, or more than one value.
+        RecipeSyntaxError: `text` holds something else, or more than one value.
     """
     if len(text) > MAX_CHARS:
         raise RecipeSyntaxError(f"it has more than the {MAX_CHARS} characters that a recipe may have")
@@ -50,26 +50,26 @@ def read_yaml(text: str) -> Any:
         raise RecipeSyntaxError(f"{where}{problem}") from None
     except yaml.reader.ReaderError as error:
         raise RecipeSyntaxError(f"the character {chr(error.character)!a} cannot be in YAML as it is") from None
-    except (ValueError, OverflowError):  # of PyYAML itself
+    except (ValueError, OverflowError):  # raised by PyYAML itself
         raise RecipeSyntaxError("an escape in quotes, such as \\U…, is that of no character") from None
     return value
 
 
 def drops_a_comment(text: str) -> bool:
-    """Whether YAML takes the end of `text` for a comment."""
+    """Return whether YAML takes the end of `text` for a comment."""
     node = _Loader(text).get_single_node()
     return "#" in text[node.end_mark.index if node else 0 :]
 
 
 def write_yaml(values: Mapping[str, Any]) -> str:
-    """What `read_yaml` makes `values` of."""
+    """Return the text from which `read_yaml` makes `values`."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def in_yaml(value: Any, limit: int = 100) -> str:
-    """`value` as a recipe may have it, on one line without control characters; its end is left out beyond `limit`.
+    """Return `value` as a recipe may have it, on one line without control characters, cut off at `limit` characters.
 
-    Texts are in quotes. It is for messages: what is not of YAML is written as Python does.
+    Texts are in quotes. The result is for messages: a value that YAML does not have is written as Python does.
     """
     text = _flow(value)
     return text if len(text) <= limit else f"{text[:limit]}…"
@@ -140,7 +140,8 @@ def _integer(loader: _Loader, node: Any) -> int:
 
 
 def _set_up() -> None:
-    """The loader resolves these alone; the dumper quotes what they, or YAML 1.1, would take for something else."""
+    """Restrict the loader to these resolvers, and let the dumper quote what they, or YAML 1.1, would take for something
+    else."""
     resolvers = yaml.SafeLoader.yaml_implicit_resolvers
     kept = {f"{_TAG}bool", f"{_TAG}null"}
     _Loader.yaml_implicit_resolvers = {

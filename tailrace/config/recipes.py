@@ -1,4 +1,4 @@
-"""Where a recipe is: a file, or one of those that ship with the package, by its name."""
+"""The search for a recipe: a file, or one that ships with the package, by its name."""
 
 import logging
 from pathlib import Path
@@ -11,15 +11,16 @@ _SUFFIX = ".yaml"
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes that ship, by name, such as quickstart."""
+    """Return the recipes that ship, by name, such as quickstart."""
     return {path.stem: path for path in sorted(_SHIPPED.glob(f"*{_SUFFIX}"))}
 
 
 def find_recipe(given: Path) -> Path:
-    """The file that is meant by `given`: itself, else with .yaml at its end, else the shipped recipe of that name.
+    """Return the file that `given` means: itself, otherwise with .yaml at its end, otherwise the shipped recipe of that
+    name.
 
     Raises:
-        ConfigError: there is none; the message names the nearest one.
+        ConfigError: there is no such file; the message names the nearest one.
     """
     shipped = shipped_recipes().get(_name(given)) if len(given.parts) == 1 else None
     for local in (given, Path(f"{given}{_SUFFIX}")):
@@ -35,7 +36,8 @@ def find_recipe(given: Path) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether it can be opened, or opening it says why not."""
+    """Return whether there is a file. Also True where that cannot be found out, since opening the file then says
+    why."""
     try:
         return path.exists() and not path.is_dir()
     except OSError:
@@ -52,7 +54,7 @@ def _run_inside(directory: Path) -> str:
 
 
 def _other(missing: Path) -> str:
-    """The nearest file beside it or shipped recipe, else the names of what ships."""
+    """Name the nearest file beside `missing` or shipped recipe, otherwise all recipes that ship."""
     shipped = shipped_recipes()
     known = dict.fromkeys(shipped, "") | {_name(file): str(file) for file in missing.parent.glob(f"*{_SUFFIX}")}
     if close := nearest(_name(missing), known):

@@ -1,4 +1,4 @@
-"""Writes docs/recipes.md from the schemas: `python -m tailrace.config.reference > docs/recipes.md`."""
+"""Write docs/recipes.md from the schemas: `python -m tailrace.config.reference > docs/recipes.md`."""
 
 import inspect
 import typing
@@ -107,7 +107,7 @@ table:
 
 
 def reference() -> str:
-    """The page, as Markdown."""
+    """Return the page as Markdown."""
     commands: dict[str, type[BaseModel]] = {
         "tailrace generate": GenerateConfig,
         "tailrace eval": EvalConfig,
@@ -144,9 +144,9 @@ def _other_names() -> Iterator[str]:
 
 
 def _section(prefix: str, schema: type[BaseModel], default: object = None) -> Iterator[str]:
-    """A table of the plain keys of a schema, then the sections below it.
+    """Yield a table of the plain keys of a schema, then the sections below it.
 
-    `default`: of the section; its keys have other defaults than the schema's where it says so.
+    `default`: the default of the section, whose values take the place of the schema's defaults.
     """
     yield from _table(prefix, schema, default)
     for name, field in schema.model_fields.items():
@@ -158,7 +158,7 @@ def _section(prefix: str, schema: type[BaseModel], default: object = None) -> It
             yield f"{inspect.getdoc(variant)}\n"
             if about:
                 yield f"{about}\n"
-            about = ""  # it is the same for all variants
+            about = ""  # the description is the same for all variants
             yield from _section(f"{prefix}{name}.", variant, own if isinstance(own, variant) else None)
 
 
@@ -173,7 +173,8 @@ def _table(prefix: str, schema: type[BaseModel], default: object = None) -> Iter
 
 
 def _variants(field: FieldInfo) -> list[type[Config]]:
-    """The sections that a key may be; a mapping of sections is a plain key, which says of itself what is in it."""
+    """Return the sections that a key may be. A mapping of sections is a plain key; its description tells what is in
+    it."""
     return [] if typing.get_origin(field.annotation) is dict else schemas_in(field.annotation)
 
 
@@ -182,7 +183,7 @@ def _key(path: str, field: FieldInfo) -> str:
 
 
 def _value(field: FieldInfo, section: object, name: str) -> object:
-    """The default of a key: that of its section, where that has it, or its own."""
+    """Return the default of a key: that of its section, where the section has one, or its own."""
     return getattr(section, name, field.default)
 
 

@@ -21,17 +21,17 @@ from tailrace.config.weights import WeightsConfig, WeightsMode
 
 
 class RunConfig(OnDevice):
-    """One training run."""
+    """The configuration of a training run."""
 
     output_dir: PathText
     """Directory of the run: events, checkpoints, report, exported model."""
     seed: Seed = 0
-    """Fixes prompt order and every sample's random stream."""
+    """Seed of the prompt order and of every sample's random stream."""
     device: Device = "cpu"
     """cpu, cuda, cuda:N, xpu, xpu:N or mps; only cpu has been tested."""
     threads: Processes | None = None
-    """Threads of torch, with `pipeline.placement: colocated`; the machine's cores by default. Separate workers have
-    those of their pools in `cluster`."""
+    """PyTorch threads, with `pipeline.placement: colocated`; by default as many as the machine has cores. Separate
+    workers have those of their pools in `cluster`."""
     model: ModelConfig = ModelConfig()
     prompts: PromptsConfig
     rewards: RewardsConfig
@@ -39,7 +39,7 @@ class RunConfig(OnDevice):
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = NativeEngineConfig()
     queue: QueueConfig = LocalQueueConfig()
-    """Without a type it is local, and with `pipeline.placement: separated` service."""
+    """The transfer queue. Without a type it is local, or service with `pipeline.placement: separated`."""
     trainer: TrainerConfig = TrainerConfig()
     pipeline: PipelineConfig = PipelineConfig()
     weights: WeightsConfig = WeightsConfig()
@@ -55,7 +55,7 @@ class RunConfig(OnDevice):
 
     @property
     def groups_per_claim(self) -> int:
-        """Groups that a rollout worker claims at once, at most: its share of a step."""
+        """The most groups that a rollout worker claims at once: its share of a step."""
         workers = self.cluster.rollout.workers if self.pipeline.placement == "separated" else 1
         return -(-self.groups_per_step // workers)
 
@@ -71,7 +71,7 @@ class RunConfig(OnDevice):
 
     @property
     def resolved_algorithm(self) -> AlgorithmConfig:
-        """The algorithm with a correction for stale responses chosen, where the recipe leaves it open."""
+        """The algorithm, with a correction for stale responses chosen where the recipe leaves it open."""
         if not isinstance(self.algorithm, GrpoConfig) or self.algorithm.rollout_correction is not None:
             return self.algorithm
         correction = TruncatedCorrection() if self.pipeline.max_staleness else NoCorrection()
@@ -79,7 +79,7 @@ class RunConfig(OnDevice):
 
     @property
     def resolved(self) -> Self:
-        """With what the recipe leaves open chosen as the run will."""
+        """The configuration, with everything that the recipe leaves open chosen as the run will."""
         chosen: dict[str, Any] = {"algorithm": self.resolved_algorithm}
         if self.pipeline.placement == "separated":
             chosen["weights"] = self.weights.model_copy(update={"mode": self.weights_mode, "dtype": self.wire_dtype})
@@ -87,7 +87,8 @@ class RunConfig(OnDevice):
 
     @property
     def mismatch_bounds(self) -> tuple[float, float]:
-        """Of `trainer.mismatch_warning` and `trainer.mismatch_error`; infinite where the two sides are not comparable.
+        """The bounds `trainer.mismatch_warning` and `trainer.mismatch_error`; infinite where the two sides are not
+        comparable.
 
         Rounding gives 3e-6 in fp32 and 0.03 to 0.045 in bf16, in the mean over SmolLM2-135M's own samples.
         """
@@ -100,29 +101,30 @@ class RunConfig(OnDevice):
 
     @property
     def _cut_by(self) -> str | None:
-        """The setting that leaves tokens out of what is sampled, so that the others become more likely."""
+        """The sampling setting that leaves out tokens, so that the others become more likely; None where there is
+        none."""
         sampling = self.sampling
         cut = {"top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1, "min_p": sampling.min_p > 0}
         return next((name for name in cut if cut[name]), None)
 
     @property
     def weights_mode(self) -> WeightsMode:
-        """How new weights reach separate engines."""
+        """The mode in which new weights reach separate engines."""
         return self.weights.mode or ("in_flight" if self.pipeline.max_staleness else "synchronous")
 
     @property
     def generated_in(self) -> str | None:
-        """The dtype that the engine computes in; None where nobody knows."""
+        """The dtype that the engine computes in; None where it is not known."""
         return self.engine.computing_dtype
 
     @property
     def wire_dtype(self) -> DType:
-        """Of floats of weights on their way to separate engines; in full where nobody knows what the engine has."""
+        """The dtype of weights on their way to separate engines; float32 where the engine's dtype is not known."""
         return self.weights.dtype or self.engine.computing_dtype or "float32"
 
     @classmethod
     def default_type(cls, section: str, values: Mapping[str, Any]) -> str | None:
-        """Separate workers share a queue that they can reach."""
+        """Return `service` for the queue of separate workers, which they can all reach."""
         if section == "queue" and _placement(values) == "separated":
             return "service"
         return super().default_type(section, values)

@@ -1,4 +1,4 @@
-"""What commands take beside `key=value`: prompts, a model, and an option that stands for a key."""
+"""Shorthand that commands take beside `key=value`: prompts, a model, and an option that stands for a key."""
 
 import json
 import re
@@ -13,8 +13,8 @@ _OVERRIDE = re.compile(r"([A-Za-z_]\w*)[\w.]*=(\S*\Z)?")
 
 
 def split_arguments(arguments: Iterable[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
-    """Prompts, and `key=value` overrides: without white space, or with a key that begins with what is like one of
-    `keys`."""
+    """Split arguments into prompts and `key=value` overrides. An override has no white space, or its key begins with a
+    name that is like one of `keys`."""
     texts: list[str] = []
     overrides: list[str] = []
     for argument in arguments:
@@ -25,22 +25,22 @@ def split_arguments(arguments: Iterable[str], keys: Collection[str]) -> tuple[li
 
 
 def source_override(prompts: Path) -> str:
-    """The override that `--prompts` stands for; `-` is standard input."""
+    """Return the override that `--prompts` stands for; `-` is standard input."""
     return f"prompts.source={file_source(prompts, ', answer_column: null')}"
 
 
 def file_source(prompts: Path, more: str = "") -> str:
-    """The source that a file is, as YAML; `-` is standard input. `more`: further keys."""
+    """Return the source for a file, as YAML; `-` is standard input. `more`: further keys."""
     kind = "parquet" if prompts.suffix == ".parquet" else "jsonl"
     path = "/dev/stdin" if prompts == Path("-") else path_text(prompts)
     return f"{{type: {kind}, path: {json.dumps(path)}{more}}}"
 
 
 def model_override(model: str, keys: Collection[str]) -> str:
-    """The override that the argument MODEL stands for. `keys`: see `split_arguments`.
+    """Return the override that the argument MODEL stands for. `keys`: see `split_arguments`.
 
     Raises:
-        ConfigError: it is an override itself, so the model was forgotten.
+        ConfigError: `model` is an override itself, so the model was forgotten.
     """
     _, overrides = split_arguments([model], keys)
     if overrides:

@@ -20,7 +20,7 @@ class AdapterTrainerBackend(Config):
     path: str
     """Dotted path of `f`, such as my_package.my_trainer.MyTrainer; the working directory is importable."""
     options: Keywords = {}
-    """Passed on as keywords."""
+    """Keyword arguments of `f`."""
 
 
 TrainerBackend = Annotated[SingleTrainerBackend | AdapterTrainerBackend, Field(discriminator="type")]
@@ -44,13 +44,13 @@ class TrainerConfig(Config):
     """The actor update."""
 
     backend: TrainerBackend = SingleTrainerBackend()
-    """What computes the update."""
+    """The implementation of the update."""
     steps: Annotated[Count, BeforeValidator(_trains)] = 100
-    """Training steps; each makes and trains on train_batch_size samples."""
+    """Number of training steps; each makes and trains on train_batch_size samples."""
     train_batch_size: Count = 32
-    """Samples of a step: prompts times group_size."""
+    """Number of samples of a step: prompts times group_size."""
     mini_batch_size: Count | None = None
-    """Samples of an optimizer step; train_batch_size by default."""
+    """Number of samples of an optimizer step; train_batch_size by default."""
     micro_batch_tokens: Count = 4096
     """Token budget of one forward and backward pass; a shared prompt counts once."""
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -61,32 +61,32 @@ class TrainerConfig(Config):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate decays after the warm-up."""
     warmup_steps: CountFromZero = 0
-    """Optimizer steps in which the learning rate rises linearly from 0."""
+    """Number of optimizer steps in which the learning rate rises linearly from 0."""
     betas: Annotated[tuple[Beta, Beta], Strict(False)] = (0.9, 0.999)
-    """Of AdamW."""
+    """Betas of AdamW."""
     eps: Annotated[float, Field(ge=1e-15, le=1)] = 1e-8
-    """Of AdamW."""
+    """Epsilon of AdamW."""
     weight_decay: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """Of AdamW; on matrices only."""
+    """Weight decay of AdamW; on matrices only."""
     max_grad_norm: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
-    """Gradients are scaled down to this norm."""
+    """Norm to which larger gradients are scaled down."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     mismatch_warning: Mismatch | None = None
-    """Warn when a step's `on_policy_mismatch` is larger: the mean distance, in nats, of the engine's log-probabilities
-    from the trainer's, over responses that the weights of the step have made. By default 0.001 where engine and trainer
-    compute in fp32, 0.15 where one rounds to bf16. Neither bound is for engine.type fake, nor for top_k, top_p or
-    min_p, with which the two differ by design."""
+    """Warn when a step's `on_policy_mismatch` is larger. It is the mean distance, in nats, of the engine's
+    log-probabilities from the trainer's, over responses made by the weights of the step. By default 0.001 where engine
+    and trainer compute in fp32, 0.15 where one rounds to bf16. Neither bound is for engine.type fake, nor for top_k,
+    top_p or min_p, with which the two differ by design."""
     mismatch_error: Mismatch | None = None
-    """End the run when it is larger, or no number. By default 0.1 in fp32, and 0.5 in bf16."""
+    """End the run when `on_policy_mismatch` is larger, or no number. By default 0.1 in fp32, and 0.5 in bf16."""
     max_nonfinite_steps: Count = 3
-    """Optimizer steps skipped in a row for a non-finite loss or gradient before the run stops."""
+    """Number of optimizer steps in a row that may be skipped for a non-finite loss or gradient before the run stops."""
 
 
 class CheckpointConfig(Config):
-    """What is kept of a run."""
+    """The checkpoints of a run."""
 
     every: Count = 50
     """Steps between checkpoints; the last step always makes one."""
     keep: Count = 2
-    """Checkpoints kept; older ones are deleted."""
+    """Number of checkpoints kept; older ones are deleted."""

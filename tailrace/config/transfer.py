@@ -8,7 +8,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from tailrace.config.base import Bytes, Config, Count, PathText, Processes, Seconds
 
 Liveness = Annotated[float, Field(ge=1, le=1e6)]
-"""Seconds of silence that mean something: less pass on a busy machine, and everybody would count as dead."""
+"""A limit in seconds after which silence counts as death. Below 1 s, a busy machine would make healthy processes count
+as dead."""
 StorageBytes = Annotated[int, Field(ge=2**20, le=2**50)]
 
 
@@ -17,7 +18,7 @@ class MemoryStorageConfig(Config):
 
     type: Literal["memory"] = "memory"
     max_bytes: StorageBytes = 8 * 2**30
-    """Bytes that a unit holds at most."""
+    """Maximum number of bytes that a unit holds."""
 
 
 class ArenaStorageConfig(Config):
@@ -25,13 +26,13 @@ class ArenaStorageConfig(Config):
 
     type: Literal["arena"] = "arena"
     directory: PathText = "/dev/shm"
-    """Where the files of the shared memory are made; a file system in memory."""
+    """Directory of the files of the shared memory; a file system in memory."""
     max_bytes: StorageBytes = 8 * 2**30
-    """Bytes that a unit holds at most."""
+    """Maximum number of bytes that a unit holds."""
 
     @property
     def path(self) -> Path:
-        """Of `directory`."""
+        """The path of `directory`."""
         return Path(self.directory)
 
 
@@ -40,15 +41,15 @@ class SpillStorageConfig(Config):
 
     type: Literal["spill"] = "spill"
     directory: PathText
-    """Where the file is made; on a disk."""
+    """Directory of the file; on a disk."""
     memory_bytes: Bytes = 4 * 2**30
-    """Bytes that a unit holds in memory; the least recently written go to the file."""
+    """Bytes that a unit holds in memory; the least recently written cells go to the file."""
     max_bytes: StorageBytes = 64 * 2**30
-    """Bytes that a unit holds at most, in memory and in the file together."""
+    """Maximum number of bytes that a unit holds, in memory and in the file together."""
 
     @property
     def path(self) -> Path:
-        """Of `directory`."""
+        """The path of `directory`."""
         return Path(self.directory)
 
 
@@ -59,9 +60,9 @@ class RedisStorageConfig(Config):
     url: str = "redis://127.0.0.1:6379/0"
     """The server: redis://host:port/database, rediss:// for TLS, or unix:///path."""
     timeout_s: Seconds = 10.0
-    """Seconds that the server has to answer; a call is tried twice."""
+    """Seconds within which the server has to answer; a call is tried twice."""
     max_bytes: StorageBytes = 4 * 2**30
-    """Bytes that a unit stores at most."""
+    """Maximum number of bytes that a unit stores."""
 
 
 StorageConfig = Annotated[
@@ -71,16 +72,16 @@ StorageConfig = Annotated[
 
 
 class _Bounds(Config):
-    """What every queue that a run or `tailrace queue serve` makes has."""
+    """Limits of every queue that a run or `tailrace queue serve` makes."""
 
     max_rows: Count = 65536
-    """Rows stored at most; producers wait beyond that."""
+    """Maximum number of stored rows; producers wait beyond that."""
     max_bytes: Bytes = 4 * 2**30
-    """Bytes of cells stored at most; producers wait beyond that. Outputs of tasks may exceed it."""
+    """Maximum number of bytes of stored cells; producers wait beyond that. Outputs of tasks may exceed it."""
     lease_s: Liveness = 600.0
-    """Seconds after which the rows of a worker that gives no sign of life go back; one at work renews its claim."""
+    """Seconds after which the rows of a worker without a sign of life go back; a worker that works renews its claim."""
     timeout_s: Seconds = 3600.0
-    """Seconds that a put or a claim waits at most; a task without work then asks again, the training step fails."""
+    """Seconds that a put or a claim waits at most. Then a task without work asks again, and the training step fails."""
 
 
 class LocalQueueConfig(_Bounds):
@@ -96,25 +97,26 @@ class ServiceQueueConfig(_Bounds):
     units: Processes = 2
     """Storage units to start; others may join."""
     replicas: Processes = 1
-    """Units that each row is written to, `units` at most; with 2, no row is lost with a unit. Fewer where fewer are
-    alive."""
+    """Number of units that each row is written to, at most `units`; with 2, no row is lost with a unit. Where fewer
+    units are alive, a row is written to fewer."""
     storage: StorageConfig = ArenaStorageConfig()
     """Where units keep cells."""
     listen: str = "127.0.0.1"
-    """The address of this machine at which the processes listen, at ports that are free. Others are not reached."""
+    """Address of this machine at which the processes listen, at free ports. They are not reached at any other
+    address."""
     client_limit_s: Liveness = 30.0
-    """Seconds without a sign of life after which the run counts as dead, and its rows go back. Other clients name their
-    own, so `tailrace queue serve` does not look at it."""
+    """Seconds without a sign of life after which the run counts as dead, and its rows go back. Other clients give their
+    own limits, so `tailrace queue serve` ignores this key."""
     timeout_s: Seconds = 3600.0
-    """Seconds that a put or a claim of the run waits at most; a task without work then asks again, the training
-    step fails. Other clients name their own, so `tailrace queue serve` does not look at it."""
+    """Seconds that a put or a claim of the run waits at most. Then a task without work asks again, and the training
+    step fails. Other clients give their own limits, so `tailrace queue serve` ignores this key."""
     unit_limit_s: Liveness = 10.0
     """Seconds without a sign of life after which a unit counts as dead, and its rows as lost."""
 
     @field_validator("listen")
     @classmethod
     def _of_one_machine(cls, listen: str) -> str:
-        """Others are told this address."""
+        """Refuse addresses of no machine: this address is given to others."""
         if listen in ("*", "0.0.0.0", "::"):
             raise ValueError(f"{listen} is the address of no machine; give the one at which others reach this one")
         return listen
@@ -122,8 +124,8 @@ class ServiceQueueConfig(_Bounds):
     @field_validator("replicas")
     @classmethod
     def _on_units_of_their_own(cls, replicas: int, others: ValidationInfo) -> int:
-        """No unit has a row twice."""
-        units = others.data.get("units", replicas)  # missing where it is not valid itself
+        """Check that there are enough units: no unit has a row twice."""
+        units = others.data.get("units", replicas)  # missing where `units` itself is not valid
         if replicas > units:
             raise ValueError(
                 f"{replicas} is more than queue.units, {units}; a row is on each unit once, so raise units"
@@ -132,13 +134,13 @@ class ServiceQueueConfig(_Bounds):
 
 
 class RemoteQueueConfig(Config):
-    """A transfer queue that runs already, and has held no rows yet: it is for one run, or for one that is resumed."""
+    """A transfer queue that is already running and has held no rows yet. It serves one run, or one that is resumed."""
 
     type: Literal["remote"] = "remote"
     connection: PathText
-    """The file that `tailrace queue serve` has written: where the queue is, and its token."""
+    """The file written by `tailrace queue serve`: where the queue is, and its token."""
     timeout_s: Seconds = 3600.0
-    """Seconds that a put or a claim waits at most; a task without work then asks again, the training step fails."""
+    """Seconds that a put or a claim waits at most. Then a task without work asks again, and the training step fails."""
     client_limit_s: Liveness = 30.0
     """Seconds without a sign of life after which the run counts as dead, and its rows go back."""
     shared_memory: bool = True
@@ -146,7 +148,7 @@ class RemoteQueueConfig(Config):
 
     @property
     def path(self) -> Path:
-        """Of `connection`."""
+        """The path of `connection`."""
         return Path(self.connection)
 
 

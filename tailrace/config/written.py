@@ -1,9 +1,9 @@
-r"""A configuration as plain values again: to be read back from `config.yaml`, or to be shown.
+r"""Plain values of a configuration, to be read back from `config.yaml`, or to be shown.
 
-Texts that a recipe took from the environment (`${oc.env:KEY}`) stay references in both, so no file of a run has what
-they stand for. Beyond that, what is shown has `***` in place of secrets: texts in mappings of one's own, such as
-`rewards.grader.arguments`, whose key says that they are one, and of URLs what stands before the `@` and the values of a
-query whose names say that they are secret.
+Texts that a recipe took from the environment (`${oc.env:KEY}`) stay references in both, so no file of a run has their
+values. Values that are shown also have `***` in place of secrets. Secrets are texts in free mappings, such as
+`rewards.grader.arguments`, whose key says that they are secret. In URLs they are the part before the `@`, and the
+values of a query whose names say that they are secret.
 """
 
 import re
@@ -17,34 +17,35 @@ MASK = "***"
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _REFERENCE = re.compile(r"\$\{[^{},]*\}")
 _USER = re.compile(r"(?<=://)(?:[^\s/?#:]*:\S+|[^\s/?#:]+)(?=@)")
-"""In a URL, before the last `@`, since a password may have one, or a `/`. Without a colon it may be a token."""
+"""The user part of a URL. It ends at the last `@`, since a password may contain one, or a `/`. Without a colon it may
+be a token."""
 _QUERY_VALUE = re.compile(r"([?&;#])([^\s?&;#=]+)=([^\s&;#]+)")
 _NO_SECRET = re.compile(r"([^:\\]*:)?")
-"""What may stand beside references: the name of a user."""
+"""Text that may stand beside references: the name of a user."""
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _SECRET = re.compile(r"apikey|auth|authorization|bearer|cookie|credentials?|pass(?:phrase|wd|word)|pwd|secrets?")
 _SECRET_LAST = re.compile(r"keys?|pickled|sig(?:nature)?|token")
 
 
 def written(config: Config) -> dict[str, Any]:
-    """Values that `load_as` makes `config` of."""
+    """Return the values from which `load_as` makes `config`."""
     return {key: _written(value, (key,), config.references) for key, value in config.model_dump(mode="json").items()}
 
 
 def shown(config: Config) -> dict[str, Any]:
-    """Values for people, and for files that others may see."""
+    """Return values for people, and for files that others may see."""
     return {key: masked(value, key) for key, value in written(config).items()}
 
 
 def masked(value: Any, key: str = "") -> Any:
-    """`value`, as it is called, without secrets."""
+    """Return `value`, which is named `key`, without secrets."""
     if isinstance(value, Mapping):
         return {name: masked(entry, key if _is_secret(key) else str(name)) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return [masked(entry, key) for entry in value]
     if value is None or isinstance(value, bool) or value == "":
         return value
-    if _is_secret(key):  # a reference may have a value of its own where the environment has none
+    if _is_secret(key):  # a reference may contain a default for a missing variable, which may be a secret
         return value if isinstance(value, str) and _REFERENCE.fullmatch(value) else MASK
     if not isinstance(value, str):
         return value
@@ -62,7 +63,7 @@ def _masked_query(entry: re.Match[str]) -> str:
 
 
 def is_interpolated(text: str) -> bool:
-    """Whether there is a `${…}` to be resolved in `text`."""
+    """Return whether `text` has a `${…}` to be resolved."""
     return any(len(match[1]) % 2 == 0 for match in _INTERPOLATION.finditer(text))
 
 

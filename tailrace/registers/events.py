@@ -7,53 +7,54 @@ from typing import Literal, Self
 from tailrace.registers.prometheus import WORKER_DEATHS, WORKER_STARTS, Series
 
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#4285c9", "#d97f26", "#22997a", "#cf4f45", "#9069c6", "#84909c"
-"""Legible on white and on black, and told apart by people who confuse red and green, as are those of the kinds."""
+"""Colours that are legible on white and on black, and distinct for people who confuse red and green. So are the kinds'
+own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """How a kind of event is shown and counted."""
+    """The display and counting of a kind of event."""
 
     meaning: str
     """A sentence for `docs/metrics.md`, in Markdown."""
     is_work: bool = True
     """Whether it is a span of work: a bar in the timeline."""
     colour: str | None = None
-    """The colour of its bars; None takes one that is left."""
+    """Colour of its bars in the timeline; None takes one that is left."""
     row: Literal["actor", "worker", "weights", "responses"] = "actor"
-    """Its row in the timeline: that of its actor or its worker, the worker's row of weights, or thin bars below."""
+    """Row in the timeline: that of its actor, that of its worker, the worker's row of weights, or thin bars below."""
     mark: Literal["run", "worker"] | None = None
-    """A mark in the timeline: across the run, or at its worker."""
+    """Mark in the timeline: across the run, or at its worker."""
     is_timed: bool = False
-    """Whether a `step` event has the seconds that it took since the step before, as `time/<task>`."""
+    """Whether a `step` event carries the seconds that this work took since the step before, as `time/<task>`."""
     gives_version: bool = False
-    """Whether its worker has the weights `version` from its end on."""
+    """Whether its worker has the weights `version` from the event's end on."""
     step_is_count: bool = False
     """Whether its `step` is the number of steps before it; otherwise it is a step's number, from 0."""
     scalars: Literal["train", "eval"] | None = None
     """The prefix of its metrics in TensorBoard and W&B; None leaves them out."""
     series: Series | None = None
-    """The counter of Prometheus that counts these events, for each worker."""
+    """The Prometheus counter of these events, for each worker."""
     survives_resume: bool = False
-    """Whether it stays true when a resumed run discards what it had done after its checkpoint."""
+    """Whether the event stays true when a resumed run discards what it had done after its checkpoint."""
     phase: str = ""
-    """What the display says that the run does after it; empty changes nothing."""
+    """The phase of the run that the display shows after this event; empty changes nothing."""
     tells: str = ""
-    """The entry of `info` that a log line tells; empty for no such line."""
+    """The entry of `info` that a log line shows; empty for no such line."""
     is_urgent: bool = False
-    """Whether that line stands on a terminal too, above the live display."""
+    """Whether that line also stands on a terminal, above the live display."""
 
 
 class EventKind(StrEnum):
-    """What `Event.task` may be. The values stand in `events.jsonl`, so they never change.
+    """The values of `Event.task`. They stand in `events.jsonl`, so they never change.
 
-    A task of a caller's own queue table is none of these; `about` has an entry for it all the same.
+    The tasks of a caller's own queue table are not listed; `about` has an entry for them all the same.
     """
 
     about: About
 
     def __new__(cls, task: str, about: About) -> Self:
-        """A member whose value is `task`."""
+        """Make a member whose value is `task`."""
         kind = str.__new__(cls, task)
         kind._value_ = task
         kind.about = about
@@ -247,10 +248,10 @@ ABOUT = {str(kind): kind.about for kind in EventKind}
 
 
 def about(task: str) -> About:
-    """The entry of `Event.task`; that of a piece of work where the register has none."""
+    """Return the entry of `Event.task`; where the register has none, that of a piece of work."""
     return ABOUT.get(task, _OTHER)
 
 
 def title(task: str) -> str:
-    """What `Event.task` is called: update weights."""
+    """Return the title of `Event.task`, such as update weights."""
     return task.replace("_", " ")
