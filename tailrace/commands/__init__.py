@@ -1,1 +1,1 @@
-"""What the subcommands of `tailrace` do, apart from training: one file each, and what several of them share."""
+"""The subcommands of `tailrace`, except training: one file each, and what several of them share."""

@@ -1,6 +1,6 @@
-"""`tailrace train --dry-run`: the resolved configuration and what the run would take.
+"""`tailrace train --dry-run`: prints the resolved configuration and an estimate of what the run would take.
 
-It writes nothing, and starts nothing but a grader, which is asked whether answers can be right.
+It writes nothing, and starts only a grader, which is asked whether answers can be right.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ from tailrace.transfer.weights.segments import check_shared_memory
 from tailrace.types import Prompt
 
 MAX_SHOWN = 2000
-"""Characters of a prompt."""
+"""Maximum number of characters that are shown of a prompt."""
 PROBE = 1536
-"""Rows and columns of the matrices that the machine is measured with."""
+"""Rows and columns of the matrices with which the machine is measured."""
 
 
 def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) -> None:
@@ -55,7 +55,7 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     if config.pipeline.placement == "separated" and config.cluster.address is None:
         check_this_machine(run_pools(config), gpus=torch.cuda.device_count())
         check_shared_memory()
-    prepare_torch(config.device, config.threads)  # what is measured below is in this process in any case
+    prepare_torch(config.device, config.threads)  # the measurements below are made in this process in any case
     inputs = check_recipe(config)
     info = describe_model(inputs.model_dir)
     size = ModelSize(
@@ -86,13 +86,14 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
 
 
 async def _check_rewards(config: RunConfig, sources: Mapping[str, Sequence[Prompt]]) -> None:
-    """Make the grader in a process of its own, as a run does, and ask it about answers."""
+    """Make the grader in a process of its own, as a run does, and check answers with it."""
     async with GraderPool(config.rewards.model_copy(update={"workers": 1})) as pool:
         await check_answers(config.rewards, sources, pool)
 
 
 def _shown(text: str) -> list[str]:
-    """A prompt, its lines in quotes with what is no letter escaped; the middle of a long one is left out."""
+    """Return the lines of a prompt in quotes, with special characters escaped; the middle of a long prompt is left
+    out."""
     if len(text) > MAX_SHOWN:
         left_out = len(text) - MAX_SHOWN
         return [*_shown(text[: MAX_SHOWN // 2]), f"… {left_out:,} characters …", *_shown(text[-MAX_SHOWN // 2 :])]

@@ -1,10 +1,10 @@
-"""`tailrace eval`: a model or a run in; accuracy, pass@k and reward with their intervals out.
+"""`tailrace eval`: takes a model or a run, and prints accuracy, pass@k and reward with their intervals.
 
     prompts ──▶ Evaluator (tailrace/run/evaluation.py) ──each answer as it is graded──▶ JsonLines
                     └──answers──▶ figures and intervals ──▶ standard output
 
-Whatever can be wrong with the input is found before the output is opened. Ctrl-C (or SIGTERM) ends the evaluation; what
-is graded has been written and counts. A second one exits at once.
+Errors in the input are found before the output is opened. Ctrl-C (or SIGTERM) ends the evaluation. Answers that are
+graded by then have been written and count. A second Ctrl-C exits at once.
 """
 
 import asyncio
@@ -53,46 +53,46 @@ from tailrace.types import Prompt
 
 
 class AnswerLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One answer, as it is written."""
+    """A line of the output: one answer."""
 
     set: str
-    """Of the prompt."""
+    """Name of the prompt's set."""
     prompt_id: str
-    """Where the prompt came from."""
+    """Origin of the prompt."""
     way: str
     """`greedy` or `sampled`."""
     sample: int
-    """Among the answers to the prompt in this way, from 0."""
+    """Number among the answers to the prompt in this way, from 0."""
     prompt: str
-    """What the model read."""
+    """The text that the model read."""
     response: str
     answer: str | None
-    """Of the source."""
+    """The answer that the source gives."""
     reward: float | None
-    """None where the grading failed."""
+    """The reward; None where the grading failed."""
     finish_reason: str
     tokens: int
-    """Of the response."""
+    """Tokens of the response."""
     correct: bool | None = None
-    """Where the grader says so."""
+    """Whether the response is correct, where the grader says so."""
     parts: dict[str, float] = {}
-    """What the grader gave beside the reward."""
+    """Figures that the grader gave beside the reward."""
     error: str | None = None
-    """Why the grading failed."""
+    """The reason of a failed grading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What an evaluation reads."""
+    """The inputs of an evaluation."""
 
     model_dir: Path
     sets: Mapping[str, Sequence[Prompt]]
     decode: ResponseText
-    """Makes text of responses."""
+    """Makes text of the token ids of a response."""
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of it."""
+        """Tokens of the longest prompt."""
         return max(len(prompt.prompt_ids) for prompts in self.sets.values() for prompt in prompts)
 
 
@@ -105,14 +105,14 @@ def evaluate(
     checkpoint: tuple[Path, int] | None = None,
     inputs: Sequence[str | Path] = (),
 ) -> int:
-    """Evaluate `config.model`, and print the figures; the exit code: 0, or 130 when interrupted.
+    """Evaluate `config.model` and print the figures. Return the exit code: 0, or 130 when interrupted.
 
     Args:
         output: a file for the answers, one JSON line each.
         force: replace that file where it exists.
         as_json: print one JSON object in place of a table.
         checkpoint: the directory of a run and a step, whose weights are evaluated in place of `config.model`.
-        inputs: files, or patterns of them, that `output` never replaces, beside those of the prompts.
+        inputs: files, or patterns of them, that `output` never replaces, in addition to those of the prompts.
 
     Raises:
         UserError: something about the input is wrong, and nothing was written; or the output cannot be written.
@@ -146,7 +146,7 @@ def load_inputs(config: EvalConfig) -> Inputs:
     """Find the model and read the prompts.
 
     Raises:
-        UserError: one of them is missing or wrong, or there are no prompts.
+        UserError: the model or the prompts are missing or wrong, or there are no prompts.
     """
     model_dir, tokenizer, decode = open_model(config)
     max_tokens = max_prompt_tokens(config.engine, config.sampling, config.prompts.max_prompt_tokens, model_dir)
@@ -163,7 +163,7 @@ def load_inputs(config: EvalConfig) -> Inputs:
 
 
 async def _evaluate(config: EvalConfig, inputs: Inputs, lines: JsonLines | None, answers: list[Answer]) -> int:
-    """Fill `answers` as they are graded; the exit code."""
+    """Fill `answers` as they are graded, and return the exit code."""
     async with AsyncExitStack() as stack:
         interrupt = stack.enter_context(Interrupt().watching())
         pool = await stack.enter_async_context(GraderPool(config.rewards))
@@ -223,7 +223,8 @@ def _line(answer: Answer) -> AnswerLine:
 
 
 def intervals(answers: Sequence[Answer], sets: Sequence[str], ways: Sequence[str]) -> dict[str, Interval]:
-    """Of the accuracies, pass@k and rewards of `figures`, by the same names; see tailrace/commands/intervals.py."""
+    """Return the intervals of accuracies, pass@k and rewards, by the names of `figures`; see
+    tailrace/commands/intervals.py."""
     groups = named_groups(answers, sets, ways)
     return {f"{prefix}{name}": found for prefix, of_group in groups.items() for name, found in _intervals(of_group)}
 

@@ -1,4 +1,4 @@
-"""`tailrace export`: a checkpoint of a run becomes a model directory that transformers loads."""
+"""`tailrace export`: turns a checkpoint of a run into a model directory that transformers loads."""
 
 import logging
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 
 
 def export(run: Path, *, step: int | None = None, output: Path | None = None, force: bool = False) -> Path:
-    """Write the model of the checkpoint of `step`, by default the newest, to `output`; the directory.
+    """Write the model of the checkpoint of `step`, by default the newest, to `output`, and return the directory.
 
-    By default that is `RUN/model`, for the newest checkpoint, or `RUN/model-step-N`.
+    The default of `output` is `RUN/model` for the newest checkpoint, and `RUN/model-step-N` for a given step.
 
     Args:
         force: replace the directory where it exists.
@@ -43,7 +43,7 @@ def export(run: Path, *, step: int | None = None, output: Path | None = None, fo
 
 
 def run_config(directory: RunDirectory) -> RunConfig:
-    """What the run was made with.
+    """Return the configuration that the run was made with.
 
     Raises:
         UserError: there is no run.
@@ -54,11 +54,11 @@ def run_config(directory: RunDirectory) -> RunConfig:
 
 
 def find_checkpoint(directory: RunDirectory, step: int | None) -> Path:
-    """That of `step`, intact; by default the newest of the run.
+    """Return the checkpoint of `step`, after verifying it; by default the newest of the run.
 
     Raises:
-        CheckpointError: there is none that the run has not left behind, or it is damaged. The message lists the steps
-            that there are.
+        CheckpointError: the run has no such checkpoint, or has left it behind, or it is damaged. The message lists the
+            steps of the run's checkpoints.
     """
     store = CheckpointStore(directory.checkpoints, keep=1)
     of_run = {step_of(path): path for path in store.of_run()}
@@ -70,7 +70,7 @@ def find_checkpoint(directory: RunDirectory, step: int | None) -> Path:
 
 
 def _missing(store: CheckpointStore, step: int | None) -> str:
-    """What is not there, and what is in its place."""
+    """Describe the missing checkpoint, and the checkpoints that there are."""
     steps = ", ".join(str(step_of(path)) for path in store.of_run())
     left = next((path for path in reversed(store.list()) if step in (None, step_of(path))), None)
     parts = [
@@ -85,7 +85,7 @@ def _missing(store: CheckpointStore, step: int | None) -> str:
 
 @contextmanager
 def exported_checkpoint(run: Path, step: int) -> Iterator[Path]:
-    """A model directory of the checkpoint of `step`, for as long as the block lasts.
+    """Yield a model directory of the checkpoint of `step`, for as long as the block lasts.
 
     Raises:
         UserError: see `export`.

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def check_new_file(option: str, path: Path, *, force: bool) -> None:
-    """Whether the file that `option` names can be made, or replaced with `force`.
+    """Check that the file that `option` names can be made, or replaced with `force`.
 
     Raises:
-        UserError: it exists and is not to be replaced, or is a directory, or has none to be in.
+        UserError: the file exists and is not to be replaced, is a directory, or its directory does not exist.
     """
     if path.is_dir():
         raise UserError(f"{option} {path} is a directory; give a file")

@@ -1,10 +1,10 @@
-"""`tailrace generate`: prompts in, one JSON line for every sample out.
+"""`tailrace generate`: takes prompts, and writes one JSON line for every sample.
 
     prompts ──▶ requests, samples of a prompt together ──▶ engine ──each sample as it finishes──▶ JsonLines
                                                               └──stats──▶ Throughput, on stderr
 
-Whatever can be wrong with the input is found before the output is opened. Ctrl-C (or SIGTERM, or a terminal that
-closes) aborts what is unfinished; what is finished has been written. A second one exits at once.
+Errors in the input are found before the output is opened. Ctrl-C (or SIGTERM, or a terminal that closes) aborts
+unfinished samples; finished ones have been written. A second Ctrl-C exits at once.
 """
 
 import asyncio
@@ -43,27 +43,27 @@ from tailrace.run.inputs import check_tokens, open_model
 from tailrace.types import FinishReason, Prompt, Request, Sample
 
 EXPECTED_TOKENS = "expected_tokens"
-"""The column of the prompts that longest-first and ranked lengths go by."""
+"""The column of the prompts that the order longest_first and the estimate ranked read."""
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One sample, as it is written."""
+    """A line of the output: one sample."""
 
     index: int
-    """Of the prompt among all, from 0."""
+    """Index of the prompt among all prompts, from 0."""
     prompt_id: str
-    """Where the prompt came from."""
+    """Origin of the prompt."""
     prompt: str
-    """What the model read."""
+    """The text that the model read."""
     sample: int
-    """Of the prompt, from 0."""
+    """Number of the sample among those of the prompt, from 0."""
     response: str
-    """Special tokens are left out, unless `sampling.keep_special_tokens` is true."""
+    """Text of the response. Special tokens are left out, unless `sampling.keep_special_tokens` is true."""
     finish_reason: str
     tokens: int
-    """Of the response, the end-of-sequence token included."""
+    """Tokens of the response, including the end-of-sequence token."""
     log_prob: float
-    """The sum over those tokens."""
+    """Sum of the log-probabilities of those tokens."""
     weight_version: int
     answer: str | None = None
     metadata: dict[str, Any] = {}
@@ -72,16 +72,16 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a generation reads."""
+    """The inputs of a generation."""
 
     model_dir: Path
     prompts: list[Prompt]
     decode: ResponseText
-    """Makes text of responses."""
+    """Makes text of the token ids of a response."""
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of it."""
+        """Tokens of the longest prompt."""
         return max(len(prompt.prompt_ids) for prompt in self.prompts)
 
 
@@ -93,12 +93,12 @@ def generate(
     force: bool = False,
     inputs: Sequence[str | Path] = (),
 ) -> int:
-    """Answer `texts`, or the prompts of `config.prompts.source`; the exit code: 0, or 130 when interrupted.
+    """Answer `texts`, or the prompts of `config.prompts.source`. Return the exit code: 0, or 130 when interrupted.
 
     Args:
         output: the file to write; standard output by default.
         force: replace that file where it exists.
-        inputs: files that are never replaced, beside those of the prompts.
+        inputs: files that are never replaced, in addition to those of the prompts.
 
     Raises:
         UserError: something about the input is wrong, and nothing was written; or the output cannot be written.
@@ -115,10 +115,10 @@ def generate(
 
 
 def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
-    """Find the model, read the prompts and see that each leaves room for a response.
+    """Find the model, read the prompts and check that each leaves room for a response.
 
     Raises:
-        UserError: one of them is missing or wrong.
+        UserError: the model or the prompts are missing or wrong.
     """
     if texts and config.prompts.source is not None:
         raise ConfigError("prompts are given as arguments and as prompts.source; give them in one way")
@@ -143,7 +143,8 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
 
 
 def _typed(argument: str, number: int) -> str:
-    """The text of an argument. Python keeps the bytes of what the locale has no characters for; they are UTF-8 then."""
+    """Return the text of an argument. Python keeps the bytes of characters that the locale lacks; they are read as
+    UTF-8."""
     try:
         argument.encode()
         return argument
@@ -158,11 +159,11 @@ def _typed(argument: str, number: int) -> str:
 
 
 def make_requests(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[Request]:
-    """`config.samples` requests for each prompt; the request's id is prompt index · samples + sample.
+    """Make `config.samples` requests for each prompt; a request's id is prompt index · samples + sample.
 
     Raises:
-        PromptError: the order is longest_first, or the estimate of adaptive TP ranked, and a prompt does not say how
-            long its responses are expected to be.
+        PromptError: the order is longest_first, or the estimate of adaptive TP ranked, and a prompt does not give the
+            expected length of its responses.
     """
     expected = _all_expected_tokens(config, prompts)
     priorities = longest_first(expected) if config.order == "longest_first" else first_in(len(prompts))
@@ -182,7 +183,7 @@ def make_requests(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[Req
 
 
 def _all_expected_tokens(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[float]:
-    """Of each prompt; nothing where nobody asks for them."""
+    """Return the expected tokens of each prompt; an empty list where they are not needed."""
     if config.order == "longest_first":
         return [_expected_tokens(prompt, "order longest_first") for prompt in prompts]
     if config.engine.reads_expected_tokens:
@@ -227,7 +228,8 @@ async def _open_engine(config: GenerateConfig, inputs: Inputs, stack: AsyncExitS
 
 
 def _submit(engine: Engine, requests: Sequence[Request]) -> SampleStream:
-    """The stream of their samples. What an engine refuses here is what the user asked for."""
+    """Submit the requests and return the stream of their samples. What an engine refuses here is an error of the
+    user."""
     try:
         return engine.submit(requests)
     except RequestError as error:
@@ -237,7 +239,7 @@ def _submit(engine: Engine, requests: Sequence[Request]) -> SampleStream:
 async def _finished(
     engine: Engine, stream: SampleStream, requests: Sequence[Request], interrupt: Interrupt
 ) -> AsyncGenerator[Sample]:
-    """The samples as they finish; after an interrupt, those that had finished already."""
+    """Yield the samples as they finish; after an interrupt, those that had finished already."""
     while True:
         try:
             sample = await anext(stream)

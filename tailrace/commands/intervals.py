@@ -1,7 +1,7 @@
-"""How far figures of an evaluation may be off, since its prompts are a sample of all that could be asked: 95 %.
+"""95 % intervals of an evaluation's figures, since its prompts are a sample of all that could be asked.
 
-Answers to one prompt are alike, so prompts count, and not answers: Miller 2024, "Adding Error Bars to Evals",
-arXiv:2411.00640, section 3 ("clustered standard errors").
+Answers to one prompt are alike, so the number of prompts counts, and not that of answers: Miller 2024, "Adding Error
+Bars to Evals", arXiv:2411.00640, section 3 ("clustered standard errors").
 """
 
 import math
@@ -15,11 +15,12 @@ Interval = tuple[float, float]
 
 
 def fraction_interval(scores: Sequence[float], answers: int) -> Interval:
-    """Of the mean of `scores`, one for each prompt, between 0 and 1, from so many `answers` in all.
+    """Return the interval of the mean of `scores`, one for each prompt, between 0 and 1. `answers`: their number in
+    all.
 
-    Wilson's score interval (1927) for the effective number of trials: the prompts, or more where the scores vary less
-    than those of single answers would (Korn and Graubard 1998), but not more than the answers. With one answer to each
-    prompt it is Wilson's interval itself.
+    This is Wilson's score interval (1927) for the effective number of trials. That is the number of prompts, or more
+    where the scores vary less than those of single answers would (Korn and Graubard 1998), but not more than the
+    answers. With one answer to each prompt it is Wilson's interval itself.
     """
     mean, prompts = fmean(scores), len(scores)
     single, spread = mean * (1 - mean), pvariance(scores)
@@ -31,7 +32,8 @@ def fraction_interval(scores: Sequence[float], answers: int) -> Interval:
 
 
 def mean_interval(scores: Sequence[float]) -> Interval | None:
-    """Of the mean of `scores`, one for each prompt, by its standard error; None for a single prompt."""
+    """Return the interval of the mean of `scores`, one for each prompt, by its standard error; None for a single
+    prompt."""
     if len(scores) < 2:
         return None
     half = _Z * stdev(scores) / math.sqrt(len(scores))

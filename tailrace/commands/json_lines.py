@@ -15,18 +15,18 @@ from tailrace.errors import UserError
 
 
 class JsonLines:
-    """JSON lines in a new file, or on standard output. Each is written at once, so that a killed run leaves whole ones.
+    """JSON lines in a new file or on standard output. Each is written at once, so that a killed run leaves whole lines.
 
-    A context manager: the file is made on entering, once everything else is known to be right, and removed on leaving
-    where nothing was written.
+    A context manager. It makes the file on entering, once everything else is known to be right. It removes the file on
+    leaving where nothing was written.
     """
 
     def __init__(self, path: Path | None, *, force: bool, inputs: Iterable[str | Path] = ()) -> None:
         """`force`: replace the file at `path`. `inputs`: files, or patterns of them, that are never replaced.
 
         Raises:
-            UserError: the file exists and is not to be replaced, is an input or a directory, or has none to be in; or
-                it is standard output, which is closed.
+            UserError: the file exists and is not to be replaced, is an input or a directory, or its directory does not
+                exist; or it is standard output, which is closed.
         """
         self._path = path = None if path == Path("/dev/stdout") else path
         self._length = 0
@@ -40,7 +40,7 @@ class JsonLines:
 
     @property
     def on_terminal(self) -> bool:
-        """Whether the lines go where a person looks."""
+        """Whether the lines go to a terminal."""
         return self._path is None and sys.stdout.isatty()
 
     def __enter__(self) -> Self:
@@ -63,10 +63,10 @@ class JsonLines:
             self._path.unlink()
 
     def write(self, line: msgspec.Struct) -> None:
-        """Write one line, whole or not at all.
+        """Write a line, whole or not at all.
 
         Raises:
-            UserError: there is no room for it, or nobody to read it.
+            UserError: there is no room for the line, or its reader is gone.
         """
         left = memoryview(msgspec.json.encode(line) + b"\n")
         size = len(left)

@@ -1,7 +1,7 @@
-"""`tailrace profile engine`: where the time of an engine step goes, by batch size.
+"""`tailrace profile engine`: measures where the time of an engine step goes, by batch size.
 
-Each batch is B random prompts with nothing in common. The engine prefills them, then decodes them in lockstep. Steps in
-which all B sequences computed one token, and nothing else happened, are the decode steps that are reported.
+Each batch is B random prompts with nothing in common. The engine prefills them, then decodes them in lockstep. The
+decode steps that are reported are those in which all B sequences computed one token, and nothing else happened.
 """
 
 import os
@@ -39,14 +39,14 @@ from tailrace.report.text import number, percent
 from tailrace.types import Request, Sample
 
 WARM_UP_TOKENS = 4
-"""New tokens of the batch that is run first and not reported: it compiles, allocates and captures."""
+"""New tokens of the first batch, which is not reported: it compiles, allocates and captures."""
 
 
 class ProfiledCore(Protocol):
-    """What is asked of an engine's core."""
+    """The part of an engine's core that is needed to profile it."""
 
     profiler: Profiler | None
-    """Steps are profiled while there is one."""
+    """The profiler; steps are profiled while there is one."""
 
     @property
     def has_work(self) -> bool:
@@ -56,32 +56,32 @@ class ProfiledCore(Protocol):
         """Accept a request."""
 
     def step(self) -> list[Sample]:
-        """Make a step; the samples that it has finished."""
+        """Make a step and return the samples that it has finished."""
 
     def stats(self) -> EngineStats:
-        """Counts of this moment."""
+        """Return the counts of this moment."""
 
 
 class BatchProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of one batch size."""
+    """The measurements of one batch size."""
 
     batch_size: int
     decode_steps: int
     mean_context: float
-    """Cached tokens of a sequence in those steps."""
+    """Mean number of cached tokens of a sequence in those steps."""
     median_step_s: float
     mean_step_s: float
     seconds: dict[str, float]
-    """Means of the parts of those steps; they add up to mean_step_s."""
+    """Mean seconds of the parts of those steps; they add up to mean_step_s."""
     tokens_per_s: float
-    """At the median step."""
+    """Tokens per second at the median step."""
     prefill_tokens: int
-    """Computed in steps in which no sequence decoded."""
+    """Tokens computed in steps in which no sequence decoded."""
     prefill_tokens_per_s: float
 
 
 def profile_engine(config: ProfileConfig, json: Path | None, *, force: bool = False) -> None:
-    """Measure every batch size, print a table, and write the figures to `json`, in place of what is there with `force`.
+    """Measure every batch size, print a table, and write the figures to `json`; `force` replaces an existing file.
 
     Raises:
         UserError: the engine is not the native one or cannot hold a batch, or the file cannot be written.
@@ -129,7 +129,8 @@ def _check_context(config: ProfileConfig, context: int) -> None:
 
 
 def _check_prefill(config: ProfileConfig, engine: NativeEngineConfig) -> None:
-    """The first sequence must still decode when the last one has been prefilled: it makes a token in every step."""
+    """Check that the first sequence still decodes when the last one has been prefilled: it makes a token in every
+    step."""
     largest = max(config.batch_sizes)
     steps = -(-largest * config.prompt_tokens // engine.prefill_tokens)
     if steps >= config.new_tokens:
@@ -140,7 +141,8 @@ def _check_prefill(config: ProfileConfig, engine: NativeEngineConfig) -> None:
 
 
 def _check_cache(config: ProfileConfig, engine: NativeEngineConfig, total_blocks: int) -> None:
-    """A batch that does not fit would measure preemptions. The scheduler keeps a block free for each that runs."""
+    """Check that a batch fits, since it would measure preemptions otherwise. The scheduler keeps a block free for each
+    running sequence."""
     largest = max(config.batch_sizes)
     tokens = config.prompt_tokens + config.new_tokens
     needed = largest * (-(-tokens // engine.block_size) + 1)
@@ -188,7 +190,7 @@ def _run(core: ProfiledCore, requests: Sequence[Request]) -> None:
 
 
 def summarize(steps: Sequence[StepProfile], batch_size: int) -> BatchProfile:
-    """The figures of a batch from the profiles of all its steps."""
+    """Return the figures of a batch from the profiles of all its steps."""
     decodes = [step for step in steps if step.decodes == batch_size and step.prefill_tokens == 0]
     prefills = [step for step in steps if step.decodes == 0 and step.prefill_tokens > 0]
     assert decodes, f"no step decoded all {batch_size} sequences"
@@ -209,14 +211,14 @@ def summarize(steps: Sequence[StepProfile], batch_size: int) -> BatchProfile:
 
 
 def _mean_parts(steps: Sequence[StepProfile]) -> dict[str, float]:
-    """Mean seconds of each part that occurred, in the order of a step."""
+    """Return the mean seconds of each part that occurred, in the order of a step."""
     seen = {part for step in steps for part in step.seconds}
     ordered = [*(part for part in PARTS if part in seen), *sorted(seen.difference(PARTS))]
     return {part: statistics.fmean(step.seconds.get(part, 0.0) for step in steps) for part in ordered}
 
 
 def table(profiles: Sequence[BatchProfile]) -> Table:
-    """A column for each batch size: time and speed of a decode step, and the share of each part."""
+    """Return a table with a column for each batch size: time and speed of a decode step, and the share of each part."""
     shown = Table(box=None, padding=(0, 2, 0, 0))
     shown.add_column("batch size", style="dim")
     for profile in profiles:
@@ -231,7 +233,7 @@ def table(profiles: Sequence[BatchProfile]) -> Table:
 
 
 def title(config: ProfileConfig, slow: str | None) -> str:
-    """What was measured; `slow`: why not the C++ decoder, or None if it was."""
+    """Describe the measurement in a line. `slow`: why the C++ decoder was not used, or None if it was."""
     assert isinstance(config.engine, NativeEngineConfig)
     link = " · emulated link" if config.engine.link else ""
     decoder = "C++ decoder" if slow is None else f"PyTorch decoder ({slow})"

@@ -1,14 +1,14 @@
-"""`tailrace profile tp`: what decode steps, prefills and switches take under each TP degree, for engines with
+"""`tailrace profile tp`: measures decode steps, prefills and switches under each TP degree, for engines with
 `adaptive_tp`.
 
-One engine, whose ranks go from degree to degree, measures everything in each of several rounds, and one batch size
-under all degrees before the next. So a machine that slows down for a while does so to all of them:
+One engine, whose ranks go from degree to degree, measures everything in each of several rounds. It measures one batch
+size under all degrees before the next, so a machine that slows down for a while does so for all of them:
 
     each batch size ──each degree──▶ decode steps ────────────────────────┐
     prefills        ──each degree──▶ seconds ─────────────────────────────┼──medians over rounds──▶ TPProfile
     round trip      ──each pair of degrees──▶ weights, keys and values ───┘
 
-After PAT, section 4.2 (Offline Profiler). Nothing is written before all is measured.
+The method follows PAT, section 4.2 (Offline Profiler). Nothing is written before everything is measured.
 """
 
 import statistics
@@ -46,35 +46,35 @@ from tailrace.report.text import counted, duration
 
 LOG_PERIOD_S = 10.0
 ALL_REDUCES = 100
-"""After a switch."""
+"""Number of all-reduces that are timed after a switch."""
 
 
 @dataclass(slots=True)
 class Figures:
-    """Seconds of each measurement, of all rounds so far."""
+    """The measurements of all rounds so far, mostly in seconds."""
 
     decode: defaultdict[tuple[int, int, int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """By (TP, replicas, B, L)."""
+    """Seconds of decode steps, by (TP, replicas, B, L)."""
     prefill: defaultdict[tuple[int, int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """By (TP, B, L)."""
+    """Seconds of prefills, by (TP, B, L)."""
     switches: defaultdict[tuple[int, int], list[SwitchReport]] = field(default_factory=lambda: defaultdict(list))
-    """By (source, target), in the middle of a batch."""
+    """Switches in the middle of a batch, by (source, target)."""
     group_s: dict[int, float] = field(default_factory=dict)
-    """By degree; its groups are made once."""
+    """Seconds in which process groups were made, by degree; its groups are made once."""
     capture_s: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """By the degree that was switched to."""
+    """Seconds of capture, by the degree that was switched to."""
     kv_bytes_per_s: defaultdict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """By (source, target)."""
+    """Bytes a second at which keys and values moved, by (source, target)."""
     all_reduces: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """By TP, in bytes a second."""
+    """Bytes a second of all-reduces, by TP."""
 
     @property
     def degrees(self) -> set[int]:
-        """Under which anything was measured."""
+        """The degrees under which anything was measured."""
         return {tp for tp, *_ in self.decode}
 
     def profile(self, key: ProfileKey, plan: Plan) -> TPProfile:
-        """Their medians."""
+        """Return the profile, of the medians of all measurements."""
         return TPProfile(
             key=key,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -110,16 +110,17 @@ class Figures:
         )
 
     def _group_s(self, plan: Plan) -> dict[int, float]:
-        """Groups are made once. Of those that came with the ranks it is taken to have been as long as of the others."""
+        """Return the seconds for each degree's groups. For groups that came with the ranks, the longest time of the
+        others counts."""
         longest = max(self.group_s.values(), default=0.0)
         return {degree: longest for degree in plan.degrees if degree > 1} | self.group_s
 
 
 def profile_tp(config: TPProfileConfig, *, force: bool = False) -> None:
-    """Measure, write the profile, in place of what is there with `force`, and print it as tables.
+    """Measure, write the profile and print it as tables; `force` replaces an existing file.
 
     Raises:
-        UserError: the model cannot be split so, the cache has no room for what is to be measured, or the file exists or
+        UserError: the model cannot be split so, the cache has no room for the measurements, or the file exists or
             cannot be written.
         EngineError: a rank died, or memory has no room for a switch.
     """
@@ -142,7 +143,7 @@ def profile_tp(config: TPProfileConfig, *, force: bool = False) -> None:
 
 
 def measure(bench: Bench, plan: Plan, key: ProfileKey, console: Console) -> TPProfile:
-    """Measure all rounds, and show on `console` how far it is.
+    """Measure all rounds, and show the progress on `console`.
 
     Raises:
         EngineError: see `profile_tp`.
@@ -169,7 +170,7 @@ def _measure_round(bench: Bench, plan: Plan, figures: Figures, done: "_Steps") -
         report, sent_bytes = _switch(bench, target, figures)
         figures.switches[source, target].append(report)
         figures.kv_bytes_per_s[source, target].append(sent_bytes / report.kv_s)
-        # and as in the middle of a batch, little of what moves next is in the processor's caches after these
+        # as in the middle of a batch, these steps leave little of what moves next in the processor's caches
         first_s, second_s = bench.step(), bench.step()
         figures.capture_s[target].append(max(0.0, first_s - second_s))
         if target > 1:
@@ -179,7 +180,7 @@ def _measure_round(bench: Bench, plan: Plan, figures: Figures, done: "_Steps") -
 
 
 def _switch(bench: Bench, tp: int, figures: Figures) -> MeasuredSwitch:
-    """Change the degree, and take note of groups that were made for it."""
+    """Change the degree, and record the groups that were made for it."""
     switch = bench.switch(tp)
     made = switch.report.made_groups
     figures.group_s |= {degree: switch.report.groups_s / len(made) for degree in made}
@@ -189,7 +190,7 @@ def _switch(bench: Bench, tp: int, figures: Figures) -> MeasuredSwitch:
 def _measure_points(
     bench: Bench, plan: Plan, decode: Points, prefill: Points, figures: Figures, done: "_Steps"
 ) -> None:
-    """Of the arrangement that there is."""
+    """Measure points under the present arrangement."""
     tp = bench.tp
     if tp not in figures.degrees:  # the first time
         bench.write_cache(plan.blocks)
@@ -205,7 +206,7 @@ def _measure_points(
 
 
 def round_trip(degrees: Sequence[int]) -> list[int]:
-    """A walk from the first degree back to it on which each follows each other one once."""
+    """Return a walk from the first degree back to it on which each degree follows each other one once."""
     first, *others = degrees
     walk = [first]
     for index, other in enumerate(others):
@@ -214,21 +215,21 @@ def round_trip(degrees: Sequence[int]) -> list[int]:
 
 
 def _engine(config: TPProfileConfig, plan: Plan) -> NativeEngineConfig:
-    """Arranged for the first degree: whose groups are made with the ranks, the fewest of all."""
+    """Arrange the engine for the first degree. Its groups are the fewest of all, and are made with the ranks."""
     adaptive_tp = AdaptiveTPConfig(degrees=plan.degrees)
     first = plan.degrees[0]
     return config.engine.model_copy(update={"dp": plan.ranks // first, "tp": first, "adaptive_tp": adaptive_tp})
 
 
 class _Steps:
-    """Says how far it is: with a bar in a terminal, with a line now and then in a log.
+    """The progress of the measurements: a bar in a terminal, a line now and then in a log.
 
-    It draws between two measurements only, which it would disturb.
+    It draws between two measurements only, since drawing would disturb them.
     """
 
     def __init__(self, plan: Plan, console: Console, progress: Progress) -> None:
         self.round = 0
-        """Of the plan's, from 1."""
+        """The present round of the plan, from 1."""
         self._plan = plan
         self._console = console
         self._progress = progress
@@ -252,7 +253,7 @@ class _Steps:
             yield cls(plan, console, progress)
 
     def count(self, what: str) -> None:
-        """A measurement is done."""
+        """Count a measurement that is done."""
         self._done += 1
         text = f"round {self.round} of {self._plan.rounds} · {what}"
         self._progress.update(self._bar, completed=self._done, description=text, refresh=True)
@@ -265,7 +266,7 @@ class _Steps:
 
 
 def show(profile: TPProfile, console: Console) -> None:
-    """Print what was measured, for people."""
+    """Print the profile, for people."""
     console.print(title(profile.key), style="bold", soft_wrap=True, markup=False)
     for shown in (decode_table(profile), prefill_table(profile), switch_table(profile)):
         console.print(shown)

@@ -25,18 +25,18 @@ _LOOK_LIMIT_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What is to be served."""
+    """The queue that is to be served."""
 
     config: ServeConfig
     of_run: bool
-    """Whether the table is that of a training run, which can use the queue then."""
+    """Whether the table is that of a training run, which can then use the queue."""
 
 
 def load_served(recipe: Path, overrides: Sequence[str]) -> Served:
-    """The table of a training run, or one that the recipe describes itself.
+    """Load the table of a training run, or the table that the recipe itself describes.
 
     Raises:
-        ConfigError: it is neither; see also `load_as`.
+        ConfigError: the recipe is neither; see also `load_as`.
     """
     keys = keys_of(recipe)
     if "table" in keys:
@@ -51,7 +51,7 @@ def load_served(recipe: Path, overrides: Sequence[str]) -> Served:
 
 
 def _check_recipe(recipe: Path, keys: set[str]) -> None:
-    """Whether a recipe without a table is that of a run; a slip in its keys is for `load_config`."""
+    """Check that a recipe without a table is that of a run; `load_config` finds a slip in its keys."""
     if keys.intersection(RunConfig.model_fields.keys() - ServeConfig.model_fields.keys()):
         return
     for key in sorted(keys.difference(ServeConfig.model_fields)):
@@ -74,7 +74,7 @@ def serve(served: Served, directory: Path, *, metrics_port: int | None) -> None:
     config = served.config
     processes = QueueProcesses(config.queue, config.table, directory, resume=True)
     asked: SimpleQueue[bool] = SimpleQueue()  # may be put to in a signal handler
-    """Whether somebody wants the queue to end; False where it has been given up."""
+    """Requests to end the queue; False where it has been given up."""
     processes.on_given_up(lambda: asked.put(False))
 
     def stop() -> None:
@@ -96,7 +96,7 @@ def serve(served: Served, directory: Path, *, metrics_port: int | None) -> None:
 
 
 def greeting(served: Served, connection: Path) -> list[str]:
-    """What it says of how to use it, line by line."""
+    """Return the lines that say how to use the queue."""
     if served.of_run:
         use = [f"Serving. One run can use this queue, with: queue.type=remote queue.connection={connection}"]
     else:
@@ -125,7 +125,7 @@ def _look(processes: QueueProcesses) -> QueueStats | None:
     try:
         return read_stats(processes.address, name="serve", limit_s=_LOOK_LIMIT_S)
     except PeerLost:
-        return None  # the controller has just died; nobody shall wait for these counts
+        return None  # the controller has just died; these counts are worth no wait
 
 
 @contextmanager

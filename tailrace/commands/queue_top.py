@@ -1,4 +1,4 @@
-"""`tailrace queue top`: what a queue holds, who waits for what, and how its storage units are."""
+"""`tailrace queue top`: shows the contents of a queue, what waits for what, and the state of its storage units."""
 
 import time
 from collections.abc import Callable
@@ -22,11 +22,11 @@ _MIB = 2**20
 
 
 def show(connection: Path, *, once: bool) -> None:
-    """Print the counts of the queue whose address is in the file `connection`, anew each second until Ctrl-C: in place
-    on a terminal, else one after the other.
+    """Print the counts of the queue whose address is in the file `connection`, again each second until Ctrl-C. A
+    terminal shows them in place; elsewhere they follow one after the other.
 
     Raises:
-        UserError: there is no such file, or no queue where it says.
+        UserError: there is no such file, or no queue at its address.
     """
     address = QueueAddress.read(connection)
     stats = _look(address, connection)
@@ -48,7 +48,7 @@ def _in_place(console: Console, stack: ExitStack) -> Callable[[QueueStats], None
 
 
 def _below(console: Console) -> Callable[[QueueStats], None]:
-    """For a pipe or a file, which nobody flushes for us."""
+    """Return a function that prints to a pipe or a file, and flushes it."""
 
     def show(stats: QueueStats) -> None:
         console.print(render(stats), Text())
@@ -68,7 +68,7 @@ def _look(address: QueueAddress, connection: Path) -> QueueStats:
 
 
 def render(stats: QueueStats) -> Group:
-    """The counts as a page."""
+    """Return the counts as a page."""
     return Group(_summary(stats), _tasks(stats), *([_units(stats)] if stats.units else []))
 
 

@@ -1,4 +1,4 @@
-"""How fast samples are made, for people: a bar in a terminal, a line now and then in a log, and a last line."""
+"""The speed of making samples, for people: a bar in a terminal, a line now and then in a log, and a last line."""
 
 import asyncio
 import time
@@ -17,20 +17,20 @@ LOG_PERIOD_S = 10.0
 
 
 class Throughput:
-    """Counts the samples of one batch of requests from the moment that it is made. Used from the event loop alone."""
+    """Counts the samples of one batch of requests from the moment of its creation. Use it from the event loop alone."""
 
     def __init__(self, total: int, stats: Callable[[], EngineStats]) -> None:
-        """`total` samples are to come from the engine that counts in `stats`, which is new."""
+        """Expect `total` samples from the engine that counts in `stats`, which is new."""
         self.samples = 0
         self.tokens = 0
-        """Of those samples."""
+        """Tokens of those samples."""
         self._total = total
         self._stats = stats
         self._start = time.perf_counter()
         self._first_s: float | None = None
 
     def count(self, sample: Sample) -> None:
-        """One sample has finished."""
+        """Count a finished sample."""
         if self._first_s is None:
             self._first_s = self._elapsed
         self.samples += 1
@@ -49,7 +49,7 @@ class Throughput:
                 showing.result()
 
     def summary(self) -> str:
-        """What was made, how fast, and what it took: one line."""
+        """Return one line about the samples made, their speed, and the work that they took."""
         stats = self._stats()
         first = "" if self._first_s is None else f" · first sample after {duration(self._first_s)}"
         switches = f" · TP changed {counted(stats.switches, 'time')}" if stats.switches else ""
@@ -65,7 +65,7 @@ class Throughput:
         return time.perf_counter() - self._start
 
     def _now(self) -> str:
-        """Speed so far, unfinished samples included."""
+        """Return the speed so far, unfinished samples included."""
         stats = self._stats()
         speed = number(stats.generated_tokens / self._elapsed)
         first = "" if self._first_s is None else f" · first after {duration(self._first_s)}"

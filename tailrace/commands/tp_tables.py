@@ -7,14 +7,15 @@ from tailrace.report.text import counted, number
 
 
 def title(key: ProfileKey) -> str:
-    """What was measured."""
+    """Describe the measurement in a line."""
     link = f" · link of {key.link}" if key.link else ""
     threads = f"{counted(key.ranks, 'rank')} with {counted(key.threads_per_rank, 'thread')} each"
     return f"{key.model} · {key.dtype} · {threads}{link} · {key.hardware} · {key.backend} · {key.collectives}"
 
 
 def decode_table(profile: TPProfile) -> Table:
-    """A row for each batch and length, a column for each degree and number of replicas beside each other."""
+    """Return a table with a row for each batch and length, and a column for each degree and number of replicas side by
+    side."""
     columns = sorted({(point.tp, point.replicas) for point in profile.decode})
     seconds = {(p.tp, p.replicas, p.batch_size, p.context_tokens): p.seconds for p in profile.decode}
     shown = _table("ms a decode step", "sequences", "tokens of each")
@@ -27,7 +28,7 @@ def decode_table(profile: TPProfile) -> Table:
 
 
 def prefill_table(profile: TPProfile) -> Table:
-    """A row for each batch and length, a column for each degree."""
+    """Return a table with a row for each batch and length, and a column for each degree."""
     seconds = {(p.tp, p.batch_size, p.length): p.seconds for p in profile.prefill}
     shown = _table("ms to prefill", "prompts", "tokens of each")
     for tp in profile.degrees:
@@ -38,7 +39,7 @@ def prefill_table(profile: TPProfile) -> Table:
 
 
 def switch_table(profile: TPProfile) -> Table:
-    """A row for each pair of degrees."""
+    """Return a table with a row for each pair of degrees."""
     shown = _table("ms to switch", "from", "to")
     for name in ("weights", "rest", "groups, once", "cache, MiB/s", "all-reduce, MiB/s"):
         shown.add_column(name, justify="right")
