@@ -1,6 +1,6 @@
 """The metrics of events: each with its name, unit, meaning, direction, and the places that show it.
 
-The order is that of the places. A metric that is not here is shown all the same, by its name.
+Their order is the order in which they are shown. A metric that is not listed is shown all the same, by its name.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,14 @@ from tailrace.registers.events import EventKind
 from tailrace.registers.queue import QUEUE_COUNTS, TASK_COUNTS
 
 Group = Literal["From its samples", "Of its update", "Speed"]
-"""Where the metrics of a `step` come from."""
+"""The origin of the metrics of a `step`."""
 Chart = Literal["Learning", "Speed", "Staleness", "Optimization", "Reward failures", "Further metrics"]
 """The sections of the report that have charts of metrics."""
 
 
 class Shown(Flag):
-    """Where a metric is shown beside the report's charts; TensorBoard, W&B and Prometheus have all of a step."""
+    """Places that show a metric beside the report's charts. TensorBoard, W&B and Prometheus have all metrics of a
+    step."""
 
     NOWHERE = 0
     TABLE = auto()
@@ -25,36 +26,37 @@ class Shown(Flag):
     LINE = auto()
     """The line of a step where there is no terminal."""
     HELD_OUT = auto()
-    """Beside its value before training, where an evaluation has it: in the display and as a card of the report."""
+    """Beside the value before training, where an evaluation has the metric: in the display and as a card of the
+    report."""
     WARNING = auto()
-    """In display, log and report, where it is not 0."""
+    """In display, log and report, where the metric is not 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric, or all whose names differ in the part `<...>` alone."""
+    """A metric, or all metrics whose names differ in the part `<...>` alone."""
 
     name: str
     of: tuple[EventKind, ...] = (EventKind.STEP,)
     """The kinds of events that have it."""
     group: Group | None = None
-    """The part of the section in `docs/metrics.md`, where a `step` has it."""
+    """The part of the `step` section in `docs/metrics.md`, for a metric of steps."""
     title: str = ""
-    """What people read; empty for the name in words."""
+    """The title that people read; empty for the name in words."""
     unit: str = ""
     meaning: str
-    """For `docs/metrics.md`, in Markdown."""
+    """The meaning for `docs/metrics.md`, in Markdown."""
     is_fraction: bool = False
-    """A fraction of 1, which is written in percent."""
+    """Whether it is a fraction of 1, which is written in percent."""
     better: Literal["higher", "lower"] | None = None
-    """The direction that one wants; None where neither is better."""
+    """The desired direction; None where neither is better."""
     shown: Shown = Shown.NOWHERE
     chart: Chart = "Further metrics"
-    """The section of the report whose charts have it."""
+    """The section of the report whose charts show it."""
     is_scheduled: bool = False
-    """Set by a schedule: it has no noise to average out."""
+    """Whether a schedule sets it, so that it has no noise to average out."""
     zero_says_nothing: bool = False
-    """Not shown where it has always been 0."""
+    """Whether it is left out where it has always been 0."""
 
     @property
     def is_family(self) -> bool:
@@ -67,7 +69,7 @@ class Metric:
         return self.name.partition("<")[0]
 
     def is_better(self, change: float) -> bool:
-        """Whether it has changed for the better."""
+        """Return whether `change` is for the better."""
         return change > 0 if self.better == "higher" else self.better == "lower" and change < 0
 
     @property
@@ -432,28 +434,29 @@ METRICS = (
         )
     ),
 )
-"""All of them."""
+"""All metrics."""
 
 _BY_NAME = {entry.name: entry for entry in METRICS if not entry.is_family and set(entry.of) & set(_LEARNED)}
 
 
 def metric(name: str) -> Metric:
-    """The entry of a metric of steps and evaluations; one with a title alone where the register has none."""
+    """Return the entry of a metric of steps and evaluations; where the register has none, an entry with the name
+    alone."""
     return _BY_NAME.get(name) or Metric(name=name, meaning="")
 
 
 def shown_in(place: Shown) -> list[str]:
-    """The names of the metrics that are shown in `place`."""
+    """Return the names of the metrics that are shown in `place`."""
     return [entry.name for entry in METRICS if place in entry.shown]
 
 
 def charted_in(section: Chart) -> list[str]:
-    """The names of the metrics whose charts are in `section`, without families."""
+    """Return the names of the metrics whose charts are in `section`, without families."""
     return [entry.name for entry in METRICS if entry.chart == section and not entry.is_family]
 
 
 def has_chart(name: str) -> bool:
-    """Whether a chart of the report's own sections shows the metric, alone or in its family."""
+    """Return whether a chart of the report's own sections shows the metric, alone or in its family."""
     return any(
         name.startswith(entry.prefix) if entry.is_family else name == entry.name
         for entry in METRICS

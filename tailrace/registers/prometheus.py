@@ -1,4 +1,4 @@
-"""The series that a run answers Prometheus with. Their names are a contract with dashboards."""
+"""The series with which a run answers Prometheus. Their names are a contract with dashboards."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,13 +6,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One metric of Prometheus."""
+    """A metric of Prometheus."""
 
     name: str
-    """As it is registered: a counter is scraped as `<name>_total`."""
+    """The name as it is registered; a counter is scraped as `<name>_total`."""
     type: Literal["gauge", "counter", "histogram"] = "gauge"
     help: str
-    """A sentence, which Prometheus shows and `docs/metrics.md`."""
+    """A sentence that Prometheus and `docs/metrics.md` show."""
     labels: tuple[str, ...] = ()
     note: str = ""
     """A further sentence for `docs/metrics.md`."""
@@ -79,4 +79,4 @@ RUN_SERIES = (
     WORKER_STARTS,
     WORKER_DEATHS,
 )
-"""Of a run, without those of its queue."""
+"""The series of a run, without those of its queue."""

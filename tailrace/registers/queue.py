@@ -11,9 +11,9 @@ class QueueCount:
     """A field of `QueueStats`, `TaskStats` or `UnitStats`."""
 
     name: str
-    """Of the field."""
+    """The name of the field."""
     series: Series
-    """Its label `state`, where it has one, is the name of the count."""
+    """The series of the count. Its label `state`, where it has one, is the name of the count."""
     title: str = ""
     """The heading of its column in `tailrace queue top`; the counts of the whole queue have no columns."""
     unit: Literal["rows", "bytes", "s", "groups", ""] = ""
@@ -30,7 +30,7 @@ def _of_unit(name: str, help: str) -> Series:
 
 
 UP = Series(name="tailrace_queue_up", help="Whether the controller answers this token.")
-"""Of a served queue."""
+"""A series of a served queue."""
 TASK_ROWS = Series(
     name="tailrace_queue_task_rows",
     help="Rows of a task by state.",
@@ -71,7 +71,7 @@ QUEUE_COUNTS = (
         series=Series(name="tailrace_queue_put_wait_seconds", type="counter", help="Time that puts had to wait."),
     ),
 )
-"""Of the whole queue."""
+"""The counts of the whole queue."""
 
 TASK_COUNTS = (
     QueueCount(name="waiting", title="waiting", unit="rows", observed="that wait for their inputs", series=TASK_ROWS),
@@ -97,7 +97,7 @@ TASK_COUNTS = (
         series=_of_task("wait_seconds", "Time that claims had to wait."),
     ),
 )
-"""Of one task, in the order of the columns."""
+"""The counts of a task, in the order of the columns."""
 
 UNIT_COUNTS = (
     QueueCount(name="alive", series=_of_unit("alive", "Whether a unit gives signs of life.")),
@@ -110,4 +110,4 @@ UNIT_COUNTS = (
         series=_of_unit("max_bytes", "The most bytes that a unit stores."),
     ),
 )
-"""Of one storage unit, in the order of the columns."""
+"""The counts of a storage unit, in the order of the columns."""

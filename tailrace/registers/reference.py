@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from the registers: `python -m tailrace.registers.reference > docs/metrics.md`."""
+"""Write docs/metrics.md from the registers: `python -m tailrace.registers.reference > docs/metrics.md`."""
 
 from collections.abc import Iterable, Iterator
 
@@ -52,7 +52,7 @@ several sets of prompts, `SET/NAME` is of one of them, and the others of all tog
 
 
 def reference() -> str:
-    """The page."""
+    """Return the page as Markdown."""
     return "\n".join([INTRODUCTION, *_events(), *_metrics(), *_prometheus()])
 
 
