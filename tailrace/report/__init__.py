@@ -1,1 +1,2 @@
-"""What a run leaves to look at: live display, metric sinks, HTML page, timeline. All of it is read from events."""
+"""The records of a run for people: live display, metric sinks, HTML page, timeline. All of them are made from
+events."""

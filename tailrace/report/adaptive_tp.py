@@ -1,4 +1,4 @@
-"""The chart of adaptive tensor parallelism: what was unfinished, the TP degree, and each decision."""
+"""The chart of adaptive tensor parallelism: unfinished responses, the TP degree, and each decision."""
 
 from collections.abc import Iterator, Sequence
 from itertools import cycle
@@ -11,17 +11,17 @@ from tailrace.report.run_data import RunData
 from tailrace.report.workers import worker_order
 
 _SHOWN = 4000
-"""Decisions, the newest: beyond that a browser gets slow."""
+"""Maximum number of decisions that are shown, the newest ones: with more, a browser gets slow."""
 _ENGINE_COLOURS = (ORANGE, GREEN, PURPLE, BLUE)
-"""Of the TP of each engine."""
+"""Colours for the TP of each engine."""
 
 
 _OUTCOMES = {"kept": (BLUE, "circle"), "switched": (ORANGE, "diamond"), "given up": (RED, "x")}
-"""What became of a decision, with the colour and the symbol of its mark."""
+"""The outcomes of decisions, with the colour and the symbol of their marks."""
 
 
 def adaptive_tp_figure(run: RunData) -> Figure | None:
-    """Unfinished responses and TP over the time of the run; nothing where no engine decided about TP."""
+    """Draw unfinished responses and TP over the time of the run; None where no engine decided about TP."""
     events = list(run.of(EventKind.ADAPTIVE_TP))[-_SHOWN:]
     if not events:
         return None
@@ -53,7 +53,7 @@ def _marks_of_decisions(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
 
 
 def _outcome(event: Event) -> str | None:
-    """None where nothing was decided, since the batch was done."""
+    """Return the outcome of a decision; None where nothing was decided, since the batch was done."""
     if "failure" in event.info:
         return "given up"
     if _changes(event):
@@ -62,7 +62,7 @@ def _outcome(event: Event) -> str | None:
 
 
 def _lines(events: Sequence[Event], of: str, colour: str) -> list[dict[str, Any]]:
-    """What one engine had to do, and its TP."""
+    """Return the lines of one engine: its unfinished responses and its TP."""
     return [
         {
             "type": "scatter",
@@ -108,7 +108,7 @@ def _marks(name: str, events: Sequence[Event], colour: str, symbol: str) -> dict
 
 
 def _words(event: Event) -> str:
-    """What was decided and why."""
+    """Describe a decision and its reason."""
     metrics, info = event.metrics, event.info
     if failure := info.get("failure"):
         return str(failure)

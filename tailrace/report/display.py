@@ -2,7 +2,7 @@
 
     worker threads ──emit──▶ Display ──▶ Progress (what has happened so far) ◀── the terminal's refresh thread
 
-Neither waits on the other for longer than one redraw; a lock keeps the drawing from seeing half an event.
+Neither waits for the other longer than one redraw. A lock keeps the drawing from seeing half an event.
 """
 
 import threading
@@ -31,13 +31,13 @@ from tailrace.report.workers import STATE_TITLES, death_text, kind_of, worker_of
 
 _COLOURS = ("blue", "yellow", "magenta", "green", "cyan", "red", "white")
 _FEW = 4
-"""Workers of one kind that have a line each."""
+"""Maximum number of workers of one kind that have a line each."""
 _WIDTH, _BAR_WIDTH = 80, 76
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Display:
-    """Shows a run while it goes on; use it as a context manager, and as a sink within."""
+    """A display of a run while it goes on. Use it as a context manager, and as a sink within."""
 
     def __init__(self, console: Console | None = None) -> None:
         """`console`: where to draw; standard output by default."""
@@ -60,21 +60,21 @@ class Display:
             self._live.stop()
 
     def __call__(self, event: Event) -> None:
-        """Take one event; one that says nothing to the display is passed over."""
+        """Take one event; ignore an event that the display does not show."""
         with self._lock:
             self._progress.add(event, at=time.monotonic())
             for line in self._lines(event):
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _lines(self, event: Event) -> Iterator[str]:
-        """What is written above a live display, or into a log file."""
+        """Yield the lines that are written above a live display, or into a log file."""
         for error in self._new_failures(event):
             yield f"grading failed · {error}"
         if event.about.is_urgent or not self._console.is_interactive:
             yield from plain_lines(event, self._progress)
 
     def _new_failures(self, event: Event) -> Iterator[str]:
-        """The first error of each kind that grading failed with, and its traceback: how often is among the figures."""
+        """Yield the first error of each kind of failed grading, with its traceback. The figures count all of them."""
         tracebacks = event.info.get("tracebacks", {})
         for error in event.info.get("errors", ()) if event.task in (EventKind.REWARD, EventKind.EVALUATION) else ():
             kind = str(error).partition(":")[0].partition(" (")[0]
@@ -88,7 +88,7 @@ class Display:
 
 
 def plain_lines(event: Event, progress: Progress) -> Iterator[str]:
-    """What a log file says of an event: a line for a start, a step, an evaluation, a worker or what the kind tells."""
+    """Yield the log lines of an event: a start, a step, an evaluation, a worker, or the entry that its kind tells."""
     match event.task:
         case EventKind.RUN:
             yield progress.headline
@@ -97,7 +97,7 @@ def plain_lines(event: Event, progress: Progress) -> Iterator[str]:
         case EventKind.EVALUATION if event.step is not None:
             figures = [f"{name} {write(metric(name), value)}" for name, value in event.metrics.items()]
             yield " · ".join([f"evaluation after {event.step} steps", *figures, duration(event.end - event.start)])
-        case EventKind.WORKER_DIED if kind_of(worker_of(event)) != "trainer":  # the run itself tells that one's
+        case EventKind.WORKER_DIED if kind_of(worker_of(event)) != "trainer":  # the run reports the trainer's death
             yield death_text(event)
         case EventKind.WORKER_STARTED if event.info.get("pid") and worker_of(event) in progress.dead:
             yield f"{worker_of(event)} started again (process {event.info['pid']})"
@@ -115,7 +115,7 @@ def _step_line(event: Event, progress: Progress) -> str:
 
 
 def draw(progress: Progress, *, now: float) -> RenderableType:
-    """The display at the monotonic time `now`."""
+    """Return the display at the monotonic time `now`."""
     parts: list[RenderableType] = [_bar(progress, now)]
     parts.extend(_held_out(name, values) for name, values in progress.held_out.items())
     if progress.done:
@@ -168,12 +168,12 @@ def _metrics(progress: Progress) -> Table:
 
 
 def _says_something(name: str, values: Sequence[float | None]) -> bool:
-    """Whether there are figures, and more than zeros where those go without saying."""
+    """Return whether there are figures, and not zeros alone where those go without saying."""
     return any(values) if metric(name).zero_says_nothing else any(value is not None for value in values)
 
 
 def _workers(progress: Progress) -> Table:
-    """What each worker did lately; the mean of those of a kind where they are many."""
+    """Return the recent activity of each worker; where a kind has many workers, their mean."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("workers, lately")
     for state in STATE_TITLES:
@@ -185,7 +185,8 @@ def _workers(progress: Progress) -> Table:
 
 
 def lately(activities: Mapping[str, Iterable[Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """Seconds by state of each worker, in the order of their work; kinds with more than a few workers are summed up."""
+    """Return the seconds by state of each worker, in the order of their work. Kinds with more than a few workers are
+    summed up."""
     of_kind = Counter(map(kind_of, activities))
     shown: dict[str, dict[str, float]] = {}
     for worker in sorted(activities, key=worker_order):
@@ -199,14 +200,14 @@ def lately(activities: Mapping[str, Iterable[Mapping[str, float]]]) -> dict[str,
 
 
 def _queue(metrics: Mapping[str, float]) -> Text:
-    """Rows of each task that are ready and in work."""
+    """Return the rows of each task that are ready and in work."""
     tasks = [name.removeprefix("ready/") for name in metrics if name.startswith("ready/")]
     words = [f"{task} {metrics[f'ready/{task}']:.0f}+{metrics.get(f'leased/{task}', 0.0):.0f}" for task in tasks]
     return Text.assemble(("rows ready+in work  ", "dim"), " · ".join(words))
 
 
 def _time_split(seconds: dict[str, float]) -> RenderableType:
-    """A bar divided among the tasks by the time that they took so far, and its legend."""
+    """Return a bar divided among the tasks by the time that they took so far, and its legend."""
     total = sum(seconds.values())
     bar, legend = Text(), []
     for (task, spent), colour in zip(seconds.items(), cycle(_COLOURS), strict=False):
@@ -225,7 +226,7 @@ def _warnings(progress: Progress) -> Iterator[Text]:
 
 
 def sparkline(values: list[float], width: int = 14) -> str:
-    """Bars of `values`, the means of as many equal parts as there is room for."""
+    """Draw bars of `values`: the means of as many equal parts as there is room for."""
     count = min(width, len(values))
     parts = pairwise(index * len(values) // count for index in range(count + 1))
     means = [sum(values[begin:end]) / (end - begin) for begin, end in parts]

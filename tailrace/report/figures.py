@@ -1,4 +1,4 @@
-"""The charts of a run, as plotly figures in plain dictionaries. Colours of text and grid are set by the page."""
+"""The charts of a run as plotly figures in plain dictionaries. The page sets the colours of text and grid."""
 
 import math
 from collections import Counter, defaultdict
@@ -18,7 +18,7 @@ _STEP = "Training step"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One chart with its words."""
+    """A chart with its title and caption."""
 
     id: str
     title: str
@@ -26,9 +26,9 @@ class Figure:
     data: list[dict[str, Any]]
     layout: dict[str, Any]
     wide: bool = False
-    """Takes the width of the page."""
+    """Whether it takes the whole width of the page."""
     height: int = 300
-    """Pixels."""
+    """Height in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,12 @@ class Section:
     title: str
     figures: list[Figure]
     table: Sequence[Mapping[str, str]] = ()
-    """Rows of a table below them, with the same columns each; the first has their names."""
+    """Rows of a table below the charts, all with the same columns; the keys of the first row are their names."""
 
 
 def progress_sections(run: RunData) -> list[Section]:
-    """The charts that say whether training works and how fast. Charts and sections without data are left out."""
+    """Return the charts that show whether training works, and how fast. Charts and sections without data are left
+    out."""
     steps = run.steps
     return _sections(
         {
@@ -55,7 +56,7 @@ def progress_sections(run: RunData) -> list[Section]:
 
 
 def detail_sections(run: RunData) -> list[Section]:
-    """The charts to look into when something is odd, among them every metric that has no other chart."""
+    """Return the charts to look into when something is odd, including every metric without another chart."""
     steps = run.steps
     return _sections(
         {
@@ -67,7 +68,7 @@ def detail_sections(run: RunData) -> list[Section]:
 
 
 def series_figure(events: Sequence[Event], name: str) -> Figure | None:
-    """A metric of each step, and its moving mean."""
+    """Draw a metric of each step, and its moving mean."""
     steps, values = metric_series(events, name)
     if not steps:
         return None
@@ -75,7 +76,7 @@ def series_figure(events: Sequence[Event], name: str) -> Figure | None:
     layout = _layout(_STEP, shown.full_title, percent=shown.is_fraction) | {"showlegend": False}
     if shown.is_scheduled:
         caption, data = "As its schedule sets it.", [_line(steps, values, shown.words, BLUE, width=2.4)]
-        layout["yaxis"]["range"] = [0, 1.1 * max(values)]  # by itself a constant 1e-6 is drawn as 0, from -1 to 1
+        layout["yaxis"]["range"] = [0, 1.1 * max(values)]  # else a constant 1e-6 is drawn as 0, on an axis from -1 to 1
     else:
         caption = f"Each training step, and the mean of the last {_window(values)}."
         data = _series(steps, values, shown.words, percent=shown.is_fraction)
@@ -83,13 +84,13 @@ def series_figure(events: Sequence[Event], name: str) -> Figure | None:
 
 
 def reward_figure(run: RunData) -> Figure | None:
-    """Reward of the training samples of each step, and of the held-out prompts."""
+    """Draw the reward of the training samples of each step, and of the held-out prompts."""
     caption = "Mean over the graded samples of each step, and over the answers to held-out prompts."
     return _learning_figure(run, "reward", id="metric-reward", caption=caption)
 
 
 def accuracy_figure(run: RunData) -> Figure | None:
-    """Accuracy on the training samples of each step and on the held-out prompts; only where the grader says it."""
+    """Draw the accuracy on the training samples of each step and on the held-out prompts, where the grader says it."""
     caption = "Right answers among the samples of each step, and to held-out prompts."
     return _learning_figure(run, "accuracy", id="accuracy", caption=caption)
 
@@ -120,7 +121,7 @@ def _learning_figure(run: RunData, name: str, *, id: str, caption: str) -> Figur
 
 
 def lengths_figure(run: RunData) -> Figure | None:
-    """Percentile bands of the response lengths of each step."""
+    """Draw percentile bands of the response lengths of each step."""
     by_step = _lengths_by_step(run.samples)
     if not by_step:
         return None
@@ -144,7 +145,7 @@ def lengths_figure(run: RunData) -> Figure | None:
 
 
 def early_late_figure(run: RunData) -> Figure | None:
-    """Histograms of the response lengths in the first and in the last fifth of the steps."""
+    """Draw histograms of the response lengths in the first and in the last fifth of the steps."""
     by_step = _lengths_by_step(run.samples)
     if len(by_step) < 2:
         return None
@@ -163,7 +164,7 @@ def early_late_figure(run: RunData) -> Figure | None:
 
 
 def staleness_figure(events: Sequence[Event]) -> Figure | None:
-    """How many samples were trained on at each staleness; nothing where none was stale."""
+    """Draw the number of samples that were trained on at each staleness; None where none was stale."""
     counts: Counter[int] = Counter()
     for event in events:
         for name, count in event.metrics.items():
@@ -194,7 +195,7 @@ def staleness_figure(events: Sequence[Event]) -> Figure | None:
 
 
 def staleness_of_steps_figure(events: Sequence[Event]) -> Figure | None:
-    """Mean and greatest staleness of each step; nothing where no sample was stale."""
+    """Draw the mean and greatest staleness of each step; None where no sample was stale."""
     steps, means = metric_series(events, "staleness_mean")
     greatest_steps, greatest = metric_series(events, "staleness_max")
     if not any(greatest):
@@ -213,7 +214,7 @@ def staleness_of_steps_figure(events: Sequence[Event]) -> Figure | None:
 
 
 def task_time_figure(events: Sequence[Event]) -> Figure | None:
-    """Seconds of each step that each task took, stacked."""
+    """Draw the seconds that each task took in each step, stacked."""
     names = [name for name in metric_names(events) if name.startswith(TIME.prefix)]
     if not names:
         return None
@@ -236,7 +237,7 @@ def task_time_figure(events: Sequence[Event]) -> Figure | None:
 
 
 def failures_figure(run: RunData) -> Figure | None:
-    """Gradings that failed, by kind; nothing where none did."""
+    """Draw failed gradings by kind; None where none failed."""
     kinds: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for event in run.of(EventKind.REWARD):
         for kind, count in (event.info.get("failures") or {}).items():
@@ -262,23 +263,23 @@ def failures_figure(run: RunData) -> Figure | None:
 
 
 def axis(title: str, **properties: Any) -> dict[str, Any]:
-    """An axis of a layout, with further properties of plotly's."""
+    """Return an axis of a layout, with further properties of plotly."""
     return {"title": {"text": title}, **properties}
 
 
 def right_axis(title: str, **properties: Any) -> dict[str, Any]:
-    """A second vertical axis, on the right."""
+    """Return a second vertical axis, on the right."""
     return axis(title, overlaying="y", side="right", showgrid=False, **properties)
 
 
 def task_colours(tasks: Iterable[str]) -> list[str]:
-    """A colour for each task: its own, or one of those that are left."""
+    """Return a colour for each task: its own, or one of those that are left."""
     spare = (RED, PURPLE, ORANGE, GREEN, BLUE, GREY)
     return [about(task).colour or spare[index % len(spare)] for index, task in enumerate(tasks)]
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of each value and of the `window` - 1 before it, or of as many as there are."""
+    """Return the mean of each value and of the `window` - 1 values before it, or of as many as there are."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
@@ -299,7 +300,7 @@ def _window(values: Sequence[float]) -> int:
 
 
 def _series(steps: Sequence[int], values: Sequence[float], name: str, *, percent: bool) -> list[dict[str, Any]]:
-    """A point for each value and, where there is more than one, a line for their moving mean."""
+    """Return a point for each value and, where there is more than one, a line for their moving mean."""
     if not values:
         return []
     hover = "step %{x}: %{y:" + (".1%" if percent else ".4~g") + "}<extra>"
@@ -376,5 +377,5 @@ def _span_of(steps: Sequence[int]) -> str:
 
 
 def _other_metrics(events: Sequence[Event]) -> list[str]:
-    """Metrics that no other chart shows and that ever change from zero."""
+    """Return the metrics that no other chart shows and that are not always 0."""
     return [name for name in metric_names(events) if not has_chart(name) and any(metric_series(events, name)[1])]

@@ -10,18 +10,18 @@ class Span(Protocol):
 
     @property
     def start(self) -> float:
-        """When it began."""
+        """The time at which it began."""
 
     @property
     def end(self) -> float:
-        """When it ended; not before `start`."""
+        """The time at which it ended; not before `start`."""
 
 
 def assign_lanes(spans: Iterable[Span]) -> list[int]:
-    """The lane of each span, in the order given: no two spans of a lane overlap, and low lanes fill first.
+    """Return the lane of each span, in the order given: no two spans of a lane overlap, and low lanes fill first.
 
-    A span may begin in the instant in which its lane's last one ended. The number of lanes is the largest
-    number of spans at one time, so that it is minimal.
+    A span may begin in the instant in which its lane's last one ended. The number of lanes is minimal: it is the
+    largest number of spans at one time.
     """
     ordered = sorted(enumerate(spans), key=lambda item: (item[1].start, item[1].end))
     lanes = [0] * len(ordered)

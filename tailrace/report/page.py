@@ -40,7 +40,7 @@ from tailrace.report.workers import restarts, worker_of
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One headline figure."""
+    """A headline figure."""
 
     title: str
     value: str
@@ -58,7 +58,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def render(run: RunData) -> str:
-    """The page of `run`."""
+    """Render the page of `run`."""
     environment = Environment(
         loader=PackageLoader("tailrace.report"),
         autoescape=True,
@@ -95,13 +95,13 @@ def render(run: RunData) -> str:
 
 
 def _json(value: Any) -> Markup:
-    """JSON that can stand inside a script element."""
+    """Encode a value as JSON that can stand inside a script element."""
     text = msgspec.json.encode(value).decode()
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _warnings(run: RunData) -> Iterator[tuple[str, str]]:
-    """When each kind of warning was given, and the last of its texts."""
+    """Yield the steps at which each kind of warning was given, with the last of its texts."""
     kinds: dict[str, list[Event]] = {}
     for event in run.of(EventKind.WARNING):
         kinds.setdefault(str(event.info["kind"]), []).append(event)
@@ -111,7 +111,7 @@ def _warnings(run: RunData) -> Iterator[tuple[str, str]]:
 
 
 def _facts(run: RunData) -> dict[str, str]:
-    """What the run was, for the head of the page; what is not known is left out."""
+    """Return facts about the run for the head of the page; unknown ones are left out."""
     config = run.config
     facts = {
         "Model": setting(config, "model.path"),
@@ -125,7 +125,7 @@ def _facts(run: RunData) -> dict[str, str]:
 
 
 def _state(run: RunData) -> str:
-    """Why the page does not show a whole run, and how it ended; empty where it shows all."""
+    """Describe why the page does not show a whole run, and how the run ended; empty where it shows all."""
     made = step_of(run.steps[-1]) + 1 if run.steps else 0
     so_far = f"{made:,} of {run.total_steps:,} steps" if made else "No training step has finished"
     match run.end.get("how"):
@@ -176,7 +176,7 @@ def _change_card(run: RunData, name: str, title: str) -> Iterator[Card]:
 
 
 def _held_out_card(run: RunData, name: str) -> Iterator[Card]:
-    """How `name` changed on the held-out prompts; nothing where no evaluation has it."""
+    """Yield the change of `name` on the held-out prompts; nothing where no evaluation has it."""
     steps, values = metric_series(run.evaluations, name)
     shown = metric(name)
     title = f"Held-out {shown.words.lower()}"
@@ -224,7 +224,7 @@ def _deaths_card(run: RunData) -> Iterator[Card]:
 
 
 def _expired_card(run: RunData) -> Iterator[Card]:
-    """The queue's counts at the end: it keeps them in checkpoints."""
+    """Yield the rows that went back, by the queue's counts at the end: it keeps these in checkpoints."""
     *_, last = ({}, *(event.metrics for event in run.of(EventKind.QUEUE)))
     rows = {name.removeprefix("expired/"): n for name, n in last.items() if name.startswith("expired/") and n}
     if rows:
@@ -235,7 +235,7 @@ def _expired_card(run: RunData) -> Iterator[Card]:
 
 
 def _evaluations(run: RunData) -> list[dict[str, str]]:
-    """The rows of the table of evaluations: a column for each metric that all of them share."""
+    """Return the rows of the table of evaluations, with a column for each metric that all of them share."""
     rows = []
     for event in run.evaluations:
         figures = {metric(name).full_title: write(metric(name), value) for name, value in event.metrics.items()}
@@ -245,7 +245,7 @@ def _evaluations(run: RunData) -> list[dict[str, str]]:
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names and JSON values."""
+    """Yield the dotted names and JSON values of a configuration."""
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from _flatten(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""How far a run has come, from its events as they arrive."""
+"""The progress of a run, from its events as they arrive."""
 
 import math
 import statistics
@@ -12,11 +12,11 @@ from tailrace.report.text import setting
 from tailrace.report.workers import worker_of
 
 _LATELY = 10
-"""What a worker said of its time lately: so many events."""
+"""Number of recent activity events that are kept of each worker."""
 
 
 class Progress:
-    """Counts and figures of a run so far. A step that is repeated after a resume counts anew."""
+    """Counts and figures of a run so far. A step that is repeated after a resume counts again."""
 
     def __init__(self) -> None:
         self.headline = "run"
@@ -28,16 +28,16 @@ class Progress:
         self.task_seconds: dict[str, float] = {}
         """Seconds that each task took, over all steps seen here."""
         self.held_out: dict[str, list[float]] = {}
-        """Rewards and accuracies of the evaluations seen here, those that there are."""
+        """Rewards and accuracies of the evaluations seen here, as far as they have them."""
         self.phase = "starting"
         self.activities: dict[str, deque[Mapping[str, float]]] = defaultdict(lambda: deque(maxlen=_LATELY))
-        """For each worker that says where its time goes, the seconds by state that it said last."""
+        """The seconds by state of the newest activity events of each worker."""
         self.queue: Mapping[str, float] = {}
         """The metrics of the newest `queue` event."""
         self.deaths = 0
-        """Of workers."""
+        """Number of deaths of workers."""
         self.dead: set[str] = set()
-        """Workers that have died, maybe to be started again."""
+        """Workers that have died, including those that were started again."""
         self._step_seconds: list[float] = []
         self._between_steps = 0.0
         self._first_start = 0.0
@@ -46,7 +46,7 @@ class Progress:
         self._responses = 0
 
     def add(self, event: Event, *, at: float) -> None:
-        """Take an event that arrived at the monotonic time `at`; pass over what is not known."""
+        """Take an event that arrived at the monotonic time `at`; ignore an unknown one."""
         self._last_end = max(self._last_end, event.end)
         self._seen_at = at
         if event.task == EventKind.RUN:
@@ -65,12 +65,12 @@ class Progress:
         self._follow(event)
 
     def elapsed(self, now: float) -> float:
-        """Seconds of the run at the monotonic time `now`."""
+        """Return the seconds of the run at the monotonic time `now`."""
         return self._last_end + (now - self._seen_at if self._seen_at is not None else 0.0)
 
     @property
     def remaining(self) -> float:
-        """Seconds to go: the median step, plus what lay between the steps so far (evaluations, checkpoints)."""
+        """Seconds to go: the median step, plus the mean time between the steps so far (evaluations, checkpoints)."""
         if not self._step_seconds:
             return 0.0
         mean_between = self._between_steps / len(self._step_seconds)
@@ -108,7 +108,7 @@ class Progress:
                 self.held_out.setdefault(name, []).append(event.metrics[name])
 
     def _follow(self, event: Event) -> None:
-        """Guess what is going on from what has just ended."""
+        """Guess the present phase of the run from the event that has just ended."""
         if event.task == EventKind.SAMPLE:
             self._responses += 1
             self.phase = f"generating: {self._responses} responses finished"

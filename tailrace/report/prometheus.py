@@ -1,4 +1,4 @@
-"""A sink that serves what a run does to Prometheus, as it happens; `tailrace.registers` has the series."""
+"""A sink that serves the figures of a run to Prometheus as they arise; `tailrace.registers` has the series."""
 
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from tailrace.registers.queue import QUEUE_COUNTS, TASK_COUNTS, TASK_ROWS
 from tailrace.report.workers import worker_of
 
 SETTING = "observe.metrics_port"
-"""The key of a recipe that gives the port."""
+"""The key of a recipe that sets the port."""
 _VERSIONS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 M = TypeVar("M", bound=MetricWrapperBase)
@@ -29,7 +29,7 @@ class PrometheusSink:
         """Serve from now on.
 
         Raises:
-            UserError: the port cannot be had.
+            UserError: the port is not available.
         """
         registry = CollectorRegistry()
         self._step = _StepMetrics(registry)
@@ -39,7 +39,7 @@ class PrometheusSink:
         self.port = self._server.port
 
     def __call__(self, event: Event) -> None:
-        """Take one event; one that says nothing here is passed over."""
+        """Take one event; ignore an event that no series shows."""
         match event.task:
             case EventKind.RUN:
                 self._step.begin(event)
@@ -62,7 +62,7 @@ def _made(kind: type[M], entry: Series, registry: CollectorRegistry) -> M:
 
 
 class _StepMetrics:
-    """What was trained."""
+    """The series of training."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._total = _made(Gauge, series.TOTAL_STEPS, registry)
@@ -99,13 +99,14 @@ class _StepMetrics:
 
 
 class _WorkerMetrics:
-    """What workers do and what becomes of them. In a run of one process its actors count as workers."""
+    """The series of workers: their time, weights, starts and deaths. In a run of one process its actors count as
+    workers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = _made(Counter, series.WORKER_SECONDS, registry)
         self._version = _made(Gauge, series.WEIGHT_VERSION, registry)
         self._counted = {task: _made(Counter, entry.series, registry) for task, entry in ABOUT.items() if entry.series}
-        """By kind of event."""
+        """The counters, by kind of event."""
 
     def add(self, event: Event) -> None:
         worker = worker_of(event)
@@ -116,13 +117,13 @@ class _WorkerMetrics:
             self._version.labels(worker).set(event.version or 0)
         if event.task == EventKind.WORKER_STARTED:
             for counter in self._counted.values():
-                counter.labels(worker)  # 0 can be watched, an absent series not
+                counter.labels(worker)  # a series at 0 can be watched, an absent one cannot
         if event.task in self._counted:
             self._counted[event.task].labels(worker).inc()
 
 
 class _QueueMetrics:
-    """What the queue holds; under the names that a served queue gives it."""
+    """The series of the queue, under the names that a served queue has for them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._rows = _made(Gauge, TASK_ROWS, registry)
@@ -133,7 +134,7 @@ class _QueueMetrics:
         }
         self._of_queue = {count.name: _made(Gauge, count.series, registry) for count in QUEUE_COUNTS if count.observed}
         self._had: dict[str, float] = {}
-        """The counters as the queue has counted: one that is restored from a checkpoint goes on from there."""
+        """The newest values of the queue's counters: a queue that is restored from a checkpoint goes on from there."""
 
     def set(self, event: Event) -> None:
         for name, gauge in self._of_queue.items():

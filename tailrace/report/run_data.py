@@ -19,13 +19,13 @@ from tailrace.report.samples import SampleRecord, read_samples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """What a run did, without what was lost when it was resumed."""
+    """The events of a run, without the work that was lost when it was resumed."""
 
     name: str
     events: Sequence[Event]
-    """All of them, in the order in which they were written."""
+    """All events, in the order in which they were written."""
     last_event_at: datetime
-    """When the newest event was written."""
+    """The time at which the newest event was written."""
     texts: Sequence[SampleRecord] = ()
     """The samples that were kept for people."""
 
@@ -36,7 +36,7 @@ class RunData:
 
     @property
     def spans(self) -> list[Event]:
-        """The work, without what workers and queue say of themselves many times a minute."""
+        """The events of work, without the frequent reports of workers and queue."""
         return [event for event in self.events if event.about.is_work]
 
     @property
@@ -51,7 +51,7 @@ class RunData:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the newest `run` event says: version, machine, number of steps."""
+        """The contents of the newest `run` event: version, machine, number of steps."""
         return next((event.info for event in reversed(self.events) if event.task == EventKind.RUN), {})
 
     @property
@@ -61,33 +61,33 @@ class RunData:
 
     @property
     def total_steps(self) -> int:
-        """Steps that the run is to make, or has made where it does not say."""
+        """Steps that the run is to make; where it does not say, the steps that it has made."""
         return int(self.info.get("total_steps") or len(self.steps))
 
     @property
     def resumes(self) -> int:
-        """How often the run was resumed."""
+        """The number of times that the run was resumed."""
         return sum(1 for event in self.of(EventKind.RUN) if event.info.get("resumed_from"))
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last step was trained."""
+        """Whether the last step has been trained."""
         steps = self.steps
         return bool(steps) and step_of(steps[-1]) + 1 >= self.total_steps
 
     @property
     def end(self) -> dict[str, Any]:
-        """How it has ended; empty where it goes on, or was killed."""
+        """The contents of its `end` event; empty where the run goes on, or was killed."""
         last = next((event for event in reversed(self.events) if event.task in (EventKind.RUN, EventKind.END)), None)
         return last.info if last is not None and last.task == EventKind.END else {}
 
     @property
     def seconds(self) -> float:
-        """From the start of the run to the end of its newest event."""
+        """Seconds from the start of the run to the end of its newest event."""
         return max(event.end for event in self.events)
 
     def of(self, *tasks: str) -> Iterator[Event]:
-        """The events of some tasks."""
+        """Return the events of some tasks."""
         return (event for event in self.events if event.task in tasks)
 
 
@@ -114,10 +114,10 @@ def load_run(run_dir: Path) -> RunData:
 def write_file(run_dir: Path, name: str, content: bytes) -> Path:
     """Write the file `name` into the directory of a run, whole or not at all, and return its path.
 
-    It is the owner's alone, as the events and the samples are that it shows.
+    Only the owner may read it, as with the events and the samples that it shows.
 
     Raises:
-        UserError: the operating system refused to, a full disk for one.
+        UserError: the operating system refused to write it, for example because the disk is full.
     """
     path, partial = run_dir / name, run_dir / f".{name}.partial"
     try:
@@ -133,11 +133,11 @@ def write_file(run_dir: Path, name: str, content: bytes) -> Path:
 
 
 def drop_superseded(events: Iterable[Event]) -> list[Event]:
-    """Leave out what was lost when a run was resumed.
+    """Return the events without the work that was lost when a run was resumed.
 
-    A `run` event begins an attempt. The run's clock goes on where the attempt's checkpoint was taken, so that whatever
-    earlier attempts ended after that time is not in it; only the writing of that checkpoint itself ends later. That
-    workers died stays true: it is told at the time where the attempt begins.
+    A `run` event begins an attempt. The run's clock goes on from the time of the attempt's checkpoint. Work of earlier
+    attempts that ended after that time is left out, except the writing of that checkpoint, which ends later. The deaths
+    of workers stay, too; they are shown at the time where the attempt begins.
     """
     kept: list[Event] = []
     for event in events:
@@ -152,19 +152,20 @@ def drop_superseded(events: Iterable[Event]) -> list[Event]:
 
 
 def metric_series(events: Iterable[Event], name: str) -> tuple[list[int], list[float]]:
-    """Steps, see `shown_step`, and values of a metric, where an event has it and it is finite."""
+    """Return the steps (see `shown_step`) and the values of a metric, where an event has it and it is finite."""
     points = [(shown_step(event), event.metrics[name]) for event in events if name in event.metrics]
     finite = [(step, value) for step, value in points if math.isfinite(value)]
     return [step for step, _ in finite], [value for _, value in finite]
 
 
 def metric_names(events: Iterable[Event]) -> list[str]:
-    """Names of the metrics of some events, in the order in which they first appear."""
+    """Return the names of the metrics of some events, in the order in which they first appear."""
     return list(dict.fromkeys(name for event in events for name in event.metrics))
 
 
 def first_and_last(values: Sequence[float]) -> tuple[float, float]:
-    """Means of the first five and of the last five values; of fewer where there are not ten, so that none counts twice.
+    """Return the means of the first five and of the last five values; with less than ten, of fewer, so that none counts
+    twice.
 
     A lone value is both.
     """
@@ -173,18 +174,18 @@ def first_and_last(values: Sequence[float]) -> tuple[float, float]:
 
 
 def step_of(event: Event) -> int:
-    """The step of an event that must have one."""
+    """Return the step of an event that must have one."""
     assert event.step is not None, event
     return event.step
 
 
 def shown_step(event: Event) -> int:
-    """The step of an event as it is shown, from 1; of an evaluation or a checkpoint the steps before it."""
+    """Return the step of an event as it is shown, from 1; for an evaluation or a checkpoint, the steps before it."""
     return step_of(event) + (not event.about.step_is_count)
 
 
 def median_seconds(events: Sequence[Event]) -> float:
-    """Median length of some spans; 0 for none."""
+    """Return the median length of some spans; 0 for none."""
     return statistics.median([event.end - event.start for event in events]) if events else 0.0
 
 
@@ -194,7 +195,7 @@ def _no_later(event: Event, time: float) -> Event:
 
 
 def _wrote(event: Event, attempt: Event) -> bool:
-    """Whether `event` is the writing of the checkpoint from which `attempt` goes on."""
+    """Return whether `event` is the writing of the checkpoint from which `attempt` goes on."""
     return event.task == EventKind.CHECKPOINT and event.info.get("path") == attempt.info.get("resumed_from")
 
 

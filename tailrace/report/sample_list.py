@@ -13,7 +13,7 @@ from tailrace.report.samples import SampleRecord
 from tailrace.report.text import counted
 
 _HEAD, _TAIL = 18, 6
-"""Lines of a long text that are shown."""
+"""Lines that are shown of the beginning and the end of a long text."""
 
 
 def print_samples(
@@ -22,7 +22,7 @@ def print_samples(
     """Show the samples of a training step, or of an evaluation.
 
     `step`: by default the newest that has samples. `limit`: samples shown of each group, 0 for all. `full`: shorten no
-    text. `json`: print every record instead, a line each.
+    text. `json`: print every record instead, one per line.
 
     Raises:
         UserError: the run has no samples, or none of that step.
@@ -72,7 +72,7 @@ def _print_group(console: Console, group: Group, *, limit: int, full: bool, wors
 
 
 def _some(samples: Sequence[SampleRecord], limit: int, *, worst: bool) -> list[SampleRecord]:
-    """The first `limit`; of samples with the best first, some of the worst among them."""
+    """Return the first `limit` samples or, where the best come first, the first and the last, `limit` together."""
     if not limit or len(samples) <= limit:
         return list(samples)
     if worst:

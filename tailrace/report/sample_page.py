@@ -1,4 +1,4 @@
-"""The samples of a run on its page: of some steps and evaluations, in bounded size."""
+"""The samples of a run on its page: those of some steps and evaluations, in bounded size."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from tailrace.report.sample_text import Group, grouped, place_title
 from tailrace.report.samples import SampleRecord, shown_text
 
 _SAMPLES = 800
-"""On a page, about: a browser shows them at once."""
+"""Number of samples on a page, about: a browser shows them all at once."""
 _PLACES = 60
-"""Steps and evaluations on a page, at most."""
+"""Maximum number of steps and evaluations on a page."""
 CHARACTERS = 4000
-"""Of a text on a page; samples.jsonl has more."""
+"""Characters of a text on a page; samples.jsonl has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One step or evaluation."""
+    """A step or an evaluation."""
 
     id: str
     title: str
@@ -26,12 +26,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePages:
-    """What a page shows of the samples."""
+    """The samples that a page shows."""
 
     places: Sequence[Place]
-    """In the order of training."""
+    """Steps and evaluations, in the order of training."""
     kept: int
-    """Steps and evaluations that have samples; more than `places` where they would not fit."""
+    """Number of steps and evaluations that have samples; more than `places` where they would not fit."""
 
     @property
     def newest(self) -> Place:
@@ -40,9 +40,9 @@ class SamplePages:
 
 
 def sample_pages(records: Iterable[SampleRecord]) -> SamplePages | None:
-    """The first and the last step and evaluation, and as many between them, evenly, as there is room for.
+    """Choose the first and the last step and evaluation, and between them as many as there is room for, evenly.
 
-    None where no samples were kept.
+    Return None where no samples were kept.
     """
     by_place = {
         place: list(samples)
@@ -64,7 +64,7 @@ def sample_pages(records: Iterable[SampleRecord]) -> SamplePages | None:
 
 
 def _order(record: SampleRecord) -> tuple[int, bool]:
-    """An evaluation after some steps comes after the last of them."""
+    """The sort key of a record: an evaluation comes after the last step before it."""
     return record.step, record.kind == "evaluation"
 
 
@@ -74,7 +74,7 @@ def _spread(places: Sequence[tuple[int, str]], count: int) -> list[tuple[int, st
 
 
 def _groups(samples: Sequence[SampleRecord]) -> list[Group]:
-    """Whole groups, the first one whatever its size."""
+    """Return whole groups while there is room; the first one whatever its size."""
     groups: list[Group] = []
     room = _SAMPLES // 2
     for group in grouped(samples):
@@ -86,5 +86,5 @@ def _groups(samples: Sequence[SampleRecord]) -> list[Group]:
 
 
 def page_text(text: str) -> str:
-    """`text` as long as a page shows it."""
+    """Return `text` as long as a page shows it."""
     return shown_text(text, CHARACTERS)

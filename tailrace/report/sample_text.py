@@ -1,4 +1,4 @@
-"""How the samples of a run are put in order and into words, for the terminal, the page and TensorBoard."""
+"""The order of a run's samples and their wording, for the terminal, the page and TensorBoard."""
 
 import math
 import re
@@ -17,7 +17,7 @@ _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-"""Controls but tab and line feed, marks that change the direction of text, and what has no width at all."""
+"""Controls except tab and line feed, marks that change the direction of text, and characters without width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +26,15 @@ class Group:
 
     number: int
     set: str
-    """Of an evaluation: the name of the prompt's set."""
+    """Name of the prompt's set, in an evaluation."""
     prompt: str
     answer: str | None
     samples: Sequence[SampleRecord]
-    """By reward."""
+    """The samples, by reward."""
 
     @property
     def words(self) -> str:
-        """How its samples did."""
+        """A summary of its samples and their rewards."""
         rewards = [sample.reward for sample in self.samples if sample.reward is not None]
         words = [visible(self.set)] if self.set else []
         words.append(counted(len(self.samples), "sample"))
@@ -48,10 +48,10 @@ class Group:
 
 
 def load_samples(run_dir: Path) -> list[SampleRecord]:
-    """The samples of the run in `run_dir`.
+    """Return the samples of the run in `run_dir`.
 
     Raises:
-        UserError: it is not the directory of a run, has no samples, or a line of them is broken.
+        UserError: `run_dir` is not the directory of a run, has no samples, or a line of them is broken.
     """
     path = run_dir / run_files.SAMPLES
     if path.is_file():
@@ -67,9 +67,9 @@ def load_samples(run_dir: Path) -> list[SampleRecord]:
 
 
 def visible(text: str) -> str:
-    """`text` that can do nothing to a terminal or a page, and hides nothing.
+    """Return `text` so that it can do nothing to a terminal or a page, and hides nothing.
 
-    Controls, the escape character among them, become their symbols; marks of direction and of no width `⟨U+202E⟩`.
+    Controls, including the escape character, become their symbols. Marks of direction or of no width become `⟨U+202E⟩`.
     """
     return _HIDDEN.sub(lambda found: _symbol(ord(found[0])), text)
 
@@ -81,9 +81,10 @@ def _symbol(code: int) -> str:
 
 
 def grouped(records: Iterable[SampleRecord], *, worst_first: bool = False) -> list[Group]:
-    """The groups of one step or evaluation in the order of their prompts, each with its best samples first.
+    """Return the groups of one step or evaluation in the order of their prompts, each with its best samples first.
 
-    `worst_first`: the groups and their samples from the lowest reward upwards, those that were not graded before all.
+    `worst_first`: sort the groups and their samples from the lowest reward upwards; those that were not graded come
+    first.
     """
     ordered = sorted(records, key=lambda record: (record.group, record.sample))
     groups = [
@@ -107,17 +108,17 @@ def _mean_rank(group: Group) -> float:
 
 
 def place_title(kind: str, step: int) -> str:
-    """Of which step or evaluation samples are."""
+    """Return the title of a step or an evaluation with samples."""
     return f"step {step:,}" if kind == "training" else f"evaluation after {counted(step, 'step')}"
 
 
 def reward_words(sample: SampleRecord) -> str:
-    """What it was given."""
+    """Return the reward of a sample in words."""
     return "not graded" if sample.reward is None else f"reward {number(sample.reward)}"
 
 
 def figures(sample: SampleRecord) -> list[str]:
-    """What else is known of it, a few words each."""
+    """Return the further figures of a sample, a few words each."""
     oldest, newest = sample.weight_versions
     words = [sample.way] if sample.way else []
     if sample.correct is not None:

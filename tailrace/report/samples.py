@@ -3,8 +3,8 @@
     learner, evaluator ──event `samples`──▶ log ──▶ SampleFile ──▶ samples.jsonl ──▶ report, `tailrace samples`
                                              └────▶ TensorBoard
 
-The event travels like any other, from a worker's process too, but `events.jsonl` leaves it out. Which groups are kept
-depends on the seed and the step alone: never on which responses finish first, since those are short.
+The event travels like any other, from a worker's process too, but `events.jsonl` leaves it out. The choice of groups
+depends on the seed and the step alone. It never depends on which responses finish first, since those are short.
 """
 
 import random
@@ -20,38 +20,38 @@ from tailrace.registers.events import EventKind
 
 
 class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One response, as a person wants to see it."""
+    """A response, as it is shown to people."""
 
     kind: Literal["training", "evaluation"]
     step: int
     """The training step, counted from 1 as the display does; of an evaluation, the steps before it."""
     set: str = ""
-    """Of an evaluation: the name of the prompt's set."""
+    """Name of the prompt's set, in an evaluation."""
     way: str = ""
-    """Of an evaluation: greedy or sampled."""
+    """In an evaluation: greedy or sampled."""
     group: int
     """Place of its prompt among all prompts of the run, or of the evaluation; from 0."""
     sample: int
     """Place in its group, from 0."""
     prompt: str
-    """What the model has read, after the chat template."""
+    """The text that the model has read, after the chat template."""
     response: str
-    """What was graded."""
+    """The text that was graded."""
     answer: str | None
-    """Of the prompt; as JSON where it is no text."""
+    """The prompt's answer; as JSON where it is no text."""
     reward: float | None
-    """None where the grading failed and the recipe has no reward for that."""
+    """The reward; None where the grading failed and the recipe has no reward for that."""
     correct: bool | None = None
     """Whether the response is right; None where the grader does not say."""
     parts: dict[str, float] = {}
     """Further figures of the grader, by name."""
     failure: str = ""
-    """Why the grading failed; empty where it did not."""
+    """The reason of a failed grading; empty where it did not fail."""
     advantage: float | None = None
-    """Mean over the response's tokens; None in an evaluation."""
+    """Mean advantage over the response's tokens; None in an evaluation."""
     prompt_tokens: int
     tokens: int
-    """Of the response, the end-of-sequence token included."""
+    """Tokens of the response, including the end-of-sequence token."""
     finish_reason: str
     """`stop`, `length` or `abort`."""
     weight_versions: tuple[int, int]
@@ -59,12 +59,13 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> tuple[str, int]:
-        """Of which step or evaluation it is."""
+        """The step or evaluation that it belongs to."""
         return self.kind, self.step
 
 
 def choose_groups(groups: Collection[int], count: int, *, seed: int, step: int) -> list[int]:
-    """`count` of `groups`, in their order; all where there are no more. The same for the same seed, step and groups."""
+    """Choose `count` of `groups`, in their order; all where there are no more. Equal seed, step and groups give equal
+    choices."""
     ordered = sorted(groups)
     if count >= len(ordered):
         return ordered
@@ -72,9 +73,9 @@ def choose_groups(groups: Collection[int], count: int, *, seed: int, step: int) 
 
 
 def shown_text(text: str, limit: int) -> str:
-    """`text` with at most about `limit` characters: of a longer one the middle is left out, which is said.
+    """Return `text` with at most about `limit` characters. The middle of a longer text is left out, and a note says so.
 
-    What cannot be written as UTF-8 (half a surrogate pair) becomes its escape.
+    Characters that UTF-8 cannot hold (half a surrogate pair) become their escapes.
     """
     if len(text) > limit:
         head, tail = 2 * limit // 3, limit // 3
@@ -84,7 +85,7 @@ def shown_text(text: str, limit: int) -> str:
 
 
 def samples_event(records: Sequence[SampleRecord], *, actor: str, time: float, step: int) -> Event:
-    """What carries `records` to the sinks. `time`: seconds of the run."""
+    """Return the event that carries `records` to the sinks. `time`: seconds of the run."""
     return Event(
         task=EventKind.SAMPLES,
         actor=actor,
@@ -97,22 +98,22 @@ def samples_event(records: Sequence[SampleRecord], *, actor: str, time: float, s
 
 
 def samples_in(event: Event) -> list[SampleRecord]:
-    """The records of an event that `samples_event` made."""
+    """Return the records of an event that `samples_event` made."""
     return msgspec.convert(event.info["samples"], list[SampleRecord])
 
 
 class SampleFile:
-    """A sink that keeps `samples.jsonl`: no step and no evaluation stands in it twice.
+    """A sink that keeps `samples.jsonl`, in which no step and no evaluation stands twice.
 
-    A resumed run forgets what is later than its checkpoint, which it makes again. Where an evaluation is made again,
-    the newer one takes the place of the older.
+    A resumed run drops what is later than its checkpoint, since it makes it again. Where an evaluation is made again,
+    the newer one replaces the older.
     """
 
     def __init__(self, path: Path) -> None:
-        """The file is made with the first sample.
+        """Keep the samples at `path`; the file is made with the first sample.
 
         Raises:
-            UserError: it is there, and a line of it is broken, or it cannot be written.
+            UserError: the file exists and a line of it is broken, or it cannot be written.
         """
         self._path = path
         try:
@@ -122,7 +123,7 @@ class SampleFile:
         self._places = {record.place for record in read_samples(path)} if path.exists() else set()
 
     def __call__(self, event: Event) -> None:
-        """Take an event `samples`, or the `run` that begins an attempt; pass over others.
+        """Take a `samples` event, or the `run` event that begins an attempt; ignore others.
 
         Raises:
             UserError: the file cannot be written.
@@ -144,7 +145,7 @@ class SampleFile:
         self._places |= new
 
     def _keep(self, wanted: Callable[[tuple[str, int]], bool]) -> None:
-        """Take the lines of other steps and evaluations out, all at once or not at all."""
+        """Drop the lines of steps and evaluations that are not `wanted`, all at once or not at all."""
         kept = {place for place in self._places if wanted(place)}
         if kept == self._places:
             return
@@ -165,7 +166,7 @@ class SampleFile:
 
 
 class _Place(msgspec.Struct):
-    """The part of a line that says where it belongs."""
+    """The part of a line that names its step or evaluation."""
 
     kind: str
     step: int
@@ -179,7 +180,7 @@ _PLACE = msgspec.json.Decoder(_Place)
 
 
 def read_samples(path: Path) -> list[SampleRecord]:
-    """What was kept. A last line cut short by a crash is left out.
+    """Read the kept samples. A last line that was cut short by a crash is left out.
 
     Raises:
         UserError: there is no such file, it cannot be read, or a line of it is broken.

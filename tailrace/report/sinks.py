@@ -37,17 +37,17 @@ class ClosableSink(Protocol):
     """A sink that holds something open."""
 
     def __call__(self, event: Event) -> None:
-        """Take one event; events that say nothing to the sink are passed over."""
+        """Take one event; ignore an event that the sink does not show."""
 
     def close(self) -> None:
-        """Write what is left and let go of it."""
+        """Write what is left, and release what is open."""
 
 
 def check_sinks(observe: ObserveConfig) -> None:
-    """Find out before a run begins whether its sinks can be opened.
+    """Check before a run begins that its sinks can be opened.
 
     Raises:
-        UserError: Weights & Biases is asked for and not installed, or the port of the metrics cannot be had.
+        UserError: Weights & Biases is asked for and not installed, or the port of the metrics is not available.
     """
     if observe.metrics_port is not None:
         check_port(observe.metrics_port, setting=SETTING)
@@ -56,11 +56,11 @@ def check_sinks(observe: ObserveConfig) -> None:
 
 
 def open_sinks(observe: ObserveConfig, run_dir: Path, config: Mapping[str, Any]) -> list[ClosableSink]:
-    """The sinks that `observe` asks for. `config` is the resolved configuration, to be shown with the metrics.
+    """Open the sinks that `observe` asks for. `config` is the resolved configuration, to be shown with the metrics.
 
     Raises:
-        UserError: Weights & Biases is asked for, and not installed or not willing; or the port of the metrics cannot be
-            had.
+        UserError: Weights & Biases is asked for, and is not installed or refuses to begin; or the port of the metrics
+            is not available.
     """
     sinks: list[ClosableSink] = []
     if observe.wandb_project is not None:
@@ -73,13 +73,14 @@ def open_sinks(observe: ObserveConfig, run_dir: Path, config: Mapping[str, Any])
 
 
 class TensorBoardSink:
-    """Scalars of every step and evaluation by the steps done, a histogram of each step's response lengths, and texts.
+    """A sink for TensorBoard: scalars of steps and evaluations by the steps done, histograms of response lengths, and
+    texts.
 
     A resumed run adds a file. Where it repeats steps, TensorBoard shows the newest values.
     """
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # it has texts of samples, which are the owner's alone
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # texts of samples are for the owner alone
         self._writer = EventFileWriter(str(directory))
         self._lengths = StepLengths()
 
@@ -111,7 +112,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """The same metrics for Weights & Biases, with the steps done as their axis."""
+    """A sink for Weights & Biases: the same metrics, with the steps done as their axis."""
 
     def __init__(self, project: str, run_dir: Path, config: Mapping[str, Any]) -> None:
         """Begin a run in `project`.
@@ -122,7 +123,7 @@ class WandbSink:
         wandb = _wandb(project)
         try:
             self._run = wandb.init(project=project, name=run_dir.name, config=dict(config), dir=str(run_dir))
-        except Exception as error:  # no login, no network, no such project: it has many kinds
+        except Exception as error:  # no login, no network, no such project: wandb raises many kinds
             raise UserError(
                 f"observe.wandb_project {project!r} cannot be opened: {one_line(error)}; "
                 f"set it to null, or WANDB_MODE=offline to send it later"
@@ -156,24 +157,25 @@ class StepLengths:
         self._of_step: dict[int, list[int]] = {}
 
     def add(self, event: Event) -> None:
-        """Take a `sample` event; forget all with another attempt at the run, which makes them again."""
+        """Take a `sample` event. Another attempt at the run makes all samples again, so it forgets the earlier ones."""
         if event.task == EventKind.RUN:
             self._of_step.clear()
         elif event.task == EventKind.SAMPLE and event.step is not None and event.tokens is not None:
             self._of_step.setdefault(event.step, []).append(event.tokens)
 
     def pop(self, step: int) -> list[int]:
-        """The lengths of `step`, which is finished."""
+        """Return the lengths of `step`, which is finished."""
         return self._of_step.pop(step, [])
 
 
 def steps_done(event: Event) -> int | None:
-    """Where an event with a step stands on the axis."""
+    """Return the place of an event on the axis; None for an event without a step."""
     return None if event.step is None else shown_step(event)
 
 
 def tagged_scalars(event: Event) -> dict[str, float]:
-    """The finite metrics of a `step` (as train/…, or with the prefix they have) or an `evaluation` (as eval/…)."""
+    """Return the finite metrics of a `step` (as train/…, or with the prefix they have) or an `evaluation` (as
+    eval/…)."""
     prefix = event.about.scalars
     if prefix is None:
         return {}
@@ -185,7 +187,8 @@ def tagged_scalars(event: Event) -> dict[str, float]:
 
 
 def markdown(records: Iterable[SampleRecord]) -> str:
-    """The best and the worst sample of each prompt as Markdown: texts are code, in which nothing has a meaning."""
+    """Return the best and the worst sample of each prompt as Markdown. Texts are code, so nothing in them is marked
+    up."""
     parts = []
     for group in grouped(records):
         parts.append(f"**prompt {group.number}** · {_plain(group.words)}\n\n{_code(group.prompt)}")
@@ -204,7 +207,7 @@ def _code(text: str) -> str:
 
 
 def _plain(words: str) -> str:
-    """Names of reward parts and of validation sets are the user's."""
+    """Escape Markdown: names of reward parts and of validation sets are the user's."""
     return re.sub(r"([\\`*_{}\[\]()#+.!<>&|~-])", r"\\\1", words)
 
 

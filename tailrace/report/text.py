@@ -1,4 +1,4 @@
-"""How figures and durations are written for people; shared by the display and the page."""
+"""Figures and durations written for people; shared by the display and the page."""
 
 import math
 from collections.abc import Mapping
@@ -8,17 +8,17 @@ from tailrace.registers.metrics import Metric
 
 
 def write(shown: Metric, value: float) -> str:
-    """A value of a metric, without its unit."""
+    """Write a value of a metric, without its unit."""
     return percent(value) if shown.is_fraction else number(value)
 
 
 def write_change(shown: Metric, change: float) -> str:
-    """How much a metric has changed: +2.5 points, -0.31."""
+    """Write the change of a metric: +2.5 points, -0.31."""
     return f"{100 * change:+.1f} points" if shown.is_fraction else f"{change:+.3g}"
 
 
 def number(value: float) -> str:
-    """Three significant digits: 1,234 · 12.3 · 0.00123 · 1.2e-06."""
+    """Write a number with three significant digits: 1,234 · 12.3 · 0.00123 · 1.2e-06."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
@@ -30,12 +30,12 @@ def number(value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """0.125 as 12.5 %."""
+    """Write a fraction in percent: 0.125 as 12.5 %."""
     return f"{100 * fraction:.1f} %"
 
 
 def setting(config: Any, key: str) -> str:
-    """The value of a dotted key of a recorded configuration; empty where it has none."""
+    """Return the value of a dotted key of a recorded configuration; empty where it has none."""
     value = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -43,12 +43,12 @@ def setting(config: Any, key: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """1 step, 1,000 steps."""
+    """Write a count with its noun: 1 step, 1,000 steps."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def duration(seconds: float) -> str:
-    """3725.4 as 1 h 02 min, 65 as 1 min 05 s, 1.25 as 1.2 s."""
+    """Write a duration: 3725.4 as 1 h 02 min, 65 as 1 min 05 s, 1.25 as 1.2 s."""
     if round(seconds, 1) < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

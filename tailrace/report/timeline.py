@@ -1,6 +1,6 @@
 """The timeline of the page: a row for each actor of each worker.
 
-A few steps show at a time, so that a long run does not freeze a browser.
+Only a few steps show at a time, so that a long run does not freeze a browser.
 """
 
 import math
@@ -20,14 +20,14 @@ from tailrace.report.text import duration
 from tailrace.report.workers import mark_text, row_name, row_of, row_order, weight_flights, worker_of
 
 STEPS_SHOWN = 3
-"""Steps in one window of the timeline."""
+"""Number of steps in one window of the timeline."""
 MAX_SPANS = 8_000
-"""Spans that the page holds at most; the windows of a longer run are thinned out."""
+"""Maximum number of spans on the page; the windows of a longer run are thinned out."""
 
 _ROW, _LANE, _LANES = 1.0, 0.2, 14.0
-"""Heights of a row, of the lane of one response, and at most of all such lanes together."""
+"""Heights of a row, of the lane of one response, and of all such lanes together at most."""
 _TALLEST = 2.0
-"""Height at most of a worker's row in which other work overlaps: workers may be many."""
+"""Maximum height of a worker's row in which other work overlaps, since there may be many workers."""
 _PIXELS, _MARGIN = 30, 110
 
 
@@ -41,9 +41,9 @@ class Window:
 
 
 def timeline(run: RunData) -> dict[str, Any] | None:
-    """What the page's script draws: rows, the spans of each task, and the windows to choose from.
+    """Return the data that the page's script draws: rows, the spans of each task, and the windows to choose from.
 
-    Nothing where the run has no spans.
+    Return None where the run has no spans.
     """
     events = [*run.spans, *weight_flights(run.events)]
     if not events:
@@ -63,7 +63,7 @@ def timeline(run: RunData) -> dict[str, Any] | None:
 
 
 def make_windows(run: RunData) -> list[Window]:
-    """What came before the first step, then every few steps with what followed them."""
+    """Return a window before the first step, then one for every few steps with what followed them."""
     steps = run.steps
     blocks = [steps[first : first + STEPS_SHOWN] for first in range(0, len(steps), STEPS_SHOWN)]
     if not blocks:
@@ -76,12 +76,12 @@ def make_windows(run: RunData) -> list[Window]:
 
 
 def thin_out(windows: Sequence[Window], spans: int) -> list[Window]:
-    """Every so many windows, so that about MAX_SPANS of `spans` remain."""
+    """Keep every so-many-th window, so that about MAX_SPANS of `spans` remain."""
     return list(windows[:: math.ceil(spans / MAX_SPANS)])
 
 
 def _last_ends(events: Iterable[Event], starts: Sequence[float]) -> list[float]:
-    """When the last event ended that began before the first start, then between each start and the next."""
+    """Return the last end of the events that began before the first start, then between each start and the next."""
     ends = [0.0] * (len(starts) + 1)
     for event in events:
         part = bisect_right(starts, event.start)
@@ -95,7 +95,7 @@ def _label(block: Sequence[Event]) -> str:
 
 
 def _representative(windows: Sequence[Window]) -> int:
-    """The window whose length is nearest to the median: neither the fastest steps nor an evaluation."""
+    """Return the index of a window of median length: neither the fastest steps nor an evaluation."""
     median = statistics.median_low(window.end - window.start for window in windows)
     return next(index for index, window in enumerate(windows) if window.end - window.start == median)
 
@@ -105,9 +105,9 @@ def _is_in(event: Event, windows: Iterable[Window]) -> bool:
 
 
 def _rows(events: Sequence[Event], marks: Iterable[Event]) -> tuple[list[dict[str, Any]], list[tuple[float, float]]]:
-    """A row for each actor, one for its responses, and one for a worker of which nothing is known but its mark.
+    """Return a row for each actor, one for its responses, and one for each worker that is known by its mark alone.
 
-    With them, for each event the middle and the height of its bar.
+    Also return the middle and the height of the bar of each event.
     """
     members: dict[_Row, list[int]] = defaultdict(list)
     for index, event in enumerate(events):
@@ -143,7 +143,7 @@ class _Row(NamedTuple):
         return f"{name}: responses" if self.is_samples else name
 
     def lane_height(self, lanes: int) -> float:
-        """Of each lane; weights of several versions may be in flight, and share one row."""
+        """Return the height of each lane. Weights of several versions may be in flight, and share one row."""
         if self.is_samples:
             return min(_LANE, _LANES / lanes)
         if not self.worker:
@@ -156,13 +156,13 @@ class _Row(NamedTuple):
 
 
 def _mark(event: Event, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What happened to a worker at one moment, on the first of its rows."""
+    """Return the mark of an event of a worker, on the first of the worker's rows."""
     row = next(row for row in rows if row["worker"] == worker_of(event))
     return {"name": title(event.task), "time": round(event.end, 4), "y": row["middle"], "text": mark_text(event)}
 
 
 def _tracks(events: Sequence[Event], places: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
-    """The spans of each task, a column for each property."""
+    """Return the spans of each task, with a column for each property."""
     tasks = list(dict.fromkeys(event.task for event in events))
     tracks: dict[str, dict[str, Any]] = {
         task: {"task": task, "name": title(task), "colour": colour}

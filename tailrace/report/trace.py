@@ -1,8 +1,8 @@
 """The timeline of a run in Chrome's trace-event format, for Perfetto and chrome://tracing.
 
-An actor of a worker is a process of the trace. Its spans lie on one thread, or on several where they overlap; a
-response has a thread of its own for as long as it is being generated. Counters show how many responses run and how fast
-they grow, how busy a worker is, which weights it has, and the rows of the queue.
+An actor of a worker is a process of the trace. Its spans lie on one thread, or on several where they overlap. A
+response has a thread of its own for as long as it is generated. Counters show how many responses run and how fast they
+grow, how busy a worker is, which weights it has, and the rows of the queue.
 """
 
 from collections import defaultdict
@@ -46,7 +46,7 @@ def write_trace(run_dir: Path) -> Path:
 
 
 def trace_events(events: Sequence[Event]) -> list[TraceEvent]:
-    """The trace events of a run: names, spans, instants and counters. Times are in microseconds."""
+    """Return the trace events of a run: names, spans, instants and counters. Times are in microseconds."""
     by_row: dict[tuple[str, str], list[_Span]] = defaultdict(list)
     for event in (*events, *weight_flights(events)):
         by_row[row_of(event)].append(_in_microseconds(event))
@@ -77,7 +77,7 @@ def _row_events(pid: int, name: str, spans: Sequence[_Span]) -> Iterator[TraceEv
 
 
 def _threads(pid: int, first: int, name: str, spans: Sequence[_Span]) -> Iterator[TraceEvent]:
-    """Spans on as many threads as they need, numbered from `first`."""
+    """Yield spans on as many threads as they need, numbered from `first`."""
     lanes = assign_lanes(spans)
     for lane in sorted(set(lanes)):
         tid = first + lane
@@ -110,7 +110,7 @@ def _arguments(event: Event) -> dict[str, Any]:
 
 
 def _response_counters(pid: int, samples: Iterable[_Span]) -> Iterator[TraceEvent]:
-    """Responses in flight, and tokens per second if each response grows evenly."""
+    """Yield counters of the running responses, and of tokens per second if each response grows evenly."""
     changes: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])
     for span in samples:
         rate = (span.event.tokens or 0) / (span.end - span.start) * 1e6 if span.end > span.start else 0.0
@@ -126,7 +126,7 @@ def _response_counters(pid: int, samples: Iterable[_Span]) -> Iterator[TraceEven
 
 
 def _reported_counters(pid: int, span: _Span) -> Iterator[TraceEvent]:
-    """What a worker or the queue says of itself."""
+    """Yield the counters that a worker or the queue reports."""
     event = span.event
     if event.task == EventKind.ACTIVITY and span.end > span.start:
         yield _counter(pid, "busy (%)", span.start, round(100 * event.metrics["busy"] / (event.end - event.start), 1))

@@ -1,4 +1,4 @@
-"""The charts of a run whose tasks have worker processes: where their time goes, their weights and their queue."""
+"""The charts of a run whose tasks have worker processes: the workers' time, their weights and their queue."""
 
 import statistics
 from collections import defaultdict
@@ -16,13 +16,13 @@ from tailrace.report.workers import STATE_TITLES, WorkerSummary, summaries, weig
 
 _COLOURS = {"busy": BLUE, "data": ORANGE, "weights": RED, "idle": "#b8c1ca"}
 _POINTS = 600
-"""Of a line at most: beyond that a point is the mean of several."""
+"""Maximum number of points of a line; beyond that a point is the mean of several."""
 _FIFTHS = [0, 0.2, 0.4, 0.6, 0.8, 1]
 _TIME = "Time since the start (s)"
 
 
 def worker_sections(run: RunData) -> list[Section]:
-    """The charts and the table of the workers, and the charts of the queue; what the run has recorded of them."""
+    """Return the charts and the table of the workers, and the charts of the queue, where the run has recorded them."""
     workers = summaries(run)
     of_workers = _made(utilization_figure(workers), weights_figure(run))
     of_queue = _made(
@@ -55,7 +55,7 @@ def _table_row(worker: WorkerSummary) -> dict[str, str]:
 
 
 def utilization_figure(workers: Sequence[WorkerSummary]) -> Figure | None:
-    """A bar for each worker, divided by what it did."""
+    """Draw a bar for each worker, divided by what it did."""
     if not workers:
         return None
     names = [worker.worker for worker in workers]
@@ -91,7 +91,7 @@ def utilization_figure(workers: Sequence[WorkerSummary]) -> Figure | None:
 
 
 def weights_figure(run: RunData) -> Figure | None:
-    """Seconds that each version took from its publication to the workers."""
+    """Draw the seconds that each version took from its publication to the workers."""
     by_version: dict[int, list[float]] = defaultdict(list)
     for event in weight_flights(run.events):
         by_version[event.version or 0].append(event.end - event.start)
@@ -166,7 +166,7 @@ def _line(events: Sequence[Event], metric: str, name: str, line: dict[str, Any])
 
 
 def thinned(values: Sequence[float]) -> list[float]:
-    """Means of as many equal parts as a line has points, where there are more values."""
+    """Return `values`; where there are more than a line has points, the means of as many equal parts."""
     if len(values) <= _POINTS:
         return list(values)
     return [float(part.mean()) for part in np.array_split(np.asarray(values), _POINTS)]

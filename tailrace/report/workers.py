@@ -1,4 +1,4 @@
-"""The workers of a run: who they are, where their time went, and how new weights came to them."""
+"""The workers of a run: their names and order, their time, and the way of new weights to them."""
 
 import re
 import statistics
@@ -24,35 +24,35 @@ _ACTORS = ("driver", "rollout", "engine", "reward", "reference", "trainer", "wei
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSummary:
-    """What one worker did after the warm-up."""
+    """A summary of one worker after the warm-up."""
 
     worker: str
     seconds: dict[str, float]
-    """Of each state of `tailrace.activity`."""
+    """Seconds in each state of `tailrace.activity`."""
     deaths: int
-    """In the whole run."""
+    """Number of its deaths in the whole run."""
     versions: int
-    """Weight versions that it installed."""
+    """Number of weight versions that it installed."""
     weights_s: float | None
-    """Median seconds from the publication of weights until they were installed; None where none were."""
+    """Median seconds from the publication of weights until they were installed; None where none were installed."""
 
     @property
     def total(self) -> float:
-        """Seconds in all."""
+        """Seconds in all states."""
         return sum(self.seconds.values())
 
     def share(self, state: str) -> float:
-        """The part of its time that it spent in `state`."""
+        """Return the part of its time that it spent in `state`."""
         return self.seconds[state] / self.total if self.total > 0 else 0.0
 
 
 def worker_of(event: Event) -> str:
-    """Whose it is. What the driver says of a worker has the worker as its actor."""
+    """Return the worker of an event. An event that the driver emits about a worker has the worker as its actor."""
     return event.worker or event.actor
 
 
 def row_of(event: Event) -> tuple[str, str]:
-    """The worker and the actor in whose row it stands."""
+    """Return the worker and the actor in whose row an event stands."""
     match event.about.row:
         case "worker":
             return worker_of(event), kind_of(worker_of(event))
@@ -63,35 +63,35 @@ def row_of(event: Event) -> tuple[str, str]:
 
 
 def kind_of(worker: str) -> str:
-    """rollout of rollout-0."""
+    """Return the kind of a worker: rollout for rollout-0."""
     return re.sub(r"-\d+$", "", worker)
 
 
 def worker_order(worker: str) -> tuple[int, str, int]:
-    """The run's own process, rollout, reward, reference, trainer, others; in the order of their numbers."""
+    """The sort key of workers: the run's own process, rollout, reward, reference, trainer, others; then by number."""
     number = re.search(r"-(\d+)$", worker)
     return _place(kind_of(worker)) if worker else 0, kind_of(worker), int(number[1]) if number else 0
 
 
 def row_order(worker: str, actor: str) -> tuple[tuple[int, str, int], int, str]:
-    """The order of what an actor of a worker did."""
+    """The sort key of rows: by worker, then by actor."""
     return worker_order(worker), _place(actor), actor
 
 
 def row_name(worker: str, actor: str) -> str:
-    """What an actor of a worker is called: engine in a run of one process, rollout-0 · engine in a worker."""
+    """Return the name of an actor's row: engine in a run of one process, rollout-0 · engine in a worker."""
     if not worker:
         return actor
     return worker if actor == kind_of(worker) else f"{worker} · {actor}"
 
 
 def death_text(event: Event) -> str:
-    """Who died, and how where that is known."""
+    """Describe the death of a worker, and its cause where that is known."""
     return ": ".join(word for word in (f"{worker_of(event)} died", str(event.info.get("how") or "")) if word)
 
 
 def mark_text(event: Event) -> str:
-    """What the mark of an event in the timeline says."""
+    """Return the text of an event's mark in the timeline."""
     match event.task:
         case EventKind.RUN:
             resumed = event.info.get("resumed_from")
@@ -103,7 +103,7 @@ def mark_text(event: Event) -> str:
 
 
 def summaries(run: RunData) -> list[WorkerSummary]:
-    """One for each worker that has said where its time goes."""
+    """Return a summary of each worker that has reported its activity."""
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(STATES, 0.0))
     for event in _after_warm_up(run):
         for state in STATES:
@@ -125,7 +125,7 @@ def summaries(run: RunData) -> list[WorkerSummary]:
 
 
 def restarts(run: RunData) -> int:
-    """Workers that were started after one of the same name had died."""
+    """Return the number of workers that were started after one of the same name had died."""
     died: set[str] = set()
     count = 0
     for event in run.of(EventKind.WORKER_DIED, EventKind.WORKER_STARTED):
@@ -137,9 +137,9 @@ def restarts(run: RunData) -> int:
 
 
 def weight_flights(events: Iterable[Event]) -> list[Event]:
-    """The ways of weights, as spans: from the publication of a version until a worker had installed it.
+    """Return the ways of weights, as spans from the publication of a version until a worker had installed it.
 
-    For a worker that was started after the publication its way begins with the worker.
+    The way to a worker that was started after the publication begins with the worker.
     """
     events = sorted(events, key=lambda event: event.end)
     published = {event.version: event.start for event in events if event.task == EventKind.WEIGHTS_PUBLISH}
@@ -168,7 +168,7 @@ def _place(actor: str) -> int:
 
 
 def _after_warm_up(run: RunData) -> Sequence[Event]:
-    """What workers said of their time after the first step; all of it where they have said nothing since."""
+    """Return the activity of workers after the first step; all of it where there is none since."""
     said = list(run.of(EventKind.ACTIVITY))
     steps = run.steps
     return [event for event in said if steps and event.start >= steps[0].end] or said
