@@ -1,6 +1,6 @@
-"""`make check-install`: whether a clone and a wheel of Tailrace install from PyPI alone, and what is installed runs.
+"""`make check-install`: check that a clone and a wheel of Tailrace install from PyPI alone, and that the result runs.
 
-Three things are shown, none of which a local wheel, another index or a file of pip's settings can hide:
+It shows three things, which no local wheel, other index or file of pip's settings can hide:
 
     locks    a resolver that sees only PyPI installs nothing beside what each lock lists: pip for this interpreter, uv
              for other Pythons and systems, since pip judges markers by the interpreter that it runs in
@@ -8,8 +8,8 @@ Three things are shown, none of which a local wheel, another index or a file of 
              environment outside this repository
     run      in there, `tailrace --help`, `--version` and `train quickstart --dry-run` work, the model's wheel included
 
-No package is downloaded whole but the model's and those without a wheel: the index, or a few kilobytes of a wheel, tell
-what it requires. The environment links the files of this interpreter's packages.
+No package is downloaded whole, except the model's and those without a wheel. The index, or a few kilobytes of a wheel,
+tell what it requires. The environment links the files of this interpreter's packages.
 """
 
 import json
@@ -40,31 +40,31 @@ INDEX = "https://pypi.org/simple"
 PYTHONS = ("3.11", "3.12", "3.13")
 EXTRAS = "conformance,datasets,gguf,quickstart,redis"
 _PRESENT = ("pip", "tailrace")
-"""Packages that a lock has no need of: a virtual environment begins with pip, and tailrace is what is here."""
+"""Packages that a lock does not need: a virtual environment begins with pip, and tailrace is this repository."""
 _PACKAGED = ("tailrace", "recipes", "pyproject.toml", "README.md", "LICENSE")
 _COMMANDS = {
     ("--help",): "train",
     ("--version",): __version__,
     ("train", "quickstart", "--dry-run"): "output_dir: runs/quickstart",
 }
-"""What is run where the wheel is installed, and something that it prints."""
+"""Commands that run where the wheel is installed, and a text that each prints."""
 _LIMIT_S = 900
 _AT_ONCE = 4
-"""Resolvers wait for the index most of the time."""
+"""Number of resolvers at a time; they wait for the index most of the time."""
 
 
 class InstallError(Exception):
-    """Something does not install from PyPI alone, or PyPI is not there."""
+    """Raised where something does not install from PyPI alone, or PyPI cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """A lock, and where it shall install."""
+    """A lock, and the machines on which it must install."""
 
     file: str
     targets: Sequence[Target]
     extras: str
-    """Of tailrace, that it holds the packages of."""
+    """Extras of tailrace whose packages it holds."""
 
 
 LOCKS = (
@@ -78,7 +78,8 @@ LOCKS = (
 
 
 def isolated(environment: Mapping[str, str], certificate: str) -> dict[str, str]:
-    """The environment without what pip and uv are told by it or by their files, but with the certificate of a proxy."""
+    """Return the environment without settings of pip and uv, by variables or files, but with the certificate of a
+    proxy."""
     kept = {name: value for name, value in environment.items() if not name.startswith(("PIP_", "UV_", "PYTHON"))}
     kept |= {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "UV_NO_CONFIG": "1"}
     kept["MACOSX_DEPLOYMENT_TARGET"] = "14.0"  # the oldest that torch has wheels for
@@ -86,14 +87,14 @@ def isolated(environment: Mapping[str, str], certificate: str) -> dict[str, str]
 
 
 def certificate() -> str:
-    """The file of certificates that pip is set to trust; empty where its settings name none."""
+    """Return the file of certificates that pip is set to trust; empty where its settings name none."""
     settings = _run([sys.executable, "-m", "pip", "config", "list"], os.environ, what="pip's settings")
     files = [line.partition("=")[2].strip("'") for line in settings.splitlines() if ".cert=" in line]
     return files[0] if files else ""
 
 
 def check_index(environment: Mapping[str, str]) -> None:
-    """Raises InstallError where PyPI does not answer."""
+    """Raise InstallError where PyPI does not answer."""
     context = ssl.create_default_context(cafile=environment.get("SSL_CERT_FILE"))
     try:
         with urllib.request.urlopen(f"{INDEX}/pip/", timeout=30, context=context):
@@ -103,7 +104,7 @@ def check_index(environment: Mapping[str, str]) -> None:
 
 
 def build_wheel(directory: Path, environment: Mapping[str, str]) -> Path:
-    """The wheel of a copy of this repository: building leaves files behind that would be in the next wheel."""
+    """Build the wheel of a copy of this repository: building leaves files behind that would be in the next wheel."""
     source = directory / "source"
     source.mkdir()
     for name in _PACKAGED:
@@ -117,7 +118,7 @@ def build_wheel(directory: Path, environment: Mapping[str, str]) -> Path:
 
 
 def resolve_here(requirements: Sequence[str], directory: Path, environment: Mapping[str, str]) -> dict[str, Version]:
-    """What pip would install into an empty environment of this interpreter."""
+    """Return the packages that pip would install into an empty environment of this interpreter."""
     wanted, report = directory / "here.txt", directory / "here.json"
     wanted.write_text("\n".join(requirements), encoding="utf-8")
     command = [*_pip("install"), "--dry-run", "--ignore-installed", "--use-feature=fast-deps", "--index-url", INDEX]
@@ -128,7 +129,7 @@ def resolve_here(requirements: Sequence[str], directory: Path, environment: Mapp
 def resolve(
     requirements: Sequence[str], target: Target | None, directory: Path, environment: Mapping[str, str]
 ) -> dict[str, Version]:
-    """What uv would install into an empty environment, from wheels where there are any.
+    """Return the packages that uv would install into an empty environment, from wheels where there are any.
 
     `target`: another kind of machine; by default this interpreter's.
     """
@@ -156,7 +157,8 @@ def resolve(
 
 
 def lock_checks(lock: Lock, wheel: Path, directory: Path, environment: Mapping[str, str]) -> list[Callable[[], None]]:
-    """One for each kind of machine; each raises InstallError where a resolver installs what the lock does not list."""
+    """Return a check for each kind of machine. A check raises InstallError where a resolver installs what the lock
+    lacks."""
     lines = read_lock((ROOT / lock.file).read_text(encoding="utf-8"))
     wanted = [*resolvable(lines), f"tailrace[{lock.extras}] @ {wheel.as_uri()}"]
 
@@ -179,16 +181,16 @@ def _compare(where: str, lock: Lock, resolved: Mapping[str, Version], pinned: Ma
 
 
 def check_wheel(wheel: Path, directory: Path, environment: Mapping[str, str]) -> None:
-    """Install the wheel with what it requires alone, and run it outside of this repository.
+    """Install the wheel with only what it requires, and run it outside of this repository.
 
     Raises:
-        InstallError: it cannot be installed, or does not run.
+        InstallError: the wheel cannot be installed, or does not run.
     """
     resolved = resolve([f"tailrace[quickstart] @ {wheel.as_uri()}"], None, directory, environment)
     venv.create(directory / "venv", symlinks=True)
     packages = next((directory / "venv" / "lib").glob("python*")) / "site-packages"
     for name in sorted(resolved.keys() - {"tailrace"}):
-        if not CUDA.match(name):  # which a CPU build of torch does without
+        if not CUDA.match(name):  # a CPU build of torch does without them
             _link(name, packages)
     python = str(directory / "venv" / "bin" / "python")
     install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-deps", str(wheel)]
@@ -204,7 +206,7 @@ def check_wheel(wheel: Path, directory: Path, environment: Mapping[str, str]) ->
 
 
 def _link(name: str, packages: Path) -> None:
-    """The files of an installed package, in another environment."""
+    """Link the files of an installed package into another environment."""
     try:
         package = distribution(name)
     except PackageNotFoundError:
@@ -220,10 +222,10 @@ def _pip(command: str) -> list[str]:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], *, what: str, cwd: Path | None = None) -> str:
-    """What it prints.
+    """Run a command and return what it prints.
 
     Raises:
-        InstallError: it fails or takes too long.
+        InstallError: the command fails or takes too long.
     """
     try:
         done = subprocess.run(
@@ -238,7 +240,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], *, what: str, c
 
 
 def main() -> None:
-    """Entry point: exit code 1 and a line for each thing that is missing."""
+    """Run all checks; end with exit code 1 and a line for each thing that is missing."""
     environment = isolated(os.environ, certificate())
     try:
         check_index(environment)

@@ -9,8 +9,8 @@ PyTorch's CPU builds need none of those, and are on PyTorch's own index alone. F
     cpu    the CPU build, without the CUDA libraries
     cuda   the lock as it is: PyPI's build, with the CUDA libraries
 
-On other systems than Linux PyPI has one build, which needs no CUDA library; there, all three are the same.
-Only the standard library and pip are there when this runs.
+On systems other than Linux, PyPI has one build, which needs no CUDA library, so all three are the same there. Only the
+standard library and pip are available when this runs.
 """
 
 import argparse
@@ -26,25 +26,26 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CHOICES = ("auto", "cpu", "cuda")
 _INSTALL = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile")
 _IMPATIENTLY = ("--timeout", "15", "--retries", "1")
-"""PyTorch's index may be out of reach, and then it is done without."""
+"""Options for PyTorch's index: it may be out of reach, and pip then gives up soon."""
 CUDA = re.compile(r"(nvidia|cuda)-|triton\b")
-"""What the names of the CUDA libraries begin with."""
+"""Beginnings of the names of the CUDA libraries."""
 _GPU_SIGNS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
-"""Files that the driver of an NVIDIA GPU makes; the last one under Windows' Linux."""
+"""Files that the driver of an NVIDIA GPU makes; the last one is for Windows' Linux."""
 
 
 class SetupError(Exception):
-    """What was asked for cannot be installed."""
+    """Raised where the lock cannot be installed as asked for."""
 
 
 def without_cuda(lock: str) -> str:
-    """The lock without torch, which has been installed, and without the CUDA libraries that PyPI's build needs."""
+    """Return the lock without torch, which has been installed, and without the CUDA libraries that PyPI's build
+    needs."""
     lines = lock.splitlines(keepends=True)
     return "".join(line for line in lines if not CUDA.match(line) and not line.startswith("torch=="))
 
 
 def torch_version(lock: str) -> str:
-    """The version of torch in the lock."""
+    """Return the version of torch in the lock."""
     found = re.search(r"^torch==([\w.]+)", lock, re.MULTILINE)
     if found is None:
         raise SetupError("the lock has no line torch==VERSION")
@@ -52,19 +53,19 @@ def torch_version(lock: str) -> str:
 
 
 def has_gpu(signs: Iterable[str] = _GPU_SIGNS) -> bool:
-    """Whether the driver of an NVIDIA GPU is there."""
+    """Return whether the driver of an NVIDIA GPU is there."""
     return any(Path(sign).exists() for sign in signs)
 
 
 def refusal(pip_output: str) -> str:
-    """Why pip installs nothing: the last line that names an error, else the last line."""
+    """Return why pip installs nothing: the last line that names an error, otherwise the last line."""
     lines = [line.strip() for line in pip_output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     return (errors or lines or ["pip says nothing"])[-1].removeprefix("ERROR:").strip()
 
 
 def install(lock: Path, choice: str) -> None:
-    """Install what the lock lists, and say which build of torch that is, and why.
+    """Install what the lock lists, and say which build of torch is chosen, and why.
 
     Raises:
         SetupError: the lock cannot be installed, or not with the build that was asked for.
@@ -88,7 +89,7 @@ def _prefers_cpu(choice: str) -> bool:
 
 
 def _install_cpu_build(version: str, choice: str) -> bool:
-    """Whether it is installed now."""
+    """Install PyTorch's CPU build, and return whether that succeeded."""
     command = [*_INSTALL, *_IMPATIENTLY, "--extra-index-url", CPU_INDEX, f"torch=={version}+cpu"]
     tried = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if tried.returncode == 0:
@@ -105,7 +106,7 @@ def _reason(choice: str) -> str:
 
 
 def _check_compiler() -> None:
-    """Whether the one package without a wheel can be compiled; pip says so on a hundred lines.
+    """Check that the one package without a wheel can be compiled; pip would take a hundred lines to say so.
 
     Raises:
         SetupError: Python's headers are missing.
@@ -120,7 +121,7 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    """Entry point: what cannot be had is one line on stderr."""
+    """Install a lock from the command line; an error is one line on stderr."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("lock", type=Path)
     parser.add_argument("--torch", choices=CHOICES, default="auto")

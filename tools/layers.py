@@ -1,7 +1,8 @@
-"""What each room of the package may import: `tests/test_imports.py` holds it, `docs/architecture.md` draws it.
+"""The import rules of the package, room by room: `tests/test_imports.py` enforces them, `docs/architecture.md` draws
+them.
 
-A room is a folder or a file; within `ROOMS[folder]` every room of that folder has an entry. Each is above all that it
-may import, so that nothing can be imported in a circle. `python -m tools.layers` prints the picture.
+A room is a folder or a file. Within `ROOMS[folder]`, every room of that folder has an entry. Each room is above all
+rooms that it may import, so that no imports form a circle. `python -m tools.layers` prints the picture.
 """
 
 import ast
@@ -10,7 +11,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 NOUNS = {"errors", "events", "host", "config", "registers", "types"}
-"""What everybody above may import."""
+"""Rooms that every room above them may import."""
 
 ROOMS: Mapping[str, Mapping[str, set[str]]] = {
     "tailrace": {
@@ -107,16 +108,16 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "adapters": {"address", "base", "cells", "client", "messages", "rows"},
     },
 }
-"""By folder, then by room: the rooms of that folder which it may import."""
+"""The rooms that each room may import, by folder and by room; all are rooms of that folder."""
 
 
 def room_of(path: Path, folder: str) -> str:
-    """The room of `folder` in which a file below it is; both are relative to the repository."""
+    """Return the room of `folder` that a file below it is in; both paths are relative to the repository."""
     return path.relative_to(folder).parts[0].removesuffix(".py")
 
 
 def type_only(tree: ast.Module) -> set[int]:
-    """The ids of all nodes under `if TYPE_CHECKING`."""
+    """Return the ids of all nodes under `if TYPE_CHECKING`."""
     return {
         id(inner)
         for node in ast.walk(tree)
@@ -126,7 +127,7 @@ def type_only(tree: ast.Module) -> set[int]:
 
 
 def floors(folder: str) -> Iterator[list[str]]:
-    """The rooms of `folder`, lowest floor first: a room is one floor above the highest of what it may import."""
+    """Yield the rooms of `folder`, lowest floor first. A room is one floor above the highest that it may import."""
     order = TopologicalSorter(ROOMS[folder])
     order.prepare()
     while order.is_active():
@@ -136,7 +137,7 @@ def floors(folder: str) -> Iterator[list[str]]:
 
 
 def picture() -> str:
-    """The floors of every folder that has rules, as `docs/architecture.md` shows them."""
+    """Return the floors of every folder that has rules, as `docs/architecture.md` shows them."""
     lines = []
     for folder in ROOMS:
         lines.append(f"{folder}/")

