@@ -1,4 +1,5 @@
-"""A contestant of `make bench-adaptive-tp`: MODEL_DIR ENGINE, its configuration as JSON. Steps are made by hand.
+"""A contestant of `make bench-adaptive-tp`: MODEL_DIR ENGINE, the engine's configuration as JSON. Steps are made by
+hand.
 
 {"task": "stage", "prompts": [[…]], "lengths": […], "group_size": 8}   generate responses of these lengths
 {"task": "switch", …, "steps": n, "target": tp}                        after n steps of that, change TP and back
@@ -23,11 +24,11 @@ from tailrace.types import Request
 
 CPU = torch.device("cpu")
 WINDOW = 16
-"""Steps whose median is compared with a prediction."""
+"""Number of steps whose median is compared with a prediction."""
 
 
 def requests(prompts: list[list[int]], lengths: list[int], group_size: int) -> list[Request]:
-    """A batch; `lengths` of its responses."""
+    """Make a batch of requests; `lengths` are those of its responses."""
     return [
         Request(
             request_id=index,
@@ -41,16 +42,16 @@ def requests(prompts: list[list[int]], lengths: list[int], group_size: int) -> l
 
 
 class Trajectory:
-    """Decode steps as the engine measured them, beside what was predicted."""
+    """Decode steps as the engine measured them, beside their predictions."""
 
     def __init__(self, profile: TPProfile | None) -> None:
         self._predictor = None if profile is None else CorrectedPredictor(LatencyPredictor(profile))
         self._steps: list[tuple[float, float, float]] = []
         self.drain: list[tuple[float, int, int]] = []
-        """Seconds since the start, sequences unfinished, TP."""
+        """Points of the drain: seconds since the start, sequences unfinished, TP."""
 
     def see(self, core: EngineCore, beside: int, began: float) -> None:
-        """After a step of the core, before which so many replicas had work."""
+        """Record a step of the core; before it, `beside` replicas had work."""
         unfinished = sum(len(lane.scheduler.sequences) for lane in core.lanes)
         self.drain.append((time.perf_counter() - began, unfinished, core.arrangement.config.tp))
         for lane in core.lanes:
@@ -62,7 +63,8 @@ class Trajectory:
             lane.decoded = None
 
     def errors(self) -> list[list[float]]:
-        """Relative, of each window: of the profile's prediction, and of the one corrected on the way."""
+        """Return the relative errors of each window: of the profile's prediction, and of the one corrected on the
+        way."""
         whole = len(self._steps) // WINDOW * WINDOW
         windows = np.array(self._steps[:whole]).reshape(-1, WINDOW, 3)
         measured, *predicted = np.median(windows, axis=1).T
@@ -70,7 +72,7 @@ class Trajectory:
 
 
 def run_stage(core: EngineCore, batch: list[Request], profile: TPProfile | None) -> dict[str, Any]:
-    """Generate a batch."""
+    """Generate a batch, and return its figures."""
     trajectory = Trajectory(profile)
     began = time.perf_counter()
     for request in batch:
@@ -108,7 +110,7 @@ def run_stage(core: EngineCore, batch: list[Request], profile: TPProfile | None)
 
 
 def advance(core: EngineCore, batch: list[Request], steps: int) -> None:
-    """Bring a batch so far."""
+    """Bring a batch forward by so many steps."""
     for request in batch:
         core.add(request)
     for _ in range(steps):
@@ -117,12 +119,12 @@ def advance(core: EngineCore, batch: list[Request], steps: int) -> None:
 
 
 def clear(core: EngineCore, batch: list[Request]) -> None:
-    """Abort it."""
+    """Abort the batch."""
     core.abort([request.request_id for request in batch])
 
 
 def peak_rss(core: EngineCore, *, reset: bool) -> int:
-    """Bytes of all ranks together: the most since the last reset; or, with `reset`, what they have now."""
+    """Return the bytes of all ranks together: the most since the last reset or, with `reset`, the present ones."""
     total = 0
     for pid in (pid for lane in core.lanes for pid in lane.replica.pids):
         if reset:
@@ -134,7 +136,7 @@ def peak_rss(core: EngineCore, *, reset: bool) -> int:
 
 
 def measure_switch(core: EngineCore, batch: list[Request], steps: int, target: int) -> dict[str, Any]:
-    """A switch in the middle of a batch."""
+    """Measure a switch in the middle of a batch."""
     source = core.arrangement.config.tp
     advance(core, batch, steps)
     assert core.adaptive_tp is not None
@@ -146,7 +148,7 @@ def measure_switch(core: EngineCore, batch: list[Request], steps: int, target: i
     back = core.arrangement.switch(source, cache="recompute")
     return {
         "seconds": report.total_s,
-        "predicted_s": predicted.switch_s - predicted.capture_s,  # which comes with the first step
+        "predicted_s": predicted.switch_s - predicted.capture_s,  # the capture comes with the first step
         "unfinished": sum(predicted.batch_sizes),
         "back_s": back.total_s,
         "breakdown": {
@@ -160,7 +162,7 @@ def measure_switch(core: EngineCore, batch: list[Request], steps: int, target: i
 
 
 def restart(core: EngineCore, config: NativeEngineConfig, model: Path, task: dict[str, Any]) -> dict[str, Any]:
-    """What changing TP takes without a switch: new processes, weights from disk, everything prefilled again."""
+    """Measure a change of TP without a switch: new processes, weights from disk, everything prefilled again."""
     batch = requests(task["prompts"], task["lengths"], task["group_size"])
     advance(core, batch, task["steps"])
     unfinished = [sequence for lane in core.lanes for sequence in lane.scheduler.sequences]
@@ -186,7 +188,7 @@ def restart(core: EngineCore, config: NativeEngineConfig, model: Path, task: dic
 
 
 def main(model: Path, config: NativeEngineConfig) -> None:
-    """Do what is asked for, until the benchmark has had enough."""
+    """Do the tasks of the benchmark, until it has had enough."""
     torch.set_num_threads(1)
     core = EngineCore(config, model, device=CPU)
     profile = None

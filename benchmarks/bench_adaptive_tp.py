@@ -1,7 +1,7 @@
 """`make bench-adaptive-tp`: adaptive tensor parallelism on a long-tailed workload, beside DP 2 and TP 2 that stay.
 
 Two ranks of one thread each, a model of 113M random weights in bf16. The engines that are compared live at the same
-time, each in a process of its own that is blocked while another works, and take turns. The last line is JSON.
+time and take turns, each in a process of its own that is blocked while another works. The last line is JSON.
 
 - Natural: the machine as it is. Profile, then rounds of one batch each under DP 2, TP 2 and adaptive TP. The static
   runs also show how far the profile's predictions are from what their steps took.
@@ -11,8 +11,9 @@ time, each in a process of its own that is blocked while another works, and take
   "bound" takes all responses for the longest, where adaptive TP otherwise goes by the survival curve.
 - Uniform: over the same link, responses of equal length.
 
-Response lengths are those of DAPO training steps (PolyTrace's workloads, in the folder $TAILRACE_DATA), or where these
-are not there log-normal ones with their median and 99th percentile. They are scaled: the longest has 1,024 tokens.
+Response lengths are those of DAPO training steps (PolyTrace's workloads, in the folder $TAILRACE_DATA). Where these are
+missing, they are log-normal with the same median and 99th percentile. They are scaled so that the longest has 1,024
+tokens.
 """
 
 import json
@@ -46,14 +47,14 @@ LONGEST = 1024
 PROMPT_TOKENS = 96
 UNIFORM_TOKENS = 160
 KV_CACHE_GIB = 0.75
-"""On each rank: 32 sequences of the longest length."""
+"""KV cache on each rank: 32 sequences of the longest length."""
 SWITCH_STEPS = 400
-"""Into a batch: a few of its responses are unfinished then."""
+"""Steps of a batch before a switch: only a few of its responses are unfinished then."""
 SWITCH_ROUNDS = 5
 EXCHANGES = 2 * SMALL.num_hidden_layers + 1
-"""Sums in a step of a replica; drawing adds three exchanges of a few bytes."""
+"""Sums in a step of a replica; drawing tokens adds three exchanges of a few bytes."""
 FULL_BATCH_COST, SINGLE_COST = 1.26, 0.63
-"""Of TP 2: over DP 2 at the full batch, over TP 1 at batch 1 (PAT, section 3.2)."""
+"""Costs of TP 2: over DP 2 at the full batch, over TP 1 at batch 1 (PAT, section 3.2)."""
 
 ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
@@ -64,18 +65,18 @@ ENVIRONMENT = {
 
 
 class Batch(NamedTuple):
-    """What one round generates."""
+    """The prompts and the response lengths of one round."""
 
     prompts: list[list[int]]
     lengths: list[int]
 
     def task(self, kind: str, **more: object) -> dict[str, Any]:
-        """For a contestant."""
+        """Return the task for a contestant."""
         return {"task": kind, "prompts": self.prompts, "lengths": self.lengths, "group_size": GROUP_SIZE, **more}
 
 
 def main(rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, after one of warm-up.")] = 7) -> None:
-    """Run all of it."""
+    """Run all comparisons."""
     BUILD.mkdir(parents=True, exist_ok=True)
     model = write_model(SMALL, BUILD / "model")
     batches, source = workload(rounds + 1)
@@ -114,46 +115,46 @@ def main(rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, af
 
 
 class Comparison(NamedTuple):
-    """Seconds of each round's batch by contestant, and what was seen on the way."""
+    """Seconds of each round's batch by contestant, and what was observed on the way."""
 
     rounds: dict[str, list[float]]
     errors_pct: dict[str, float]
     corrected_errors_pct: dict[str, float]
     switches: list[int]
-    """Of adaptive TP, in each round."""
+    """Number of switches of adaptive TP in each round."""
     drains: list[dict[str, Any]]
-    """Of each round, by contestant."""
+    """Drains of each round, by contestant."""
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The median batch's, by contestant."""
+        """Seconds of the median batch, by contestant."""
         return {key: round(statistics.median(seconds), 3) for key, seconds in self.rounds.items()}
 
     @property
     def best_static(self) -> str:
-        """The one that does not change and takes less time in all."""
+        """The contestant of fixed TP that takes less time in all."""
         return min(("dp2", "tp2"), key=lambda key: sum(self.rounds[key]))
 
     @property
     def vs_best_static(self) -> float:
-        """See `ratio`."""
+        """Adaptive TP's time over that of `best_static`; see `ratio`."""
         return self.ratio(self.best_static)
 
     @property
     def typical_drain(self) -> dict[str, Any]:
-        """Of the round with the median ratio to the best that does not change."""
+        """The drains of the round with the median ratio to `best_static`."""
         order = sorted(range(len(self.drains)), key=self._ratios(self.best_static).__getitem__)
         return self.drains[order[len(order) // 2]]
 
     def ratio(self, other: str) -> float:
-        """The median ratio of adaptive TP's time to that of `other` for the same batch."""
+        """Return the median ratio of adaptive TP's time to that of `other` for the same batch."""
         return round(statistics.median(self._ratios(other)), 3)
 
     def _ratios(self, other: str) -> list[float]:
         return [adaptive / others for adaptive, others in zip(self.rounds["adaptive"], self.rounds[other], strict=True)]
 
     def ratios(self) -> dict[str, object]:
-        """Adaptive TP's time over others'."""
+        """Return adaptive TP's time over that of others."""
         names = {"dp2": "vs_dp", "tp2": "vs_tp", "bound": "vs_bound"}
         vs_others = {name: self.ratio(key) for key, name in names.items() if key in self.rounds}
         return {"vs_best_static": self.vs_best_static, **vs_others, "switches": self.switches}
@@ -168,7 +169,7 @@ def compare(
     *,
     bound: bool = False,
 ) -> Comparison:
-    """Each batch under each configuration; the first one is warm-up."""
+    """Run each batch under each configuration; the first batch is warm-up."""
     base = {"threads_per_rank": 1, "kv_cache_gib": KV_CACHE_GIB, "max_batch_size": GROUPS * GROUP_SIZE}
     linked = {} if link is None else {"link": link}
     adaptive = {"profile": str(profile), "max_response_tokens": LONGEST}
@@ -201,7 +202,7 @@ def compare(
 
 
 def mean_errors(seen: Mapping[str, Sequence[Mapping[str, Any]]], key: str) -> dict[str, float]:
-    """In per cent, over all windows of the static runs, by TP degree."""
+    """Return the mean errors in per cent over all windows of the static runs, by TP degree."""
     return {
         tp: round(100 * statistics.fmean(error for figures in seen[static] for error in figures[key]), 2)
         for tp, static in (("1", "dp2"), ("2", "tp2"))
@@ -209,7 +210,8 @@ def mean_errors(seen: Mapping[str, Sequence[Mapping[str, Any]]], key: str) -> di
 
 
 def compare_switch(model: Path, batches: Sequence[Batch], profile: Path) -> dict[str, object]:
-    """A switch from DP 2 to TP 2 in the middle of a batch, over the same by a restart; and over its prediction."""
+    """Compare a switch from DP 2 to TP 2 in the middle of a batch with the same by a restart, and with its
+    prediction."""
     config = {"dp": 2, "threads_per_rank": 1, "kv_cache_gib": KV_CACHE_GIB, "max_batch_size": GROUPS * GROUP_SIZE}
     switches, restarts, extra_bytes = [], [], []
     with ExitStack() as stack:
@@ -222,7 +224,7 @@ def compare_switch(model: Path, batches: Sequence[Batch], profile: Path) -> dict
             switched = engine.step(**batch.task("switch", **task))
             restarted = naive.step(**batch.task("restart", **task))
             print(f"switch {number}: {switched['seconds']:.3f} s, restart {restarted['seconds']:.3f} s", flush=True)
-            extra_bytes.append(switched["extra_bytes"])  # of the first, too: later ones find memory that it has freed
+            extra_bytes.append(switched["extra_bytes"])  # the first too: later ones reuse memory that it has freed
             if number:
                 switches.append(switched)
                 restarts.append(restarted["seconds"])
@@ -245,7 +247,7 @@ def compare_switch(model: Path, batches: Sequence[Batch], profile: Path) -> dict
 
 
 def calibrate(path: Path) -> dict[str, float]:
-    """The link that gives TP 2 its two costs, as far as there is one: latency is never below zero."""
+    """Return the link that gives TP 2 its two costs, as far as there is one: latency is never below zero."""
     steps = LatencyPredictor(TPProfile.read(path))
     sequences, context = GROUPS * GROUP_SIZE, PROMPT_TOKENS
     full = FULL_BATCH_COST * steps.step_s(1, sequences / 2, sequences / 2 * context, 2)
@@ -259,7 +261,7 @@ def calibrate(path: Path) -> dict[str, float]:
 
 
 def link_cost(path: Path) -> dict[str, float]:
-    """What TP 2 costs over the link, as profiled."""
+    """Return the profiled costs of TP 2 over the link."""
     steps = LatencyPredictor(TPProfile.read(path))
     sequences, context = GROUPS * GROUP_SIZE, PROMPT_TOKENS
     dp2 = steps.step_s(1, sequences / 2, sequences / 2 * context, 2)
@@ -269,8 +271,8 @@ def link_cost(path: Path) -> dict[str, float]:
 
 
 def foreseen(path: Path, batches: Sequence[Batch]) -> dict[str, float]:
-    """The least that a switch at the best time could reach on this machine, if all lengths were known beforehand and
-    steps took what was profiled: median ratios to the better of DP 2 and TP 2, and to DP 2."""
+    """Return the best ratios that a switch at the best time could reach on this machine. All lengths are taken as known
+    beforehand, and steps take what was profiled. They are median ratios to the better of DP 2 and TP 2, and to DP 2."""
     profile = TPProfile.read(path)
     steps = LatencyPredictor(profile)
     (cost,) = (cost for cost in profile.switches if (cost.source_tp, cost.target_tp) == (1, 2))
@@ -306,7 +308,7 @@ def make_profile(model: Path, name: str, link: dict[str, float] | None) -> Path:
 
 
 def start(stack: ExitStack, name: str, model: Path, config: Mapping[str, Any]) -> Contestant:
-    """A contestant that `stack` ends."""
+    """Start a contestant that `stack` ends."""
     command = [sys.executable, str(HERE / "adaptive_engine.py"), str(model), json.dumps(config)]
     contestant = Contestant(command, BUILD / f"{name}.log", ENVIRONMENT)
     stack.callback(contestant.stop)
@@ -314,7 +316,7 @@ def start(stack: ExitStack, name: str, model: Path, config: Mapping[str, Any]) -
 
 
 def workload(count: int) -> tuple[list[Batch], str]:
-    """Batches, and where their lengths are from."""
+    """Return batches, and the source of their lengths."""
     folder = Path(os.environ.get("TAILRACE_DATA", ""), WORKLOAD)
     files = sorted(folder.glob("packed_lengths_step_*.jsonl"))
     rng = random.Random(0)
@@ -331,7 +333,7 @@ def workload(count: int) -> tuple[list[Batch], str]:
 
 
 def batch(rng: random.Random, lengths: Sequence[float]) -> Batch:
-    """Random prompts with responses of these lengths, scaled."""
+    """Return random prompts with responses of these lengths, scaled."""
     scale = LONGEST / max(lengths)
     prompts = [rng.choices(range(SMALL.vocab_size), k=PROMPT_TOKENS) for _ in range(GROUPS)]
     return Batch(prompts, [max(1, round(length * scale)) for length in lengths])

@@ -1,7 +1,7 @@
 """`make bench-engine`: the native engine beside vLLM's CPU build and transformers `generate`, on the same machine.
 
-Three comparisons. Each goes in rounds, in which every case has its turn; the first round is warm-up, and the median of
-the others counts. The last line is JSON.
+There are three comparisons. Each goes in rounds, in which every case has its turn. The first round is warm-up, and the
+median of the others counts. The last line is JSON.
 
 - Throughput: bf16, all cores, fresh random prompts of 64 tokens, 128 new tokens at temperature 1, batch 1, 8, 32, 64.
 - Tensor parallelism: a decode step at batch 1 on two ranks and on one, one thread each, of the same model and of one
@@ -41,9 +41,10 @@ BATCH_SIZES = (1, 8, 32, 64)
 PROMPT_TOKENS, NEW_TOKENS = 64, 128
 GROUP_SIZE, GROUP_PROMPT_TOKENS = 8, 512
 SHORT_TOKENS, STEPS = 8, 48
-"""A decode step is timed between a response of SHORT_TOKENS and one STEPS longer: short, since memory changes."""
+"""A decode step is timed as the difference between a response of SHORT_TOKENS and one STEPS longer. Both are short,
+since the speed of memory changes."""
 MEMORY_DOUBLES = 0.6
-"""At most this part of one process's time, where two read memory at about twice its rate."""
+"""Part of one process's time, up to which two processes count as reading memory at about twice its rate."""
 
 ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
@@ -52,22 +53,22 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": str(len(CORES)),
     "HF_HUB_OFFLINE": "1",
 }
-"""Of every contestant; MALLOC_… is what `tailrace.host.allocator` does."""
+"""Environment of every contestant; MALLOC_… is what `tailrace.host.allocator` does."""
 VLLM_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, CORES)),
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    "LD_PRELOAD": str(VLLM_PYTHON.parents[1] / "lib" / "libiomp5.so"),  # it asks for this, and is faster at batch 1
+    "LD_PRELOAD": str(VLLM_PYTHON.parents[1] / "lib" / "libiomp5.so"),  # vLLM asks for it, and is faster at batch 1
 }
 
 MEMORY_MIB = 256
-"""About what SmolLM2's weights take in bf16."""
+"""About the size of SmolLM2's weights in bf16."""
 REST_S = 2.0
-"""Before each turn: vLLM's worker keeps a core busy for a second after its last step."""
+"""Rest before each turn: vLLM's worker keeps a core busy for a second after its last step."""
 QWEN = "qwen2.5-0.5b-shape"
 
 Prompts = list[list[int]]
 Case = Callable[[int], float]
-"""Measures a figure once, in the round of this number."""
+"""A function that measures a figure once, in the round of this number."""
 
 
 def main(
@@ -86,7 +87,7 @@ def main(
 
 
 def throughput(model_dir: Path, rounds: int) -> dict[str, object]:
-    """Tokens per second of each engine at each batch size, and the native engine's over each of the others'."""
+    """Return tokens per second of each engine at each batch size, and the ratios of the native engine to the others."""
     with ExitStack() as stack:
         engines = {
             "native": native(stack, model_dir, tp=1, threads=len(CORES)),
@@ -113,11 +114,12 @@ def throughput(model_dir: Path, rounds: int) -> dict[str, object]:
 
 
 def tensor_parallelism(models: Mapping[str, Path], rounds: int) -> dict[str, object]:
-    """The time of a decode step on two ranks over that on one, of each model; the first one's also by itself.
+    """Return the time of a decode step on two ranks over that on one, of each model; the first model's also by itself.
 
-    Such a step reads memory and little else, and whether two cores read faster than one changes on virtual machines
-    from one second to the next (their cores share a die's link to memory, or do not). So what reading gains is measured
-    before and after each pair of steps, and the pairs beside which it halved are also counted by themselves.
+    Such a step reads memory and little else. Whether two cores read faster than one changes on virtual machines from
+    one second to the next (their cores share a die's link to memory, or do not). So the gain of reading is measured
+    before and after each pair of steps. The pairs beside which the time of reading halved are also counted by
+    themselves.
     """
     with ExitStack() as stack:
         engines = {
@@ -153,12 +155,12 @@ def tensor_parallelism(models: Mapping[str, Path], rounds: int) -> dict[str, obj
 
 
 class StepPair(NamedTuple):
-    """Decode steps measured one after the other."""
+    """Decode steps on one rank and on two, measured one after the other."""
 
     tp1_ms: float
     tp2_ms: float
     memory: tuple[float, float]
-    """The time in which two processes read memory over that of one, before and after."""
+    """Time in which two processes read memory over that of one, before and after."""
 
     @property
     def ratio(self) -> float:
@@ -171,13 +173,13 @@ class StepPair(NamedTuple):
 
 
 def where_memory_doubles(pairs: Sequence[StepPair]) -> dict[str, float | None]:
-    """Of the pairs beside which two processes read memory in about half the time of one."""
+    """Return the ratio over the pairs beside which two processes read memory in about half the time of one."""
     ratios = [pair.ratio for pair in pairs if max(pair.memory) <= MEMORY_DOUBLES]
     return {"pairs": len(ratios), "ratio": round(statistics.median(ratios), 3) if ratios else None}
 
 
 def step_ms(engine: Contestant, vocab: int, number: int) -> float:
-    """A decode step at batch 1: the time of a response less that of a shorter one, by token."""
+    """Return the time of a decode step at batch 1: the time of a response less that of a shorter one, by token."""
     rng = random.Random(number)
     short, long = (
         generate(engine, draw(rng, 1, PROMPT_TOKENS, vocab), new_tokens)
@@ -187,24 +189,24 @@ def step_ms(engine: Contestant, vocab: int, number: int) -> float:
 
 
 def memory_gain(readers: Mapping[int, Sequence[Contestant]]) -> float:
-    """The time in which two processes read memory over that of one; no step can gain more from a second rank."""
+    """Return the time in which two processes read memory over that of one. No step can gain more from a second rank."""
     return read_ms(readers[2]) / read_ms(readers[1])
 
 
 def memory_readers(stack: ExitStack, count: int) -> list[Contestant]:
-    """Programs that read MEMORY_MIB together."""
+    """Start programs that read MEMORY_MIB together."""
     command = [sys.executable, HERE / "memory_stream.py", MEMORY_MIB // count]
     return [start(stack, f"memory-{count}-{reader}", command) for reader in range(count)]
 
 
 def read_ms(readers: Sequence[Contestant]) -> float:
-    """How long all of them take at the same time: what the machine allows a decode step to take at least."""
+    """Return the time that all readers take at once; a decode step on this machine cannot take less."""
     with ThreadPoolExecutor(len(readers)) as threads:
         return 1e3 * max(float(figures["seconds"]) for figures in threads.map(Contestant.step, readers))
 
 
 def group_sharing(model_dir: Path, rounds: int) -> dict[str, object]:
-    """The time to the first tokens of different prompts over that of one prompt's samples."""
+    """Return the time to the first tokens of different prompts over that of one prompt's samples."""
     vocab = describe_model(model_dir).vocab
     with ExitStack() as stack:
         engine = native(stack, model_dir, tp=1, threads=len(CORES))
@@ -223,14 +225,14 @@ def group_sharing(model_dir: Path, rounds: int) -> dict[str, object]:
 
 
 def native(stack: ExitStack, model_dir: Path, *, tp: int, threads: int) -> Contestant:
-    """Tailrace on `tp` ranks with so many threads each."""
+    """Start Tailrace on `tp` ranks with so many threads each."""
     return start(stack, f"native-tp{tp}", [sys.executable, HERE / "engine_ours.py", model_dir, tp, threads])
 
 
 def start(
     stack: ExitStack, name: str, command: Sequence[object], environment: Mapping[str, str] = MappingProxyType({})
 ) -> Contestant:
-    """A contestant that `stack` ends."""
+    """Start a contestant that `stack` ends."""
     LOGS.mkdir(parents=True, exist_ok=True)
     contestant = Contestant(list(map(str, command)), LOGS / f"{name}.log", {**ENVIRONMENT, **environment})
     stack.callback(contestant.stop)
@@ -238,15 +240,15 @@ def start(
 
 
 def draw(rng: random.Random, count: int, length: int, vocab: int) -> Prompts:
-    """Random prompts, which share no prefix that a cache could serve."""
+    """Draw random prompts, which share no prefix that a cache could serve."""
     return [rng.choices(range(vocab), k=length) for _ in range(count)]
 
 
 def generate(engine: Contestant, prompts: Prompts, new_tokens: int) -> float:
-    """Seconds from handing `engine` the prompts until the last response is there.
+    """Return the seconds from handing `engine` the prompts until the last response is there.
 
     Raises:
-        RuntimeError: it made another number of tokens.
+        RuntimeError: the engine made another number of tokens.
     """
     figures = engine.step(prompts=prompts, new_tokens=new_tokens)
     expected = len(prompts) * new_tokens
@@ -256,7 +258,7 @@ def generate(engine: Contestant, prompts: Prompts, new_tokens: int) -> float:
 
 
 def medians(cases: Mapping[str, Case], unit: str, rounds: int) -> dict[str, float]:
-    """The median figure of each case; in a round, each has its turn, and the first round does not count."""
+    """Return the median figure of each case. In a round, each case has its turn; the first round does not count."""
     measured: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds + 1):
         for name, case in cases.items():
@@ -269,7 +271,7 @@ def medians(cases: Mapping[str, Case], unit: str, rounds: int) -> dict[str, floa
 
 
 def quotients(numerators: Mapping[str, float], denominators: Mapping[str, float]) -> dict[str, float]:
-    """Of equal keys."""
+    """Return the quotients of values with equal keys."""
     return {key: round(numerator / denominators[key], 3) for key, numerator in numerators.items()}
 
 

@@ -1,12 +1,12 @@
 """`make bench-pipeline`: the modes of a run on a long-tailed workload, one core for each pool; and a step beside TRL.
 
 SmolLM2-135M trains on responses whose lengths are those of DAPO training steps (replay.py). A turn is a run of a few
-steps in one mode, in processes of its own; the modes take turns, in rounds, and the medians count. Before them the
+steps in one mode, in processes of its own. The modes take turns, in rounds, and the medians count. Before them the
 workload is balanced: the engine's slots, then the length of prompts are chosen so that generating a step takes as long
 as training on it. The sequential turns tell how well that was met.
 
-Before all that TRL's environment is made and the weight transfer measured (weight_transfer.py), since a machine may
-have no network or no right for them. Last comes the quickstart's workload beside TRL. The last line is JSON.
+Before all that, TRL's environment is made and the weight transfer is measured (weight_transfer.py), since a machine may
+have no network or no right for them. The quickstart's workload beside TRL comes last. The last line is JSON.
 """
 
 import json
@@ -38,38 +38,39 @@ BUILD = HERE.parent / "build" / "bench-pipeline"
 
 GROUPS, GROUP_SIZE = 8, 8
 TOKENS = 1600
-"""Of the responses of a step."""
+"""Tokens of the responses of a step."""
 LONGEST = 160
 MICRO_BATCH_TOKENS = 512
 WARM_UP, STEPS = 2, 5
-"""Of a turn: steps that do not count, and all."""
+"""Steps of a turn: those that do not count, and all."""
 SLOTS = (8, 6, 5, 4, 3, 2, 1)
-"""Of the engine, to choose from."""
+"""Slots of the engine, to choose from."""
 PROMPT_TOKENS, MOST_PROMPT_TOKENS = 8, 800
 ROUGHLY = 0.8
-"""Of training, in one process: where generating takes less, a run need not tell that it is the quicker half."""
+"""Part of training's time, in one process. Where generating takes less, no run is needed to tell that it is the quicker
+half."""
 NEAR, LOOKS = 0.04, 4
-"""Halves of a step that differ by this part of training are taken as equal; runs to find such. What counts are the
-sequential turns."""
+"""Part of training by which the halves of a step may differ and count as equal; and the number of runs to find such
+halves. The sequential turns are what counts."""
 OUR_STEPS, TRL_STEPS = 4, 2
-"""Of a turn beside TRL, without warm-up."""
+"""Steps of a turn beside TRL, without warm-up."""
 TURN_LIMIT_S = 1200.0
 DTYPE = "bfloat16" if multiplies_bfloat16() else "float32"
-"""Of the engine, and of weights on their way to it; the trainer's is what a run has by default."""
+"""Dtype of the engine, and of weights on their way to it; the trainer's is the default of a run."""
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "it", "for", "was", "on", "are", "as", "with", "his", "they")
-"""Each is one token after a space."""
+"""Words that are one token each after a space."""
 
 
 class Mode(NamedTuple):
-    """Of a run."""
+    """A mode of a run."""
 
     title: str
-    """In a picture."""
+    """Title in a picture."""
     settings: dict[str, Any]
 
 
 def separated(title: str, staleness: int, *, streaming: bool, weights: str) -> Mode:
-    """A mode with pools of their own."""
+    """Return a mode in which each pool has processes of its own."""
     settings = {
         "pipeline": {"placement": "separated", "max_staleness": staleness, "streaming": streaming},
         "weights": {"mode": weights, "dtype": DTYPE},
@@ -84,30 +85,31 @@ MODES: dict[str, Mode] = {
     "fully_async": separated("fully asynchronous", 1, streaming=True, weights="in_flight"),
     "colocated": Mode("colocated, both cores", {"threads": 2}),
 }
-"""Weights: with staleness 0 nothing can generate before they are in. With staleness 1 they go in between steps of the
-engine where a response may go on with newer weights, and after the responses that have begun where it may not."""
+"""The modes that are compared. With staleness 0 nothing can generate before new weights are in. With staleness 1 they
+go in between steps of the engine where a response may go on with newer weights, otherwise after the responses that have
+begun."""
 DELAYED = "fully_async_delayed"
-"""For the time that weights take, beside the modes whose throughput is compared."""
+"""The mode that shows the time that weights take, beside the modes whose throughput is compared."""
 ALL = MODES | {DELAYED: separated("fully asynchronous, delayed weights", 1, streaming=True, weights="delayed")}
 
 
 class Workload(NamedTuple):
-    """What every mode is given."""
+    """The workload of every mode."""
 
     config: dict[str, Any]
     steps: list[Lengths]
     """Lengths of the responses of each step."""
     file: Path
-    """With the lengths of all groups."""
+    """File with the lengths of all groups."""
     source: str
 
     @property
     def tokens(self) -> list[int]:
-        """Of the responses of each step that counts."""
+        """Tokens of the responses of each step that counts."""
         return [sum(map(sum, lengths)) for lengths in self.steps[WARM_UP:]]
 
     def with_(self, slots: int, prompt_tokens: int) -> dict[str, Any]:
-        """The configuration with so many slots in the engine, and prompts of so many tokens."""
+        """Return the configuration with so many slots in the engine, and prompts of so many tokens."""
         source = {"type": "jsonl", "path": str(write_prompts(prompt_tokens))}
         prompts = {"source": source, "held_out": 0, "chat_template": False}
         options = {"lengths": str(self.file), "max_batch_size": slots, "dtype": DTYPE}
@@ -125,10 +127,10 @@ def main(
     ] = 3,
     transfer: Annotated[bool, typer.Option(help="Measure the weight transfer; needs root, `ip` and `tc`.")] = True,
 ) -> None:
-    """Run all of it."""
+    """Run all measurements."""
     BUILD.mkdir(parents=True, exist_ok=True)
     cores = two_cores()
-    os.sched_setaffinity(0, cores.values())  # and all that this starts: every mode and peer has the same machine
+    os.sched_setaffinity(0, cores.values())  # child processes inherit this: every mode and peer has the same machine
     if trl_rounds:
         peer_python(TRL_BUILD, PACKAGES)
     transferred = {"weight_transfer": weight_transfer()} if transfer else {}
@@ -150,10 +152,10 @@ def main(
 
 
 def two_cores() -> dict[str, int]:
-    """One for each pool.
+    """Return a core for each pool.
 
     Raises:
-        RuntimeError: there are not two.
+        RuntimeError: there are fewer than two cores.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -162,7 +164,7 @@ def two_cores() -> dict[str, int]:
 
 
 def workload() -> Workload:
-    """Write the lengths; the configuration is still without prompts and engine."""
+    """Write the lengths, and return the workload; its configuration has no prompts and no engine yet."""
     raw, source = recorded(STEPS + 2, GROUPS, GROUP_SIZE)  # a step or two are generated ahead
     steps = [scaled(lengths, tokens=TOKENS, longest=LONGEST) for lengths in raw]
     file = BUILD / "lengths.json"
@@ -183,7 +185,7 @@ def workload() -> Workload:
 
 
 def write_prompts(tokens: int) -> Path:
-    """Texts of so many words that are a token each."""
+    """Write prompts of so many words that are a token each."""
     rng = random.Random(0)
     path = BUILD / f"prompts-{tokens}.jsonl"
     texts = ["".join(f" {rng.choice(WORDS)}" for _ in range(tokens)) for _ in range(8 * GROUPS)]
@@ -192,7 +194,7 @@ def write_prompts(tokens: int) -> Path:
 
 
 class Look(NamedTuple):
-    """What a step of a sequential run took, with prompts of so many tokens."""
+    """The times of a step of a sequential run, with prompts of so many tokens."""
 
     tokens: int
     generation_s: float
@@ -200,7 +202,7 @@ class Look(NamedTuple):
 
     @property
     def excess_s(self) -> float:
-        """By which generating takes longer."""
+        """Seconds by which generating takes longer."""
         return self.generation_s - self.training_s
 
     @property
@@ -210,7 +212,7 @@ class Look(NamedTuple):
 
 
 def look(load: Workload, cores: dict[str, int], slots: int, tokens: int) -> Look:
-    """Run a few steps; each half takes another time there than in one process on an otherwise idle machine."""
+    """Run a few steps, in which each half takes another time than in one process on an otherwise idle machine."""
     turn = take_turn("balance", load.with_(slots, tokens) | MODES["sequential"].settings, cores, load.tokens)
     seen = Look(tokens, turn.busy_s("rollout"), turn.busy_s("trainer"))
     halves = f"generation {seen.generation_s:.2f} s, training {seen.training_s:.2f} s"
@@ -219,7 +221,7 @@ def look(load: Workload, cores: dict[str, int], slots: int, tokens: int) -> Look
 
 
 def choose_slots(load: Workload, cores: dict[str, int]) -> tuple[int, Look]:
-    """As many slots of the engine as leave generating a step the slower half, and how much so.
+    """Return the most slots of the engine that leave generating a step the slower half, and a look at such a run.
 
     Raises:
         RuntimeError: training takes longer even with one slot.
@@ -247,7 +249,7 @@ def choose_slots(load: Workload, cores: dict[str, int]) -> tuple[int, Look]:
 
 
 def prompt_length(load: Workload, cores: dict[str, int], slots: int, first: Look) -> int:
-    """Tokens of a prompt with which both halves of a sequential run's steps take equally long."""
+    """Return the tokens of a prompt with which both halves of a sequential run's steps take equally long."""
     looks = [first]
     while not looks[-1].is_balanced and len(looks) < LOOKS:
         looks.append(look(load, cores, slots, next_length(looks)))
@@ -255,10 +257,11 @@ def prompt_length(load: Workload, cores: dict[str, int], slots: int, first: Look
 
 
 def next_length(looks: Sequence[Look]) -> int:
-    """Tokens of a prompt that may balance the halves: a longer one costs training more than generating.
+    """Return the tokens of a prompt that may balance the halves: a longer one costs training more than generating.
 
-    Between one that is too short and one that is too long, in proportion; where there is no such pair, as if a token
-    cost training what it costs it of a response, and generating a third of that, since it takes no gradients.
+    Between a length that is too short and one that is too long, the answer is in proportion. Without such a pair, a
+    token of a prompt is taken to cost training what a token of a response costs, and generating a third of that, since
+    it takes no gradients.
     """
     short = max((seen for seen in looks if seen.excess_s > 0), default=None)
     long = min((seen for seen in looks if seen.excess_s <= 0), default=None)
@@ -271,7 +274,7 @@ def next_length(looks: Sequence[Look]) -> int:
 
 
 def compare(config: dict[str, Any], load: Workload, cores: dict[str, int], rounds: int) -> dict[str, list[Turn]]:
-    """The turns of each mode."""
+    """Return the turns of each mode."""
     turns: dict[str, list[Turn]] = {mode: [] for mode in ALL}
     for number in range(rounds):
         for mode in sorted(ALL, reverse=number % 2 == 1):
@@ -282,7 +285,7 @@ def compare(config: dict[str, Any], load: Workload, cores: dict[str, int], round
 def take_turn(
     name: str, config: Mapping[str, Any], cores: dict[str, int], tokens: Sequence[int] | None, *, steps: int = STEPS
 ) -> Turn:
-    """Train, in a directory of this name; `tokens` of each step are checked, if given."""
+    """Train in a directory of this name; `tokens` of each step are checked, if given."""
     directory = BUILD / name
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -306,7 +309,7 @@ def take_turn(
 
 
 def figures_of(turns: Mapping[str, Sequence[Turn]]) -> dict[str, Any]:
-    """Medians over the rounds; `turns` of ALL modes."""
+    """Return medians over the rounds; `turns` are those of ALL modes."""
     rates = {mode: statistics.median(turn.samples_per_s for turn in those) for mode, those in turns.items()}
     return {
         "normalized_throughput": {mode: round(rates[mode] / rates["sequential"], 3) for mode in MODES},
@@ -323,13 +326,13 @@ def figures_of(turns: Mapping[str, Sequence[Turn]]) -> dict[str, Any]:
 
 
 def cpu_of(turns: Sequence[Turn]) -> dict[str, float]:
-    """Medians of the seconds that each process used."""
+    """Return the medians of the seconds that each process used."""
     names = dict.fromkeys(name for turn in turns for name in turn.cpu)
     return {name: round(statistics.median(turn.cpu.get(name, 0.0) for turn in turns), 2) for name in names}
 
 
 def weight_transfer() -> dict[str, Any]:
-    """What weight_transfer.py says, of weights that travel as in the runs."""
+    """Return the figures of weight_transfer.py, of weights that travel as in the runs."""
     host = f"same_host_{DTYPE}"
     command = [sys.executable, str(HERE / "weight_transfer.py"), "slow_link", host]
     print("weight transfer: some two minutes", flush=True)
@@ -345,7 +348,8 @@ def weight_transfer() -> dict[str, Any]:
 
 
 def beside_trl(cores: dict[str, int], rounds: int) -> dict[str, Any]:
-    """The quickstart's workload, colocated and fully asynchronous, beside TRL; the mode with the higher ratio counts.
+    """Run the quickstart's workload, colocated and fully asynchronous, beside TRL; the mode with the higher ratio
+    counts.
 
     A ratio is the median over the rounds, in which each turn of ours is compared with TRL's steps right after it.
     """

@@ -1,8 +1,8 @@
 """`make bench-queue`: the transfer queue beside TransferQueue 0.1.11, both in processes of their own on one machine.
 
-Each side has a controller, two storage units and one client (`queue_ours.py`, `queue_theirs.py`), and is blocked while
-the other has its turn: TransferQueue's processes, Ray's among them, take a twentieth of one core while they wait. What
-a turn does, and how it is timed, stands once for both in `queue_turns.py`. In a round every side has its turn, the
+Each side has a controller, two storage units and one client (`queue_ours.py`, `queue_theirs.py`). It is blocked while
+the other has its turn: TransferQueue's processes, Ray's among them, take a twentieth of one core while they wait.
+`queue_turns.py` defines, once for both, what a turn does and how it is timed. In a round every side has its turn. The
 first round is warm-up, and the median of the others counts. The last line is JSON; ratios are ours over theirs, of
 rates.
 
@@ -36,12 +36,12 @@ COMPARED = {
     "claim_ms": "as get, 16 rows; theirs_claim: get_meta alone",
     "aggregate": "put beside get_and_read and SyncQueue.ack / put beside get_and_read; theirs clears after the turn",
 }
-"""Which calls stand beside each other: ours / theirs."""
+"""The calls that are compared: ours / theirs."""
 PARTS = ("put", "get", "get_and_read", "get_and_release")
-"""What is timed of a batch."""
+"""The parts of a batch that are timed."""
 WORKLOADS = ("varlen", "dense")
 PASSES, CALLS, CLAIMS, CROWD_PUTS = 5, 100, 15, 16
-"""In a turn."""
+"""Numbers of each in a turn."""
 
 Figures = dict[str, Any]
 Sides = Mapping[str, Contestant]
@@ -67,7 +67,7 @@ def main(
 
 
 def batches(sides: Sides, rounds: int) -> Figures:
-    """Rates of putting and getting whole batches; and our put beside a plain copy of the same bytes."""
+    """Return the rates of putting and getting whole batches, and of our put beside a plain copy of the same bytes."""
     measured = {workload: batch_medians(sides, workload, rounds) for workload in WORKLOADS}
     figures: Figures = {}
     for name, suffix in (("ours", ""), ("tcp", "_tcp")):
@@ -88,7 +88,7 @@ def batches(sides: Sides, rounds: int) -> Figures:
 
 
 def batch_medians(sides: Sides, workload: str, rounds: int) -> dict[str, dict[str, float]]:
-    """By side and figure, the median of all passes of all rounds; every side compares all cells once."""
+    """Return the median of all passes of all rounds, by side and figure; every side compares all cells once."""
     turns = [
         take_turns(sides, number, do="batch", workload=workload, passes=PASSES, compare=number == 0)
         for number in range(rounds + 1)
@@ -97,7 +97,7 @@ def batch_medians(sides: Sides, workload: str, rounds: int) -> dict[str, dict[st
 
 
 def crowd(sides: Sides, rounds: int) -> Figures:
-    """Rows and bytes per second through the queue with many producers and consumers."""
+    """Return rows and bytes per second through the queue with many producers and consumers."""
     turns = [take_turns(sides, number, do="crowd", puts=CROWD_PUTS) for number in range(rounds + 1)]
     of_side = {name: medians([turn[name] for turn in turns[1:]]) for name in sides}
     rates = {
@@ -108,7 +108,7 @@ def crowd(sides: Sides, rounds: int) -> Figures:
 
 
 def calls(sides: Sides, rounds: int) -> Figures:
-    """Calls per second with one small row each."""
+    """Return calls per second with one small row each."""
     turns = [take_turns(sides, number, do="calls", calls=CALLS) for number in range(rounds + 1)]
     of_side = {name: medians([turn[name] for turn in turns[1:]]) for name in sides}
     ours, theirs = of_side["ours"], of_side["theirs"]
@@ -123,7 +123,7 @@ def calls(sides: Sides, rounds: int) -> Figures:
 
 
 def claims(sides: Sides, rounds: int, stored: int) -> Figures:
-    """How long a claim of a few rows takes beside a thousand stored ones and beside `stored`."""
+    """Return the time of a claim of a few rows beside a thousand stored rows and beside `stored`."""
     few, many = [], []
     for number in range(rounds + 1):
         take_turns(sides, number, do="fill", rows=1024)
@@ -147,7 +147,7 @@ def claims(sides: Sides, rounds: int, stored: int) -> Figures:
 
 
 def take_turns(sides: Sides, number: int, **task: Any) -> dict[str, Figures]:
-    """What each of `sides` says of `task`, one after the other."""
+    """Return the figures of each of `sides` for `task`, taken one after the other."""
     figures = {}
     for name, side in sides.items():
         figures[name] = side.step(**task)
@@ -158,7 +158,7 @@ def take_turns(sides: Sides, number: int, **task: Any) -> dict[str, Figures]:
 
 
 def medians(turns: Sequence[Figures]) -> dict[str, float]:
-    """Of each figure, over all turns and, where a turn has several of it, over all of those."""
+    """Return the median of each figure, over all turns and over all values that a turn has of it."""
     joined: dict[str, list[float]] = {}
     for turn in turns:
         for key, value in turn.items():
@@ -167,22 +167,22 @@ def medians(turns: Sequence[Figures]) -> dict[str, float]:
 
 
 def milliseconds(seconds: float) -> float:
-    """Rounded."""
+    """Return milliseconds, rounded."""
     return round(seconds * 1e3, 3)
 
 
 def ours(stack: ExitStack, table: str, transport: str = "shared") -> Contestant:
-    """Tailrace's side."""
+    """Start Tailrace's side."""
     return start(stack, f"ours-{table}-{transport}", sys.executable, "queue_ours.py", table, transport)
 
 
 def theirs(stack: ExitStack, python: Path) -> Contestant:
-    """TransferQueue's side."""
+    """Start TransferQueue's side."""
     return start(stack, "theirs", python, "queue_theirs.py")
 
 
 def start(stack: ExitStack, name: str, python: str | Path, program: str, *arguments: str) -> Contestant:
-    """A contestant that `stack` ends."""
+    """Start a contestant that `stack` ends."""
     command = [str(python), str(HERE / program), str(BUILD / name), *arguments]
     contestant = Contestant(command, BUILD / f"{name}.log", {})
     stack.callback(contestant.stop)

@@ -1,8 +1,8 @@
 """`make bench-trl`: a GRPO step of Tailrace beside one of TRL's GRPOTrainer, in turns, on the same machine.
 
-Same model, prompts, group size, token limit and precision: what a run has by default on this machine. TRL gets an
-environment of its own under build/. The last line is JSON: samples per second of both, from the median step, and their
-ratio.
+Both have the same model, prompts, group size, token limit and precision: the defaults of a run on this machine. TRL
+gets an environment of its own under build/. The last line is JSON: samples per second of both, from the median step,
+and their ratio.
 """
 
 import json
@@ -25,7 +25,8 @@ BUILD = HERE.parent / "build" / "bench-trl"
 SAMPLES_PER_STEP = 32
 PACKAGES = ("torch==2.13.0", "trl==1.16.0", "transformers==5.23.0", "accelerate", "datasets", "reasoning-gym==0.1.25")
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1"}
-"""As `tailrace.host.allocator` does, for both: on a virtual machine TRL took 33 s a step without it, 18 s with it."""
+"""Settings of `tailrace.host.allocator` for both: on a virtual machine TRL took 33 s a step without them, 18 s with
+them."""
 
 
 def main(
@@ -56,14 +57,14 @@ def main(
 
 
 def start_trl(model_dir: str, steps: int, logs: Path) -> Contestant:
-    """TRL's side, for so many steps; its log goes into the folder `logs`."""
+    """Start TRL's side, for so many steps; its log goes into the folder `logs`."""
     precision = load_config(QUICKSTART).trainer.precision
     command = [str(peer_python(BUILD, PACKAGES)), str(HERE / "trl_theirs.py"), model_dir, str(steps), precision]
     return Contestant(command, logs / "trl.log", ALLOCATOR)
 
 
 def take_turns(contestants: dict[str, Contestant], steps: int) -> dict[str, list[float]]:
-    """Seconds of each one's steps; the first step of each is warm-up and does not count."""
+    """Return the seconds of each contestant's steps; the first step of each is warm-up and does not count."""
     measured: dict[str, list[float]] = {name: [] for name in contestants}
     for step in range(steps + 1):
         for name, contestant in contestants.items():

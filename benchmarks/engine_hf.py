@@ -1,6 +1,6 @@
-"""transformers' side of `make bench-engine`: MODEL_DIR. `generate` on the whole batch at once.
+"""transformers' side of `make bench-engine`: MODEL_DIR. It calls `generate` on the whole batch at once.
 
-It offers no log-probabilities of the sampled tokens, only the scores of the whole vocabulary: none are asked for.
+It offers no log-probabilities of the sampled tokens, only the scores of the whole vocabulary, so none are asked for.
 """
 
 import sys
@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 
 def main(model_dir: str) -> None:
-    """Generate what is asked for, until the benchmark has had enough."""
+    """Generate what the benchmark asks for, until it has had enough."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
-    # in place of the model's own, which would end responses and leave out unlikely tokens
+    # replaces the model's own configuration, which would end responses and leave out unlikely tokens
     model.generation_config = GenerationConfig(do_sample=True, top_k=0)  # type: ignore[no-untyped-call]
     for task in gate.turns():
         prompts_BP = torch.tensor(task["prompts"])

@@ -19,7 +19,7 @@ from tailrace.types import Request
 
 
 def make_requests(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[Request]:
-    """One for each prompt; equal prompts are one group."""
+    """Make a request for each prompt; equal prompts are one group."""
     groups: dict[tuple[int, ...], int] = {}
     sampling = SamplingConfig(max_new_tokens=new_tokens, ignore_eos=True)
     return [
@@ -35,7 +35,7 @@ def make_requests(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[Req
 
 
 async def run(engine: Engine) -> None:
-    """Generate what is asked for, until the benchmark has had enough."""
+    """Generate what the benchmark asks for, until it has had enough."""
     for task in gate.turns():
         start = time.perf_counter()
         async with aclosing(engine.submit(make_requests(**task))) as stream:
@@ -45,7 +45,7 @@ async def run(engine: Engine) -> None:
 
 
 def main(model_dir: Path, tp: int, threads: int) -> None:
-    """One copy of the model on `tp` ranks."""
+    """Run one copy of the model on `tp` ranks."""
     torch.set_num_threads(threads)
     config = NativeEngineConfig(tp=tp, threads_per_rank=threads)
     with ThreadPoolExecutor(max_workers=1) as executor:

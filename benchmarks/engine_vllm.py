@@ -1,6 +1,6 @@
-"""vLLM's side of `make bench-engine`: MODEL_DIR. Runs in vLLM's environment and imports nothing of Tailrace.
+"""vLLM's side of `make bench-engine`: MODEL_DIR. It runs in vLLM's environment and imports nothing of Tailrace.
 
-It is asked for no log-probabilities, which the native engine always gives, and for no text, which nobody makes.
+It is asked for no log-probabilities, which the native engine always gives, and for no text, which neither side makes.
 """
 
 import sys
@@ -14,7 +14,7 @@ KV_CACHE_BYTES = 2 << 30
 
 
 def main(model: str) -> None:
-    """Generate what is asked for, until the benchmark has had enough."""
+    """Generate what the benchmark asks for, until it has had enough."""
     engine = LLM(
         model,
         dtype="bfloat16",

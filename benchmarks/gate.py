@@ -1,7 +1,8 @@
-"""Programs take turns: each does one step when it is told to, and says how long it took.
+"""Turns of programs: each does one step when it is told to, and says how long it took.
 
-A program under test does a step for each of `turns()`, or calls `wait()` before it, and `done(...)` after it; the
-benchmark holds a `Contestant` each. A program that waits is blocked in a read, so another has the machine to itself.
+A program under test does a step for each of `turns()`, or calls `wait()` before it, and `done(...)` after it. The
+benchmark holds a `Contestant` for each program. A program that waits is blocked in a read, so another has the machine
+to itself.
 """
 
 import json
@@ -16,19 +17,19 @@ from typing import Any
 
 
 def turns() -> Iterator[dict[str, Any]]:
-    """What the benchmark asks for, step by step, until it has had enough."""
+    """Yield the tasks of the benchmark, step by step, until it has had enough."""
     for line in sys.stdin:
         yield json.loads(line)
 
 
 def wait() -> None:
-    """Block until the benchmark asks for a step; exit when it has had enough. For a loop that cannot be left."""
+    """Block until the benchmark asks for a step; exit when it has had enough. Use it in a loop that cannot be left."""
     if not sys.stdin.readline():
         os._exit(0)
 
 
 def done(**figures: Any) -> None:
-    """Tell the benchmark what the step took."""
+    """Report the figures of a step to the benchmark."""
     sys.stderr.flush()
     print("STEP " + json.dumps(figures), flush=True)
 
@@ -37,7 +38,7 @@ class Contestant:
     """A program under test, in a process of its own."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        """`environment`: variables beside those of this process; `log`: where its stderr goes."""
+        """`environment`: variables in addition to those of this process; `log`: the file for its stderr."""
         self._log = log.open("wb")
         self._process = subprocess.Popen(
             command,
@@ -49,10 +50,10 @@ class Contestant:
         )
 
     def step(self, timeout_s: float = 600.0, **task: Any) -> dict[str, Any]:
-        """Let it do one step, which `task` describes to it; what it said of it.
+        """Let the program do one step, which `task` describes to it, and return the figures that it reports.
 
         Raises:
-            RuntimeError: it ended, or the step took longer than `timeout_s` and it was killed.
+            RuntimeError: the program ended, or was killed because the step took longer than `timeout_s`.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -72,7 +73,7 @@ class Contestant:
         raise RuntimeError(f"{self._process.args!r} ended before its step was done; see {self._log.name}")
 
     def stop(self) -> None:
-        """Let it end; kill it where it does not within 30 seconds."""
+        """Let the program end; kill it where it does not within 30 seconds."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -81,11 +82,11 @@ class Contestant:
 
 
 def output_of(command: Sequence[str], *, timeout_s: float) -> str:
-    """What a program says on stdout. One that takes longer is asked to end, so that it can clean up.
+    """Return the stdout of a program. A program that takes longer is asked to end, so that it can clean up.
 
     Raises:
-        RuntimeError: it failed.
-        subprocess.TimeoutExpired: it took longer.
+        RuntimeError: the program failed.
+        subprocess.TimeoutExpired: the program took longer.
     """
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -101,7 +102,7 @@ def output_of(command: Sequence[str], *, timeout_s: float) -> str:
 
 
 def _see_off(process: "subprocess.Popen[str]") -> None:
-    """Wait until it has ended; kill it where it does not within 30 seconds."""
+    """Wait until the process has ended; kill it where it does not within 30 seconds."""
     try:
         process.wait(timeout=30)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Reads memory as a decode step reads weights, on one thread: MIB. No step of one token can be faster than this."""
+"""Reads memory as a decode step reads weights, on one thread: MIB. No step of one token can be faster."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ PASSES = 20
 
 
 def main(mib: int) -> None:
-    """Read it all, several times, whenever it is asked for."""
+    """Read all of it, several times, in each turn."""
     torch.set_num_threads(1)
     data = torch.ones(mib * 2**20 // 4)
     for _ in gate.turns():

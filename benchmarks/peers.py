@@ -1,4 +1,4 @@
-"""Environments of the peers: their packages beside ours would not install."""
+"""Environments of the peers, whose packages would not install beside ours."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def peer_python(build: Path, packages: Sequence[str]) -> Path:
-    """The interpreter of an environment in `build` that has `packages`, made on first use."""
+    """Return the interpreter of an environment in `build` that has `packages`; it is made on first use."""
     environment = build / "venv"
     python = environment / "bin" / "python"
     ready = environment / ".ready"

@@ -1,6 +1,6 @@
-"""Calibration of `make bench-pipeline`: CORE CONFIG. On one core: generate a step's responses, then train on them.
+"""Calibration of `make bench-pipeline`: CORE CONFIG. It generates a step's responses on one core, then trains on them.
 
-CONFIG is a run's, as JSON; each turn names the lengths of responses.
+CONFIG is the configuration of a run as JSON; each turn gives the lengths of responses.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from tailrace.types import IntArray, Request, Sample
 def make_requests(
     config: RunConfig, prompts: Sequence[IntArray], lengths: Lengths, ids: "itertools.count[int]"
 ) -> list[Request]:
-    """A group for each prompt."""
+    """Make a group of requests for each prompt."""
     return [
         Request(
             request_id=(number := next(ids)),
@@ -43,7 +43,7 @@ def make_requests(
 
 
 def train_sample(sample: Sample, prompts: Sequence[IntArray]) -> TrainSample:
-    """With an advantage that is not zero."""
+    """Make a sample for training, with an advantage that is not zero."""
     ones = np.ones(len(sample.response_ids), np.float32)
     return TrainSample(
         group_id=sample.group_id,
@@ -60,7 +60,7 @@ def train_sample(sample: Sample, prompts: Sequence[IntArray]) -> TrainSample:
 async def one_step(
     config: RunConfig, parts: Parts, prompts: Sequence[IntArray], requests: Sequence[Request]
 ) -> dict[str, Any]:
-    """CPU seconds of both halves: there is one core, and what else runs there meanwhile does not count."""
+    """Return the CPU seconds of both halves. There is one core; what else runs there meanwhile does not count."""
     loop = asyncio.get_running_loop()
     start = time.process_time()
     async with aclosing(parts.engine.submit(requests)) as stream:
@@ -74,7 +74,7 @@ async def one_step(
 
 
 async def run(config: RunConfig) -> None:
-    """A step for each turn."""
+    """Run a step for each turn."""
     prepare_torch(config.device, config.threads)
     inputs = load_inputs(config)
     ids = itertools.count()

@@ -1,4 +1,4 @@
-"""What a turn of `make bench-pipeline` was, from its events."""
+"""The figures of a turn of `make bench-pipeline`, from its events."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -11,7 +11,7 @@ from tailrace.events import Event
 from tailrace.registers.events import EventKind
 
 POOLS = {"rollout-0": "rollout", "trainer": "trainer"}
-"""Of the workers whose time is looked at."""
+"""The pools of the workers whose time is looked at."""
 
 
 class Window(NamedTuple):
@@ -22,11 +22,11 @@ class Window(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """Length of the window."""
         return self.end - self.start
 
     def of(self, event: Event) -> float:
-        """Seconds of `event` inside."""
+        """Return the seconds of `event` inside the window."""
         return max(0.0, min(event.end, self.end) - max(event.start, self.start))
 
 
@@ -40,16 +40,16 @@ class Turn:
         self.cpu: dict[str, float] = json.loads((directory / "cpu.json").read_text())
         steps = [event for event in self.events if event.task == EventKind.STEP]
         self.steps: Sequence[Event] = steps[warm_up:]
-        """Those that count."""
+        """The steps that count."""
         self.window = Window(steps[warm_up - 1].end, steps[-1].end)
 
     @property
     def samples_per_s(self) -> float:
-        """Trained on."""
+        """Samples trained on per second."""
         return sum(step.samples or 0 for step in self.steps) / self.window.seconds
 
     def share(self, pool: str, *states: str) -> float:
-        """Of a pool's time in these states of its activity."""
+        """Return the share of a pool's time in these states of its activity."""
         inside = {state: 0.0 for state in ("busy", "weights", "data", "idle")}
         for event in self.events:
             if event.task == EventKind.ACTIVITY and POOLS.get(event.worker) == pool and event.end > event.start:
@@ -59,12 +59,12 @@ class Turn:
         return sum(inside[state] for state in states) / sum(inside.values())
 
     def busy_s(self, pool: str) -> float:
-        """Seconds of a step in which it works."""
+        """Return the seconds of a step in which the pool works."""
         return self.share(pool, "busy") * self.window.seconds / len(self.steps)
 
     @property
     def balance(self) -> float:
-        """Seconds of generating over seconds of training; of a sequential run."""
+        """Seconds of generating over seconds of training, for a sequential run."""
         return self.busy_s("rollout") / self.busy_s("trainer")
 
     @property
@@ -76,7 +76,7 @@ class Turn:
     def weight_sync(self) -> float:
         """The share of time in which a pool waits for weights, or is stopped to hand them on or to install them.
 
-        Those of both pools added up, so at least that in which either does.
+        The shares of both pools are added up, so this is at least the share in which either does.
         """
         stopped = sum(
             self.window.of(event)
@@ -87,10 +87,10 @@ class Turn:
         return waiting + stopped / self.window.seconds
 
     def check_cores(self, cores: dict[str, int]) -> None:
-        """Whether each pool ran on its core, as the system says.
+        """Check that each pool ran on its core, as the system says.
 
         Raises:
-            RuntimeError: it did not.
+            RuntimeError: a pool did not.
         """
         seen = {
             POOLS[event.actor]: event.info["cores"]
@@ -102,7 +102,7 @@ class Turn:
             raise RuntimeError(f"the pools ran on the cores {seen}; wanted {wanted}")
 
     def check_tokens(self, tokens: Collection[int]) -> None:
-        """Whether the responses that were trained on had, step by step, so many tokens.
+        """Check that the responses that were trained on had so many tokens, step by step.
 
         Raises:
             RuntimeError: they had others.

@@ -1,6 +1,6 @@
-"""One turn of `make bench-pipeline`: DIRECTORY WARM_UP STEPS. Trains with the configuration in DIRECTORY/config.json.
+"""A turn of `make bench-pipeline`: DIRECTORY WARM_UP STEPS. It trains with the configuration in DIRECTORY/config.json.
 
-It leaves `events.jsonl` there, and in `cpu.json` the CPU seconds of each process from the end of the warm-up on. The
+It leaves `events.jsonl` there, and `cpu.json` with the CPU seconds of each process from the end of the warm-up on. The
 run ends with its last step: nothing is saved, exported or reported.
 """
 
@@ -38,7 +38,7 @@ PROGRAMS = {
     "gcs_server": "ray",
     "ray": "ray",
 }
-"""What a process is that has this in its command line; the first that is there."""
+"""Names of processes, by a text in their command lines; the first that is there counts."""
 
 
 class Meter:
@@ -48,12 +48,12 @@ class Meter:
         self.seconds: dict[str, float] = {}
 
     def start(self) -> None:
-        """Count from here."""
+        """Count from now on."""
         self._began = time.perf_counter()
         self._before = self._used()
 
     def stop(self) -> None:
-        """Until here; processes that have come meanwhile count from their start."""
+        """Count until now; processes that have started meanwhile count from their start."""
         after = self._used()
         used: defaultdict[str, float] = defaultdict(float)
         for (_, name), seconds in after.items():
@@ -73,7 +73,7 @@ class Meter:
 
 
 def _processes() -> set[psutil.Process]:
-    """This one and all that it has started. Workers are not below it, but have the mark of its Ray."""
+    """Return this process and all that it has started. Workers are not below it, but have the mark of its Ray."""
     below = {psutil.Process(), *psutil.Process().children(recursive=True)}
     marks = {mark for process in below if (mark := _mark_of(process)) is not None}
     return below | {process for process in psutil.process_iter() if _mark_of(process) in marks}
@@ -100,7 +100,7 @@ class Progress:
     """A sink that counts steps."""
 
     def __init__(self, warm_up: int, steps: int) -> None:
-        """`steps`: with those of the warm-up."""
+        """`steps`: number of steps, with those of the warm-up."""
         self.done = asyncio.Event()
         self.meter = Meter()
         self._warm_up = warm_up
@@ -140,7 +140,7 @@ async def run(config: RunConfig, directory: Path, warm_up: int, steps: int) -> N
 
 
 async def _until(done: asyncio.Event, running: "asyncio.Task[None]") -> None:
-    """Let it run until `done`, or raise its error."""
+    """Let `running` go on until `done`, or raise its error."""
     waiting = asyncio.create_task(done.wait())
     await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -150,7 +150,7 @@ async def _until(done: asyncio.Event, running: "asyncio.Task[None]") -> None:
 
 
 def main(directory: Path, warm_up: int, steps: int) -> None:
-    """`steps` with those of the warm-up."""
+    """Run the turn; `steps` include those of the warm-up."""
     config = RunConfig.model_validate_json((directory / "config.json").read_text())
     if config.pipeline.placement == "colocated":
         prepare_torch(config.device, config.threads)

@@ -12,7 +12,7 @@ COLOURS = {"dp2": "#84909c", "tp2": "#4285c9", "adaptive": "#d97f26"}
 NAMES = {"dp2": "DP 2", "tp2": "TP 2", "adaptive": "adaptive"}
 
 Drain = Sequence[tuple[float, int, int]]
-"""Seconds, sequences unfinished, TP."""
+"""Points of a drain: seconds, sequences unfinished, TP."""
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Draws `docs/images/modes.svg`: some steps of each mode, from what `make bench-pipeline` leaves in `build`.
 
-They are of the last round; the benchmark's figures are medians of all. A row for each pool, with its work; and one for
-weights, from the moment in which a version is published until it is in the engine. The mode that shares both cores has
-its rows taken in turns.
+The steps are those of the last round; the benchmark's figures are medians of all rounds. Each pool has a row with its
+work. Another row shows weights, from the publication of a version until it is in the engine. In the mode that shares
+both cores, the rows are busy in turns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ ROW, GAP, HEADING = 16, 5, 22
 BLOCK = HEADING + 3 * (ROW + GAP) + 14
 """Height of a mode."""
 COLOURS = ("#4285c9", "#d97f26", "#22997a", "#9069c6", "#c978a6")
-"""Of training steps, in turn."""
+"""Colours of training steps, in turn."""
 WEIGHTS = "#84909c"
 ROWS = ("rollout", "trainer", "weights")
 
@@ -37,7 +37,7 @@ class Bar(NamedTuple):
 
 
 def bars(events: Sequence[Event]) -> Iterator[Bar]:
-    """What is drawn of a run's events."""
+    """Yield the bars that show a run's events."""
     published: dict[int, float] = {}
     for event in sorted(events, key=lambda event: event.start):
         if event.task == EventKind.ROLLOUT:
@@ -51,7 +51,7 @@ def bars(events: Sequence[Event]) -> Iterator[Bar]:
 
 
 def drawing(name: str, turn: Turn, seconds: float, top: int) -> Iterator[str]:
-    """One mode; `seconds` are as wide as the picture."""
+    """Yield the drawing of one mode; `seconds` are as wide as the picture."""
     start = turn.window.start
 
     def place(at: float) -> float:

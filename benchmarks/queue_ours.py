@@ -1,13 +1,13 @@
 """Tailrace's side of `make bench-queue`: LOGS TABLE TRANSPORT, or --join CONNECTION TRANSPORT for one of its workers.
 
-A controller and two units in processes of their own, as `queue.type=service` starts them. The calls are those of the
-blocking client:
+It has a controller and two units in processes of their own, as `queue.type=service` starts them. The calls are those of
+the blocking client:
 
     put       put                              claim     claim, which brings the cells along: there is nothing to fetch
     release   ack, after which rows leave      end       stats, and claim and ack where rows are left
 
-TABLE is `batch` or `small`: what the task reads. TRANSPORT is `shared`, for cells in memory that the processes share,
-or `tcp`, for a client that has TCP connections alone, as one on another host does.
+TABLE is `batch` or `small`: the columns that the task reads. TRANSPORT is `shared`, for cells in memory that the
+processes share, or `tcp`, for a client with TCP connections alone, as one on another host has.
 """
 
 import itertools
@@ -42,7 +42,7 @@ COLUMNS = {
 STORAGE: dict[str, StorageConfig] = {"shared": ArenaStorageConfig(), "tcp": MemoryStorageConfig()}
 GROUP_ROWS = 16
 LIMIT_S = 120.0
-"""Of every call: one that takes longer has failed."""
+"""Limit of every call in seconds; a call that takes longer has failed."""
 
 
 class OurSide(Side):
@@ -50,10 +50,10 @@ class OurSide(Side):
 
     def __init__(self, queue: SyncQueue) -> None:
         self._queue = queue
-        self._ids = itertools.count(os.getpid() << 32)  # other processes use others
+        self._ids = itertools.count(os.getpid() << 32)  # other processes use other ids
 
     def begin(self, name: str) -> None:
-        """See `Side.begin`: all that is in the queue is one set."""
+        """See `Side.begin`: all rows in the queue are one set."""
 
     def prepare(self, rows: Rows) -> list[NewRow]:
         """See `Side.prepare`."""
@@ -102,20 +102,20 @@ class OurSide(Side):
 
 
 def table_of(columns: dict[str, ColumnKind]) -> TableConfig:
-    """One task that reads all of them and takes rows in their order."""
+    """Return a table of one task, which reads all columns and takes rows in their order."""
     task = TaskConfig(name=TASK, reads=tuple(columns), policy=FirstInConfig(max_rows=CHUNK_ROWS))
     return TableConfig(tasks=(task,), columns=columns)
 
 
 def connect(address: QueueAddress, transport: str) -> SyncQueue:
-    """A client of the queue at `address`."""
+    """Return a client of the queue at `address`."""
     if transport == "tcp":
         pretend_to_be_elsewhere()
     return SyncQueue(address, name=f"bench-{os.getpid()}", shared_memory=transport == "shared")
 
 
 def pretend_to_be_elsewhere() -> None:
-    """Make this process take every server for one of another host, so that it does not use their local sockets."""
+    """Make this process take every server for one on another host, so that it does not use their local sockets."""
     here = sockets.host_id
     for module in list(sys.modules.values()):
         if getattr(module, "host_id", None) is here:
@@ -123,7 +123,7 @@ def pretend_to_be_elsewhere() -> None:
 
 
 def rehearse(side: OurSide, transport: str) -> None:
-    """Send a batch through the queue, and see by which way it went.
+    """Send a batch through the queue, and check by which way it went.
 
     Raises:
         RuntimeError: a client that was to use TCP alone has no such connections to the controller and a unit.
@@ -150,7 +150,7 @@ def main(logs: Path, table: str, transport: str) -> None:
 
 
 def join(connection: Path, transport: str) -> None:
-    """A worker: a client of the queue that `connection` tells of."""
+    """Be a worker: a client of the queue whose address is in `connection`."""
     with connect(QueueAddress.read(connection), transport) as queue:
         work(OurSide(queue))
 

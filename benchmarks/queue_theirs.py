@@ -1,13 +1,13 @@
 """TransferQueue's side of `make bench-queue`: LOGS, or --join ADDRESS for one of its workers.
 
-Runs in TransferQueue's environment and imports nothing of Tailrace. One controller and two units of its SimpleStorage,
-which talk over TCP; the calls are those of its own synchronous client:
+It runs in TransferQueue's environment and imports nothing of Tailrace. It has one controller and two units of its
+SimpleStorage, which talk over TCP. The calls are those of TransferQueue's own synchronous client:
 
     put       put                claim     get_meta, which marks the rows consumed: there is nothing to release
     end       clear_partition    fetch     get_data
 
 Its controller is in polling mode: by default a `get_meta` that has to wait blocks the controller for everybody. So a
-consumer that is handed nothing asks again after POLL_S.
+consumer that gets nothing asks again after POLL_S.
 """
 
 import logging
@@ -30,11 +30,11 @@ from tensordict import TensorDict
 
 POLL_S = 0.001
 ACTORS = 8
-"""What Ray is told that the machine has cores for: with fewer than it has actors, starting hangs."""
+"""The number of cores given to Ray: with fewer cores than actors, starting hangs."""
 
 
 class TheirSide(Side):
-    """Rows of a TensorDict: dense where all cells of a column are of one length, else jagged."""
+    """Rows of a TensorDict: dense where all cells of a column have one length, otherwise jagged."""
 
     def __init__(self) -> None:
         self._client = transfer_queue.get_client()
@@ -103,7 +103,7 @@ def main(logs: Path) -> None:
 
 
 def join(address: str) -> None:
-    """A worker: a client of the queue at `address`."""
+    """Be a worker: a client of the queue at `address`."""
     ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     transfer_queue.init()
     work(TheirSide())

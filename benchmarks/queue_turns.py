@@ -1,10 +1,10 @@
-"""What both sides of `make bench-queue` do in their turns, and with which rows. Imports nothing of either.
+"""The turns of both sides of `make bench-queue`, and their rows. It imports nothing of either side.
 
     begin ──▶ put ──▶ claim ──▶ fetch ──▶ release ──▶ end
                       └────── get ─────┘
 
-A side says how its queue does each of these; how they are timed stands here, once for both. What can be made before the
-clock starts is: `prepare` turns arrays into what `put` takes.
+A side defines how its queue does each of these. How they are timed is defined here, once for both. `prepare` turns
+arrays into the input of `put`, so that this is made before the clock starts.
 """
 
 import sys
@@ -21,22 +21,22 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Rows = dict[str, list[Array]]
-"""By column, the cell of each row."""
+"""The cell of each row, by column."""
 Figures = dict[str, Any]
 
 BATCH_ROWS = 256
 CHUNK_ROWS = 4096
-"""Of a put that fills the queue."""
+"""Rows of a put that fills the queue."""
 CLAIM_ROWS = 16
-"""Of a claim beside many stored rows."""
+"""Rows of a claim beside many stored rows."""
 WORKERS = 4
-"""Producers, and as many consumers, that work at once."""
+"""Number of producers, and of consumers, that work at once."""
 WORKER_ROWS = 32
-"""That each of them puts or claims at a time."""
+"""Rows that each of them puts or claims at a time."""
 
 
 def varlen_rows(rows: int = BATCH_ROWS) -> Rows:
-    """A batch of samples: prompts of 512 to 1,536 tokens, responses of 2,048 to 6,144."""
+    """Return a batch of samples: prompts of 512 to 1,536 tokens, responses of 2,048 to 6,144."""
     rng = np.random.default_rng(0)
     prompts = rng.integers(512, 1537, rows)
     responses = rng.integers(2048, 6145, rows)
@@ -48,7 +48,7 @@ def varlen_rows(rows: int = BATCH_ROWS) -> Rows:
 
 
 def dense_rows() -> Rows:
-    """A batch of samples of equal lengths."""
+    """Return a batch of samples of equal lengths."""
     rng = np.random.default_rng(0)
     return {
         "input_ids": list(rng.integers(0, 150_000, (BATCH_ROWS, 1024))),
@@ -58,7 +58,7 @@ def dense_rows() -> Rows:
 
 
 def small_rows(rows: int) -> Rows:
-    """Rows of 64 bytes."""
+    """Return rows of 64 bytes."""
     return {"x": list(np.arange(rows * 8, dtype=np.int64).reshape(rows, 8))}
 
 
@@ -66,47 +66,47 @@ BATCHES: dict[str, Callable[[], Rows]] = {"varlen": varlen_rows, "dense": dense_
 
 
 class Side(ABC):
-    """One side's queue. As long as it is new, it hands rows out in the order in which they were put."""
+    """The queue of one side. As long as it is new, it hands rows out in the order in which they were put."""
 
     @abstractmethod
     def begin(self, name: str) -> None:
-        """The rows that follow are a set of their own, which other processes know by this name."""
+        """Begin a new set of rows, which other processes know by this name."""
 
     @abstractmethod
     def prepare(self, rows: Rows) -> Any:
-        """What `put` takes for these rows, once."""
+        """Return the input of `put` for these rows, for one call."""
 
     @abstractmethod
     def put(self, prepared: Any) -> None:
-        """Store them."""
+        """Store the prepared rows."""
 
     @abstractmethod
     def claim(self, columns: Sequence[str], rows: int) -> Any:
-        """Have up to `rows` rows for this consumer alone; wait until there are some."""
+        """Claim up to `rows` rows for this consumer alone; wait until there are some."""
 
     @abstractmethod
     def fetch(self, claimed: Any) -> Any:
-        """The cells of claimed rows; nothing to do where a claim brings them along."""
+        """Return the cells of claimed rows; there is nothing to do where a claim brings them along."""
 
     @abstractmethod
     def arrays(self, fetched: Any) -> dict[str, list[Array]]:
-        """By column, arrays that hold the cells of all rows, one after the other."""
+        """Return arrays that hold the cells of all rows, one after the other, by column."""
 
     @abstractmethod
     def release(self, claimed: Any) -> None:
-        """The consumer is done with these rows."""
+        """Release rows: the consumer is done with them."""
 
     @abstractmethod
     def rows(self, claimed: Any) -> int:
-        """How many were claimed."""
+        """Return the number of claimed rows."""
 
     @abstractmethod
     def end(self) -> None:
-        """Nothing of the set is in the queue any more: what was not claimed goes, too."""
+        """Remove the set from the queue, including rows that were not claimed."""
 
 
 def take_turns(side: Side, worker_command: Sequence[str], logs: Path) -> None:
-    """Do what the benchmark asks for. `worker_command` starts a program that joins the queue and calls `work`."""
+    """Do the tasks of the benchmark. `worker_command` starts a program that joins the queue and calls `work`."""
     with ExitStack() as stack:
         workers: list[gate.Contestant] = []
         for task in gate.turns():
@@ -128,10 +128,10 @@ def take_turns(side: Side, worker_command: Sequence[str], logs: Path) -> None:
 
 
 def batch_turn(side: Side, workload: str, passes: int, compare: bool) -> Figures:
-    """Put and get a batch, `passes` times after one of warm-up; `compare`: whether that one also compares all cells.
+    """Put and get a batch, `passes` times after one of warm-up; `compare`: whether the warm-up also compares all cells.
 
     Raises:
-        RuntimeError: the cells came back other than they were put.
+        RuntimeError: the cells did not come back as they were put.
     """
     rows = BATCHES[workload]()
     copy = PlainCopy(rows)
@@ -142,7 +142,8 @@ def batch_turn(side: Side, workload: str, passes: int, compare: bool) -> Figures
 
 
 def one_pass(side: Side, rows: Rows, copy: "PlainCopy", *, compare: bool) -> dict[str, float]:
-    """Seconds of each part of a batch's way through the queue, and of a plain copy at the same time of day."""
+    """Return the seconds of each part of a batch's way through the queue, and of a plain copy at the same time of
+    day."""
     side.begin("batch")
     prepared = side.prepare(rows)
     copied = copy.seconds()
@@ -175,7 +176,7 @@ def one_pass(side: Side, rows: Rows, copy: "PlainCopy", *, compare: bool) -> dic
 
 
 def calls_turn(side: Side, calls: int) -> Figures:
-    """One row of 64 bytes a call: puts, then gets."""
+    """Put one row of 64 bytes a call, then get one row a call."""
     side.begin("calls")
     rows = [side.prepare(small_rows(1)) for _ in range(calls)]
     start = time.perf_counter()
@@ -203,7 +204,7 @@ def fill(side: Side, rows: int) -> Figures:
 
 
 def claims_turn(side: Side, claims: int) -> Figures:
-    """Claims of CLAIM_ROWS rows beside all that are stored."""
+    """Claim CLAIM_ROWS rows at a time, beside all that are stored."""
     times: Figures = {"claim_s": [], "get_s": []}
     done = []
     for _ in range(claims):
@@ -220,7 +221,7 @@ def claims_turn(side: Side, claims: int) -> Figures:
 
 
 def start_workers(stack: ExitStack, command: Sequence[str], logs: Path) -> list[gate.Contestant]:
-    """Producers, then consumers: processes of their own, which `stack` ends."""
+    """Start producers, then consumers: processes of their own, which `stack` ends."""
     workers = []
     for number in range(2 * WORKERS):
         worker = gate.Contestant([sys.executable, *command], logs.with_suffix(f".{number}.log"), {})
@@ -230,10 +231,10 @@ def start_workers(stack: ExitStack, command: Sequence[str], logs: Path) -> list[
 
 
 def crowd_turn(side: Side, workers: Sequence[gate.Contestant], puts: int) -> Figures:
-    """All workers at once: each producer puts WORKER_ROWS rows `puts` times, each consumer takes as many.
+    """Let all workers work at once: each producer puts WORKER_ROWS rows `puts` times, each consumer takes as many.
 
     Raises:
-        RuntimeError: what came out is not what was put in.
+        RuntimeError: the rows that came out are not those that were put in.
     """
     side.begin("crowd")
     share = puts * WORKER_ROWS
@@ -253,7 +254,8 @@ def crowd_turn(side: Side, workers: Sequence[gate.Contestant], puts: int) -> Fig
 
 
 def work(side: Side) -> None:
-    """A producer's or consumer's part of `crowd_turn`. Its clock is that of the machine, the same in all processes."""
+    """Do a producer's or consumer's part of `crowd_turn`. Its clock is that of the machine, the same in all
+    processes."""
     rows = varlen_rows(WORKER_ROWS)
     side.begin("crowd")
     for task in gate.turns():
@@ -273,7 +275,7 @@ def produce(side: Side, rows: Rows, share: int) -> Figures:
 
 
 def consume(side: Side, columns: Sequence[str], share: int) -> Figures:
-    """Take `share` rows, read every byte of them, and let them go."""
+    """Take `share` rows, read every byte of them, and release them."""
     start = time.monotonic()
     left, total = share, 0
     while left:
@@ -288,7 +290,7 @@ def check_cells(rows: Rows, arrays: dict[str, list[Array]]) -> None:
     """Compare all cells, in the order of the rows.
 
     Raises:
-        RuntimeError: some came back other than they were put.
+        RuntimeError: some cells did not come back as they were put.
     """
     for column, cells in rows.items():
         if not np.array_equal(np.concatenate(cells), np.concatenate([array.ravel() for array in arrays[column]])):
@@ -296,7 +298,7 @@ def check_cells(rows: Rows, arrays: dict[str, list[Array]]) -> None:
 
 
 def checksum(arrays: dict[str, list[Array]]) -> int:
-    """Reads every byte once; the same however rows are spread over arrays."""
+    """Return a checksum for which every byte is read once; it is the same however rows are spread over arrays."""
     return sum(
         int(array.view(np.int64 if array.itemsize == 8 else np.int32).sum(dtype=np.int64))
         for column in arrays.values()
@@ -305,9 +307,9 @@ def checksum(arrays: dict[str, list[Array]]) -> int:
 
 
 class PlainCopy:
-    """Copies the same bytes in one go, into memory that was written before: once in a pass, as a put comes once.
+    """A copy of the same bytes in one go, into memory that was written before: once in a pass, as a put comes once.
 
-    Again and again at once, it would be a copy inside the caches.
+    A copy that is repeated at once would stay inside the caches.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -315,12 +317,12 @@ class PlainCopy:
         self._target = self._source.copy()
 
     def seconds(self) -> float:
-        """How long it takes now."""
+        """Return the seconds that the copy takes now."""
         start = time.perf_counter()
         np.copyto(self._target, self._source)
         return time.perf_counter() - start
 
 
 def total_bytes(rows: Rows) -> int:
-    """Of all cells."""
+    """Return the bytes of all cells."""
     return sum(cell.nbytes for column in rows.values() for cell in column)

@@ -1,4 +1,4 @@
-"""A model of a known shape with random weights, where speed is all that matters."""
+"""Models of known shapes with random weights, for measurements of speed alone."""
 
 from pathlib import Path
 
@@ -29,11 +29,11 @@ SMALL = Qwen2Config(
     max_position_embeddings=4096,
     tie_word_embeddings=True,
 )
-"""113M parameters."""
+"""A small model of 113M parameters."""
 
 
 def write_model(config: Qwen2Config, directory: Path) -> Path:
-    """Write it to `directory` in bf16, with a tokenizer of numbers for words, unless it is there."""
+    """Write a model to `directory` in bf16, with a tokenizer of numbers for words, unless it is there."""
     if not (directory / "tokenizer.json").exists():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
-"""Workload replay: responses as long as those of recorded training steps, whatever the model says.
+"""Workload replay: responses are as long as those of recorded training steps, whatever the model says.
 
-`make_engine` is the native engine for `engine: {type: adapter, path: replay.make_engine}`: it generates each response
-of a run to the length that a file has for it, past end-of-sequence tokens. The file is a JSON list of groups, each a
-list of the lengths of its samples; the run's group k takes the one at k modulo their number.
+`make_engine` makes the native engine for `engine: {type: adapter, path: replay.make_engine}`. It generates each
+response of a run to the length in a file, past end-of-sequence tokens. The file is a JSON list of groups, each a list
+of the lengths of its samples. The run's group k takes the group at k modulo their number.
 """
 
 import json
@@ -23,17 +23,17 @@ from tailrace.types import Request
 
 WORKLOAD = Path("polytrace", "dapo_math_32b")
 MEDIAN, PERCENTILE_99 = 465, 2711
-"""Of the recorded lengths."""
+"""Median and 99th percentile of the recorded lengths."""
 
 Lengths = list[list[int]]
-"""Of the responses of each group."""
+"""Lengths of the responses of each group."""
 
 
 def recorded(steps: int, groups: int, group_size: int) -> tuple[list[Lengths], str]:
-    """Lengths of the groups of each step as they were recorded, and where they are from.
+    """Return the recorded lengths of the groups of each step, and their source.
 
-    They are those of DAPO training steps (PolyTrace's workloads, in the folder $TAILRACE_DATA), or where these are not
-    there log-normal ones with their median and 99th percentile.
+    They are those of DAPO training steps (PolyTrace's workloads, in the folder $TAILRACE_DATA). Where these are
+    missing, they are log-normal with the same median and 99th percentile.
     """
     rng = random.Random(0)
     files = sorted(Path(os.environ.get("TAILRACE_DATA", ""), WORKLOAD).glob("packed_lengths_step_*.jsonl"))
@@ -56,9 +56,9 @@ def _outputs(file: Path, group_size: int) -> list[list[int]]:
 
 
 def scaled(lengths: Sequence[Sequence[int]], *, tokens: int, longest: int) -> Lengths:
-    """The lengths of a step by one factor, so that they are `tokens` in all, and cut off at `longest`.
+    """Scale the lengths of a step by one factor, so that they are `tokens` in all, and cut them off at `longest`.
 
-    They are off by the rounding of each.
+    The sum is off by the rounding of each length.
 
     Raises:
         ValueError: so many tokens need longer responses.
@@ -80,7 +80,7 @@ class ReplayEngine(NativeEngine):
     """The native engine, with the lengths of responses given beforehand."""
 
     def __init__(self, config: NativeEngineConfig, args: EngineArgs, lengths: Lengths, seed: int) -> None:
-        """`seed`: the run's."""
+        """`seed`: the seed of the run."""
         self._lengths = lengths
         self._seed = seed
         super().__init__(config, args)
@@ -101,7 +101,7 @@ class ReplayEngine(NativeEngine):
 
 
 def make_engine(args: EngineArgs, *, lengths: str, seed: int = 0, **native: Any) -> ReplayEngine:
-    """`lengths`: the file; `seed`: the run's; `native`: as for the native engine."""
+    """Make the engine. `lengths`: the file; `seed`: the seed of the run; `native`: options as for the native engine."""
     config = NativeEngineConfig.model_validate(native)
     groups: Lengths = json.loads(Path(lengths).read_text())
     return ReplayEngine(config, args, groups, seed)

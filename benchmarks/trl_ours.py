@@ -24,7 +24,7 @@ RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"
 
 
 def take_turns(event: Event) -> None:
-    """A sink: after each step, report it and wait for the next turn."""
+    """A sink that reports each step and waits for the next turn."""
     if event.task == EventKind.STEP:
         gate.done(
             seconds=event.end - event.start,
@@ -52,7 +52,7 @@ async def run(config: RunConfig, directory: Path) -> None:
 
 
 def main(model: str, steps: int) -> None:
-    """One step more than asked for: the benchmark stops this process while it waits for its turn."""
+    """Run one step more than asked for: the benchmark stops this process while it waits for its turn."""
     with tempfile.TemporaryDirectory() as directory:
         overrides = [
             f"output_dir={directory}",

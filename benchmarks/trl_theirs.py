@@ -1,8 +1,8 @@
 """TRL's side of `make bench-trl`: MODEL_DIR STEPS PRECISION. Runs in TRL's environment and imports nothing of Tailrace.
 
-chain_sum (two terms, 1-2 digits, seed 1), 32 completions a step in groups of 8, at most 48 new tokens, temperature 1,
-no KL, fp32 weights, under bf16 autocast if PRECISION is bf16; reward 1 where the last integer of the response is the
-answer.
+The workload is chain_sum (two terms, 1-2 digits, seed 1), 32 completions a step in groups of 8, at most 48 new tokens,
+temperature 1, no KL. Weights are fp32, under bf16 autocast if PRECISION is bf16. The reward is 1 where the last integer
+of the response is the answer.
 """
 
 import re
@@ -21,7 +21,7 @@ LEARNING_RATE = 3e-5
 
 
 def dataset() -> Dataset:
-    """The prompts, as chat messages."""
+    """Return the prompts as chat messages."""
     problems = reasoning_gym.create_dataset(
         "chain_sum", size=2000, seed=1, min_terms=2, max_terms=2, min_digits=1, max_digits=2
     )
@@ -30,13 +30,13 @@ def dataset() -> Dataset:
 
 
 def last_integer(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-    """1 where the last integer of a completion is the answer."""
+    """Return 1 where the last integer of a completion is the answer, otherwise 0."""
     found = [re.findall(r"-?\d+", completion[0]["content"]) for completion in completions]
     return [float(bool(numbers) and numbers[-1] == expected) for numbers, expected in zip(found, answer, strict=True)]
 
 
 class Gate(TrainerCallback):
-    """One step each time that the benchmark asks for one."""
+    """A callback that makes one step each time that the benchmark asks for one."""
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Wait for the turn."""
@@ -44,7 +44,7 @@ class Gate(TrainerCallback):
         self.start = time.perf_counter()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        """Logs come once a step, after the update."""
+        """Report the step; logs come once a step, after the update."""
         if logs and "reward" in logs:
             seconds = time.perf_counter() - self.start
             gate.done(

@@ -1,4 +1,4 @@
-"""How fast new weights are where they are needed; each argument names a measurement, and without any all are made.
+"""The speed of new weights on their way to receivers. Each argument names a measurement; without any, all are made.
 
     slow_link             four receivers behind a link that they share, by the tree and each from the sender itself, in
                           turns; needs root
@@ -6,8 +6,8 @@
     same_host_float32     plain copy of the same tensors into warm memory of that dtype: as many bytes read and written
 
 The tensors have the shapes of SmolLM2-135M, or as many bytes as the link is to carry, and random elements. On the same
-host they are in the dtype of the wire and, where that is another one, also in float32, as a trainer has them: then both
-sides cast.
+host they are in the dtype of the wire. Where that is not float32, they are also measured in float32, as a trainer has
+them; then both sides cast.
 """
 
 import asyncio
@@ -34,30 +34,30 @@ from tailrace.transfer.weights.sender import WeightSender
 
 LIMIT_S = 120.0
 WARM_UP, TURNS = 3, 15
-"""Versions on the same host: those in which both buffers are made and mapped, and those that count."""
+"""Versions on the same host: those of the warm-up, in which both buffers are made and mapped, and those that count."""
 LINK_WARM_UP, LINK_TURNS = 1, 5
-"""Of each way across the link, which takes seconds."""
+"""Versions of each way across the link, which takes seconds: those of the warm-up, and those that count."""
 LINK_MBIT, LINK_MIB, RECEIVERS = 200, 48, 4
 HERE, THERE = "10.203.118.1", "10.203.118.2"
 
 SAME_HOST = {"same_host_bfloat16": torch.bfloat16, "same_host_float32": torch.float32}
-"""The dtype of each one's wire."""
+"""The dtype of the wire of each measurement."""
 
 Tensors = list[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SameHost:
-    """Medians, in seconds from the beginning of `publish`."""
+    """Medians of one measurement, in seconds from the beginning of `publish`."""
 
     read_bytes: int
     written_bytes: int
-    """Both by the publication and by the plain copy."""
+    """Bytes written, both by the publication and by the plain copy."""
     publish_s: float
     here_s: float
-    """Until the receiver has verified it all and may read it."""
+    """Seconds until the receiver has verified it all and may read it."""
     copy_s: float
-    """Of the plain copy."""
+    """Seconds of the plain copy."""
 
     @property
     def rate_of_copy(self) -> float:
@@ -70,14 +70,14 @@ class Crossing:
     """Medians over the versions that went one way."""
 
     seconds: float
-    """Until the last of the receivers has it."""
+    """Seconds until the last of the receivers has a version."""
     link_bytes: float
-    """That have crossed the link, by the interface's count."""
+    """Bytes that have crossed the link, by the interface's count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowLink:
-    """Both ways to the receivers."""
+    """The figures of both ways to the receivers."""
 
     wire_bytes: int
     tree: Crossing
@@ -85,17 +85,17 @@ class SlowLink:
 
     @property
     def time_ratio(self) -> float:
-        """Tree over one by one."""
+        """Time of the tree over that of one by one."""
         return self.tree.seconds / self.one_by_one.seconds
 
     @property
     def bytes_ratio(self) -> float:
-        """What crosses the link with the tree, over the payload."""
+        """Bytes that cross the link with the tree, over the payload."""
         return self.tree.link_bytes / self.wire_bytes
 
 
 def smollm2(dtype: torch.dtype) -> Tensors:
-    """Random tensors with the shapes of SmolLM2-135M: 134.5M elements."""
+    """Return random tensors with the shapes of SmolLM2-135M: 134.5M elements."""
     torch.manual_seed(0)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (49152, 576), "model.norm.weight": (576,)}
     for layer in range(30):
@@ -108,7 +108,7 @@ def smollm2(dtype: torch.dtype) -> Tensors:
 
 
 def same_host(model: torch.dtype, wire: torch.dtype) -> SameHost:
-    """Publish to one receiver in a process of its own, and copy the same, in turns."""
+    """Publish to one receiver in a process of its own, and copy the same tensors, in turns."""
     tensors = smollm2(model)
     warm = [torch.zeros_like(tensor, dtype=wire) for _, tensor in tensors]
     copies, published, here = [], [], []
@@ -133,7 +133,7 @@ def same_host(model: torch.dtype, wire: torch.dtype) -> SameHost:
 
 
 def slow_link() -> SlowLink:
-    """Publish to receivers in another network, by the tree and to ones that do not relay, in turns.
+    """Publish to receivers in another network: by the tree, and to receivers that do not relay, in turns.
 
     Raises:
         OSError: `ip` or `tc` is missing.
@@ -153,7 +153,7 @@ class Way:
     """A sender on this side of the link, and its receivers on the other."""
 
     def __init__(self, sender: WeightSender, engines: Sequence["Engine"], counter: Path) -> None:
-        """`counter`: of bytes that this side has sent across."""
+        """`counter`: the file that counts the bytes that this side has sent across."""
         self._sender = sender
         self._engines = engines
         self._counter = counter
@@ -161,7 +161,7 @@ class Way:
         self._link_bytes: list[int] = []
 
     def cross(self, version: int, tensors: Tensors) -> None:
-        """Publish, and wait until all have it."""
+        """Publish, and wait until all receivers have the version."""
         before = int(self._counter.read_text())
         start = time.monotonic()
         self._sender.publish(version, tensors)
@@ -170,7 +170,7 @@ class Way:
         asyncio.run(self._sender.installed(version, timeout_s=LIMIT_S))
 
     def medians(self) -> Crossing:
-        """Of what counts."""
+        """Return the medians of the versions that count."""
         return Crossing(
             seconds=statistics.median(self._seconds[LINK_WARM_UP:]),
             link_bytes=statistics.median(self._link_bytes[LINK_WARM_UP:]),
@@ -179,7 +179,7 @@ class Way:
 
 @contextmanager
 def way(name: str, address: str) -> Iterator[Way]:
-    """Over the link of this name, to receivers that others reach at `address`."""
+    """Yield a way over the link of this name, to receivers that others reach at `address`."""
     inside = ["ip", "netns", "exec", name]
     common = {"datacentre": "far", "medium": "tcp", "listen": [f"tcp://{address}:*"]}
     options = [{"name": f"engine-{number}", **common} for number in range(RECEIVERS)]
@@ -192,7 +192,7 @@ def way(name: str, address: str) -> Iterator[Way]:
 
 @contextmanager
 def link(rate_mbit: int) -> Iterator[str]:
-    """A network joined to this one by a slow pair of interfaces: NAME-a here, NAME-b there."""
+    """Yield a network joined to this one by a slow pair of interfaces: NAME-a here, NAME-b there."""
     name = f"trw{os.getpid()}"
 
     def run(*words: str) -> None:
@@ -217,7 +217,7 @@ class Engine:
     """A receiver in a process of its own."""
 
     def __init__(self, address: WeightsAddress, options: dict[str, Any], inside: Sequence[str]) -> None:
-        """`inside`: a command that runs it elsewhere."""
+        """`inside`: a command that runs the receiver elsewhere."""
         command = [*inside, sys.executable, __file__, "receive", json.dumps(options)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdin is not None
@@ -227,10 +227,10 @@ class Engine:
         self.process.stdin.flush()
 
     def came(self) -> float:
-        """When its next version came, by `time.monotonic`.
+        """Return the time at which its next version came, by `time.monotonic`.
 
         Raises:
-            RuntimeError: it ended instead.
+            RuntimeError: the receiver ended instead.
         """
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -239,7 +239,7 @@ class Engine:
         return float(line)
 
     def close(self) -> None:
-        """End it."""
+        """End the receiver."""
         self.process.kill()
         self.process.communicate(timeout=LIMIT_S)
 
@@ -248,7 +248,7 @@ class Engine:
 def receivers(
     sender: WeightSender, options: Sequence[dict[str, Any]], inside: Sequence[str] = ()
 ) -> Iterator[list[Engine]]:
-    """Start them, and wait until they are there."""
+    """Start receivers, and wait until they are there."""
     with ExitStack() as stack:
         engines = []
         for each in options:
@@ -290,7 +290,7 @@ def main(what: Sequence[str]) -> None:
 
 
 def end(number: int, frame: FrameType | None) -> None:
-    """Leave by way of what cleans up: nothing else removes the network."""
+    """Exit by way of the clean-up: nothing else removes the network."""
     sys.exit(128 + number)
 
 
