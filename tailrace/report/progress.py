@@ -70,7 +70,8 @@ class Progress:
 
     @property
     def remaining(self) -> float:
-        """Seconds to go: the median step, plus the mean time between the steps so far (evaluations, checkpoints)."""
+        """Seconds to go: for each step left, the median step plus the mean time between steps (evaluations,
+        checkpoints)."""
         if not self._step_seconds:
             return 0.0
         mean_between = self._between_steps / len(self._step_seconds)
