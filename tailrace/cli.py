@@ -297,7 +297,7 @@ def top(
     ],
     once: Annotated[bool, typer.Option("--once", help="Print the counts once, and exit.")] = False,
 ) -> None:
-    """Show what a queue holds and who waits for what, anew each second until Ctrl-C."""
+    """Show what a queue holds and who waits for what, once a second until Ctrl-C."""
     from tailrace.commands.queue_top import show
 
     show(connection, once=once)

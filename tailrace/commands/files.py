@@ -1,12 +1,8 @@
 """Files that a command writes."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tailrace.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 
 def check_new_file(option: str, path: Path, *, force: bool) -> None:

@@ -220,7 +220,7 @@ def _deaths_card(run: RunData) -> Iterator[Card]:
     died = Counter(map(worker_of, run.of(EventKind.WORKER_DIED)))
     if died:
         workers = ", ".join(f"{worker} × {times}" if times > 1 else worker for worker, times in died.items())
-        yield Card("Deaths of workers", number(died.total()), f"{workers}; {restarts(run)} started anew", warning=True)
+        yield Card("Deaths of workers", number(died.total()), f"{workers}; {restarts(run)} restarted", warning=True)
 
 
 def _expired_card(run: RunData) -> Iterator[Card]:

@@ -143,7 +143,7 @@ def explained(error: QueueError, connection: str, run: Path, checkpoint: Path | 
         how = (
             f"go on from {checkpoint}: tailrace train {run} --resume"
             if checkpoint
-            else "begin anew, without a checkpoint:"
+            else "begin again, without a checkpoint:"
         )
         return PeerLost(
             f"the queue of {connection} does not answer any more: {error}; if it has ended, serve another with "

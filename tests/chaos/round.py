@@ -139,7 +139,7 @@ class Round:
                 return None
             resume = has_checkpoint
             number += not resume
-            self._outcome.done.append(f"ended with {code}, then {'resumed' if resume else 'begun anew'}")
+            self._outcome.done.append(f"ended with {code}, then {'resumed' if resume else 'begun again'}")
 
     def _attempt(self, config: RunConfig, log: Path, resume: bool) -> tuple[int | None, Harm]:
         driver = os.fork()

@@ -156,7 +156,7 @@ def test_the_table_has_a_row_for_each_worker_and_counts_its_deaths() -> None:
 
 def test_deaths_and_staleness_are_among_the_headline_figures() -> None:
     page = render(run_of([*separated_run(), moment("worker_died", 90), moment("worker_died", 91, "rollout-1")]))
-    assert "rollout-1 × 2, rollout-0; 1 started anew" in page
+    assert "rollout-1 × 2, rollout-0; 1 restarted" in page
     assert "2 versions at most" in page
 
 

@@ -206,7 +206,7 @@ def test_a_run_whose_served_queue_has_ended_says_how_to_go_on(tmp_path: Path, mo
     assert said.startswith(
         "the queue of q/connection.json does not answer any more: ipc://s has not answered within 30 s;"
     )
-    assert said.endswith("begin anew, without a checkpoint: queue.connection=DIRECTORY/connection.json")
+    assert said.endswith("begin again, without a checkpoint: queue.connection=DIRECTORY/connection.json")
     CheckpointStore(tmp_path / "checkpoints", keep=1).save(7, lambda _: None)
     (checkpoint,) = (tmp_path / "checkpoints").iterdir()
     said = failing(tmp_path, REMOTE, lost, monkeypatch)

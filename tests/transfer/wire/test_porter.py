@@ -47,7 +47,7 @@ def test_who_has_spoken_is_not_hung_up_on_however_many_strangers_come(server: Se
                 last.enter()
                 for number, peer in enumerate((before, between, last), start=10):
                     assert peer.ask(number, Beat(1.0)) == Accepted(), "on a connection made anew it were a stranger"
-        assert sum(map(is_open, raws)) <= STRANGERS + 1
+        until(lambda: sum(map(is_open, raws)) <= STRANGERS + 1)  # it hangs up on them one by one
 
 
 def test_strangers_that_leave_make_room_for_others(server: Server) -> None:
@@ -61,7 +61,7 @@ def test_strangers_that_leave_make_room_for_others(server: Server) -> None:
 
 
 def test_connections_end_before_descriptors_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256 + 12, 256 + 12))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (24, 24))  # half of them for connections
     with serving(Server("desk", TOKEN, QUEUE)) as few, ExitStack() as stack:
         to = few.endpoints[1]
         known = [stack.enter_context(closing(Peer(to))) for _ in range(10)]
