@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are asked for: the command line starts without them."""
+    """Import a public name when it is first used, so that the command line starts without it."""
     if name in __all__:
         from tailrace import api
 

@@ -1,4 +1,4 @@
-"""`python -m tailrace`."""
+"""Entry point of `python -m tailrace`."""
 
 from tailrace.cli import main
 

@@ -1,8 +1,8 @@
-"""Where the time of a worker goes: at each moment it is busy, waits for weights, waits for data, or is idle.
+"""Measures the time of a worker: at each moment it is busy, waits for weights, waits for data, or is idle.
 
-A worker does several things at once (an engine generates while a task waits for prompts), so a state counts only where
-none above it does: busy ▶ weights ▶ data ▶ idle. What is left when a worker neither works nor says what it waits for
-is idle. The seconds of the four states add up to the time that has passed.
+A worker does several things at once (an engine generates while a task waits for prompts). So a state counts only where
+none above it holds: busy ▶ weights ▶ data ▶ idle. A worker that neither works nor declares a wait is idle. The seconds
+of the four states add up to the time that has passed.
 """
 
 import threading
@@ -21,14 +21,14 @@ T = TypeVar("T")
 State = Literal["busy", "weights", "data", "idle"]
 
 STATES: tuple[State, ...] = ("busy", "weights", "data", "idle")
-"""The first that holds is the worker's."""
+"""The states by precedence: the first that holds counts."""
 
 
 class Activity:
-    """Adds up the seconds of each state. Any task of any thread may say what it does, and what it says may overlap."""
+    """Adds up the seconds of each state. Any task of any thread may enter states, and they may overlap."""
 
     def __init__(self, log: EventLog, actor: str) -> None:
-        """`actor`: whose time it is, in the events that `emit` writes."""
+        """`actor`: the owner of the time, in the events that `emit` writes."""
         self._log = log
         self._actor = actor
         self._lock = threading.Lock()
@@ -39,13 +39,13 @@ class Activity:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Work in the block."""
+        """Count the block as work."""
         with self._in("busy"):
             yield
 
     @contextmanager
     def waiting(self, what: Literal["data", "weights"]) -> Iterator[None]:
-        """Wait in the block, for rows of the queue or for new weights."""
+        """Count the block as waiting for rows of the queue or for new weights."""
         with self._in(what):
             yield
 
@@ -72,7 +72,7 @@ class Activity:
             self._holding[state] += by
 
     def _count(self) -> None:
-        """Give the state of now the time since the last change."""
+        """Add the time since the last change to the present state."""
         now = self._log.now()
         state = next(state for state in STATES if self._holding[state])
         self._seconds[state] += now - self._counted_to
@@ -80,12 +80,12 @@ class Activity:
 
 
 class TimedExecutor(Executor):
-    """Work on a device, which counts as busy. The device is one thread, which several of these may share."""
+    """Runs work on a device and counts it as busy. The device is one thread, which several of these may share."""
 
     def __init__(
         self, device: Executor, activity: Activity | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`device`: of one thread. `activity`: whose time it is; None until there is a log. `clock`: seconds."""
+        """`device`: of one thread. `activity`: counts the time; None until there is a log. `clock`: seconds."""
         self.activity = activity
         self._device = device
         self._clock = clock
@@ -93,7 +93,7 @@ class TimedExecutor(Executor):
 
     @property
     def computing_s(self) -> float:
-        """For how long the computation of now goes on; 0 while there is none."""
+        """Seconds since the present computation began; 0 while there is none."""
         began = self._began
         return 0.0 if began is None else self._clock() - began
 

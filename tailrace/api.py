@@ -1,9 +1,9 @@
-"""What a program says to Tailrace: train with a recipe, or lend its engines to a loop of one's own.
+"""The Python interface of Tailrace: train with a recipe, or use its engines in a training loop of one's own.
 
     Trainer(recipe).fit()            the run of `tailrace train`
     Trainer(recipe).init_engines()   the same workers without a trainer: see tailrace/run/own_loop.py
 
-The user-level interface of AsyncFlow (section 5.1). Nothing heavy is imported before one of the two is called.
+Source: the user-level interface of AsyncFlow (section 5.1). Nothing heavy is imported before one of the two is called.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
-    """What a run has left."""
+    """The results of a run."""
 
     directory: Path
-    """Of the run, see `RunDirectory`."""
+    """Directory of the run; see `RunDirectory`."""
     model: Path
-    """For `AutoModelForCausalLM.from_pretrained`."""
+    """Directory of the model, for `AutoModelForCausalLM.from_pretrained`."""
     report: Path
-    """One page with every plot."""
+    """File of the report: one page with every plot."""
     metrics: Mapping[str, float]
-    """Of the last training step."""
+    """Figures of the last training step."""
     evaluation: Mapping[str, float]
-    """Of the last evaluation; empty where there was none."""
+    """Figures of the last evaluation; empty where there was none."""
 
 
 class Trainer:
@@ -61,12 +61,12 @@ class Trainer:
         reward: Callable[..., Any] | None = None,
         prompts: Iterable[Mapping[str, Any]] | None = None,
     ) -> None:
-        """`recipe`: a YAML file, what one holds, or a whole configuration. `overrides`: as on the command line.
+        """`recipe`: a YAML file, its contents, or a whole configuration. `overrides`: as on the command line.
 
-        `reward`: the function that grades, in place of `rewards.grader`; any callable, called as one of `type:
-        function` is. Graders are other processes: what it uses goes there as it is now. `prompts`: the rows of
-        `prompts.source`, such as `[{"prompt": "1 + 1 =", "answer": "2"}]`. Both become part of the run, which can be
-        resumed without this program.
+        `reward`: the function that grades, in place of `rewards.grader`. It is any callable, called as one of `type:
+        function` is. Graders are other processes: the objects that it uses are copied there in their present state.
+        `prompts`: the rows of `prompts.source`, such as `[{"prompt": "1 + 1 =", "answer": "2"}]`. Both become part of
+        the run, which can be resumed without this program.
 
         Raises:
             ConfigError: the recipe cannot be read, a key or a value is not valid, or `reward` cannot go to graders.
@@ -87,16 +87,16 @@ class Trainer:
         self._prompts = None if prompts is None else written_rows(prompts, answers)
 
     def fit(self, *, resume: bool = False) -> FitResult:
-        """Train, export and report, as `tailrace train` does; once more with another output_dir, or with `resume`.
+        """Train, export and report, as `tailrace train` does. Call it again with another output_dir, or with `resume`.
 
         It blocks. In a thread with a running event loop, such as a notebook's, the run has a thread of its own.
 
         `resume`: go on from the newest checkpoint in `config.output_dir` that the run has not left behind.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C (or SIGTERM, SIGHUP, in the main thread). A checkpoint of that moment was saved,
-                once there was something to save; `resume` goes on from it. A second Ctrl-C ends the process at once; in
-                a notebook it only leaves the run alone, which ends when it has saved.
+            KeyboardInterrupt: Ctrl-C (or SIGTERM, SIGHUP, in the main thread). A checkpoint of that moment was saved if
+                there was something to save; `resume` goes on from it. A second Ctrl-C ends the process at once. In a
+                notebook it only stops waiting for the run, which ends when it has saved.
             UserError: something about the input is wrong, and nothing was written.
             TailraceError: the run failed. Its last checkpoint is there.
         """
@@ -119,11 +119,11 @@ class Trainer:
         )
 
     def init_engines(self, *, workers: Collection[str] | None = None) -> "Engines":
-        """Start the queue and the workers of the recipe but the trainer: the caller trains. Use it in a `with` block.
+        """Start the queue and the recipe's workers except the trainer: the caller trains. Use it in a `with` block.
 
-        `workers`: kinds to start, `rollout` and maybe `reward` and `reference`; by default all that the algorithm
-        needs. What the others would do is the caller's, through `get_experience_data` and `put_experience_data`: the
-        tasks `reward` and `advantage`, or `reference`.
+        `workers`: kinds to start: `rollout`, and optionally `reward` and `reference`; by default all that the algorithm
+        needs. The caller does the work of the kinds that are left out, through `get_experience_data` and
+        `put_experience_data`: the tasks `reward` and `advantage`, or `reference`.
 
         Raises:
             UserError: something about the input is wrong, `pipeline.placement` is not `separated`, or `output_dir`
@@ -138,7 +138,7 @@ class Trainer:
 def _with(
     recipe: str | Path | Mapping[str, Any] | RunConfig, given: Mapping[str, Any]
 ) -> Path | dict[str, Any] | Mapping[str, Any]:
-    """What to load: `recipe`, with the sections of what the program gives."""
+    """The recipe to load: `recipe`, with the program's sections merged in."""
     if isinstance(recipe, RunConfig):
         return merged(written(recipe), given)
     if isinstance(recipe, Mapping):
@@ -147,7 +147,10 @@ def _with(
 
 
 def _outside_of_loops(work: Callable[[], T], interrupt: Interrupt) -> T:
-    """What `work` returns, which runs an event loop: in this thread, or another one where this one runs one already."""
+    """Call `work`, which runs an event loop, and return its result.
+
+    Where this thread runs a loop, use another thread.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -157,7 +160,7 @@ def _outside_of_loops(work: Callable[[], T], interrupt: Interrupt) -> T:
     def run() -> None:
         try:
             done.set_result(work())
-        except BaseException as error:  # whatever it is: the caller gets it
+        except BaseException as error:  # any error: the caller gets it
             done.set_exception(error)
 
     threading.Thread(target=run, name="fit", daemon=True).start()

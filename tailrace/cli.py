@@ -25,7 +25,7 @@ app.add_typer(queue, name="queue")
 
 
 def _path(text: str) -> Path:
-    """Of an argument; no shell replaces the ~ of `--output=~/x`."""
+    """The path of an argument; no shell replaces the ~ of `--output=~/x`."""
     from tailrace.config.base import expanded
 
     try:
@@ -46,12 +46,12 @@ def _program(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and exit.")
     ] = False,
 ) -> None:
-    """Keep subcommands even while there is only one."""
+    """Keep subcommands even with only one command."""
 
 
 @profile.callback()
 def _profile() -> None:
-    """Keep its subcommands, too."""
+    """Keep the subcommands of `profile` even with only one."""
 
 
 @app.command()
@@ -180,8 +180,9 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output where it exists.")] = False,
 ) -> None:
-    """Evaluate a model or a run: accuracy, pass@k and reward, with 95 % intervals. A run is evaluated on what it holds
-    out, unless told otherwise. Ctrl-C keeps what is graded."""
+    """Evaluate a model or a run: accuracy, pass@k and reward, with 95 % intervals. A run is evaluated on its held-out
+    prompts, unless told otherwise. Ctrl-C keeps what is graded.
+    """
     from tailrace.config.evaluated import evaluated_config
 
     given = [] if samples is None else [f"evaluation.samples={samples}"]
@@ -250,7 +251,7 @@ def tp(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the profile where it exists.")] = False,
 ) -> None:
-    """Measure steps and switches under each TP degree, which engines with adaptive_tp decide by. Takes minutes."""
+    """Measure steps and switches under each TP degree, for the decisions of engines with adaptive_tp. Takes minutes."""
     from tailrace.config.generate import TPProfileConfig
     from tailrace.config.load import load_as
     from tailrace.config.shorthand import model_override
@@ -282,8 +283,9 @@ def serve(
         typer.Option("--metrics-port", help="Answer Prometheus at this port of this machine.", min=0, max=65535),
     ] = None,
 ) -> None:
-    """Serve a queue until Ctrl-C. Started again with the same directory, it knows what it has had; its rows are there
-    again with queue.storage.type=redis alone, else they have to be put again."""
+    """Serve a queue until Ctrl-C. When started again with the same directory, it knows which rows it has had. The rows
+    are there again only with queue.storage.type=redis; else put them again.
+    """
     from tailrace.commands.queue_serve import load_served
     from tailrace.commands.queue_serve import serve as serve_queue
 
@@ -297,7 +299,7 @@ def top(
     ],
     once: Annotated[bool, typer.Option("--once", help="Print the counts once, and exit.")] = False,
 ) -> None:
-    """Show what a queue holds and who waits for what, once a second until Ctrl-C."""
+    """Show a queue's contents and what waits for what, every second until Ctrl-C."""
     from tailrace.commands.queue_top import show
 
     show(connection, once=once)
@@ -336,9 +338,9 @@ def samples(
 
 
 def main() -> None:
-    """Entry point: what goes wrong on purpose is one line on stderr; exit code 2 for bad input, 1 for the rest."""
+    """Run the command line. Expected errors are one line on stderr; exit code 2 for bad input, 1 for the rest."""
     replace_unencodable()
-    log = logging.getLogger("tailrace")  # says on stderr what takes a while
+    log = logging.getLogger("tailrace")  # tells on stderr of work that takes a while
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.INFO)
     warn_in_one_line("tailrace: ")
@@ -348,7 +350,7 @@ def main() -> None:
         sys.exit(_fail(error, 2))
     except TailraceError as error:
         sys.exit(_fail(error, 1))
-    except OSError as error:  # a full disk, a missing right: it names what was refused, and a traceback adds nothing
+    except OSError as error:  # a full disk, a missing right: the error names it, and a traceback adds nothing
         sys.exit(_fail(error, 1))
 
 

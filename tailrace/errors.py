@@ -30,7 +30,7 @@ TailraceError
 └── TrainingError (RuntimeError)
     └── NonFiniteError          a loss or gradient that stayed non-finite
 
-Below it, the words that messages share.
+Below it are the phrases that messages share.
 """
 
 import difflib
@@ -45,7 +45,7 @@ import msgspec
 _Args = ParamSpec("_Args")
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises of bytes that are not what they should be: texts that are none and values too deep among them."""
+"""The errors of msgspec for malformed bytes, including undecodable text and values nested too deep."""
 
 
 class TailraceError(Exception):
@@ -85,7 +85,7 @@ class StaleRowError(QueueError):
 
 
 class LeaseError(QueueError):
-    """An ack or nack names rows that the claim does not hold (any more)."""
+    """An ack or nack names rows that the claim does not hold, or no longer holds."""
 
 
 class GroupExists(QueueError):
@@ -97,7 +97,7 @@ class StorageFull(QueueError):
 
 
 class QueueTimeout(QueueError):
-    """A put or a claim waited as long as it was allowed to."""
+    """A put or a claim waited up to its limit."""
 
 
 class WireError(QueueError):
@@ -105,7 +105,7 @@ class WireError(QueueError):
 
 
 class PeerLost(WireError):
-    """A process of the queue did not answer in time; what it was asked for may have happened or not."""
+    """A process of the queue did not answer in time. The requested work may have happened or not."""
 
 
 class QueueClosed(QueueError):
@@ -113,7 +113,7 @@ class QueueClosed(QueueError):
 
 
 class WeightsError(TailraceError, RuntimeError):
-    """Weights cannot be published, or cannot be had."""
+    """Weights cannot be published or received."""
 
 
 class WeightsTimeout(WeightsError):
@@ -133,15 +133,15 @@ class RequestError(EngineError):
 
 
 class ClusterError(TailraceError, RuntimeError):
-    """Worker processes cannot be had or kept."""
+    """Worker processes cannot be started or kept."""
 
 
 class ClusterLost(ClusterError):
-    """The Ray that has a run's workers has ended, or was ended because it stood still; and all workers with it."""
+    """The Ray of a run's workers has ended, or was ended because it stood still; all workers ended with it."""
 
 
 class WorkerError(ClusterError):
-    """A worker raised an error that is not of this tree, which is its cause."""
+    """A worker raised an error that is not of this tree; that error is the cause of this one."""
 
 
 class WorkerDied(ClusterError):
@@ -149,13 +149,13 @@ class WorkerDied(ClusterError):
 
     worker = ""
     pid = 0
-    """0 where it had none yet."""
+    """Process id; 0 where it had none yet."""
     how = ""
-    """The signal, the exit code, or what it had not done in time."""
+    """The signal, the exit code, or the work that it had not done in time."""
 
     @classmethod
     def of(cls, worker: str, pid: int, how: str) -> Self:
-        """The death of `worker`, see the attributes."""
+        """Make the error for the death of `worker`; see the attributes."""
         death = cls(f"worker {worker}{f' (process {pid})' if pid else ''} died: {how}")
         death.worker, death.pid, death.how = worker, pid, how
         return death
@@ -170,10 +170,10 @@ class NothingGraded(RewardError):
 
     @classmethod
     def check(cls, errors: Sequence[str | None], what: str) -> None:
-        """Whether a grading among those with `errors` has succeeded, if there were any; `what` they are of.
+        """Check that not all of the gradings with `errors` have failed. `what`: the step or evaluation they belong to.
 
         Raises:
-            NothingGraded: none has; it quotes the error that most of them have.
+            NothingGraded: there are some, and all have failed; it quotes the error that most of them have.
         """
         failed = Counter(error for error in errors if error)
         if errors and failed.total() == len(errors):
@@ -198,7 +198,7 @@ class NonFiniteError(TrainingError):
 
 @contextmanager
 def on_failure(undo: Callable[_Args, object], *args: _Args.args, **kwargs: _Args.kwargs) -> Iterator[None]:
-    """Call `undo` with these arguments where the block does not come to its end, whatever keeps it from that."""
+    """Call `undo` with these arguments if anything stops the block before its end."""
     with ExitStack() as failed:
         failed.callback(undo, *args, **kwargs)
         yield
@@ -206,8 +206,9 @@ def on_failure(undo: Callable[_Args, object], *args: _Args.args, **kwargs: _Args
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error to show of tasks that failed together: a death before what followed from it, what was raised on purpose
-    before any other.
+    """The error to show of tasks that failed together.
+
+    A death comes before the errors that it has caused; an error raised on purpose comes before any other.
     """
     leaves = list(_leaves(group))
     known = [leaf for kind in (ClusterLost, WorkerDied, TailraceError) for leaf in leaves if isinstance(leaf, kind)]
@@ -223,12 +224,12 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def one_line(error: BaseException) -> str:
-    """What a library's error says, on one line without control characters; its name where it says nothing."""
+    """The message of an error on one line, without control characters; its type's name where the message is empty."""
     return printable(" ".join(str(error).split())) or type(error).__name__
 
 
 def printable(text: str) -> str:
-    """`text` as a terminal may get it: characters that steer one, or that it does not show, as Python escapes them."""
+    """`text` made safe for a terminal: control characters, and those it cannot show, are escaped as Python does."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else _escaped(char) for char in text)
@@ -239,28 +240,28 @@ def _escaped(char: str) -> str:
 
 
 def quoted(value: object, limit: int = 100) -> str:
-    """`value` as Python writes it, on one line without control characters; its end is left out beyond `limit`."""
+    """`value` as Python writes it, on one line without control characters, cut after `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def how_ended(code: int | None) -> str:
-    """How a process has ended with this exit code, or less than 0 the signal."""
+    """Describe a process's end: its exit code, or the signal where `code` is negative."""
     if code is None or code >= 0:
         return f"exit code {code}"
     return signal.Signals(-code).name + (", out of memory?" if code == -signal.SIGKILL else "")
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that was probably meant by `name`: the one most like it, from a likeness of `cutoff` up to 1."""
+    """The known name most like `name`, if their likeness is at least `cutoff` (0 to 1): the probable intention."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, to end a message with, or nothing where no known name is near."""
+    """`; did you mean 'x'?` for the end of a message; empty where no known name is near."""
     near = nearest(name, known)
     return "" if near is None else f"; did you mean {near!r}?"
 
 
 class TailraceWarning(UserWarning):
-    """Something that was asked for could not be had, and the work goes on without it."""
+    """A wish could not be fulfilled, and the work goes on without it."""

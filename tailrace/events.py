@@ -1,7 +1,7 @@
-"""One event record. The runtime and the simulator both emit it; the display, the report and the timeline read it.
+"""The event record. The runtime and the simulator both emit it; the display, the report and the timeline read it.
 
 A span of work is one line of `events.jsonl`. Times are seconds since the run's start, so that a resumed run
-goes on where the interrupted one stopped, and the same in every process, as far as the clocks of machines agree.
+goes on where the interrupted one stopped. They are the same in every process, as far as the clocks of machines agree.
 """
 
 import math
@@ -19,12 +19,12 @@ from tailrace.registers.events import About, EventKind, about
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Who did what, from when to when, how much of it, with which weights."""
+    """An event of a run: a piece of work with its actor, its times, its amount and the weights it used."""
 
     task: str
-    """What was done: an `EventKind`, or a task of a caller's own."""
+    """The kind of work: an `EventKind`, or a task of a caller's own."""
     actor: str
-    """Who of them did it: driver, rollout, engine, reward, trainer … A row of the timeline for each worker."""
+    """The part that did it: driver, rollout, engine, reward, trainer … Each worker's is one line of the timeline."""
     start: float
     """Seconds since the start of the run."""
     end: float
@@ -38,13 +38,13 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
     metrics: dict[str, float] = {}
     """Named figures; `step` events carry every figure of their training step."""
     info: dict[str, Any] = {}
-    """What does not fit: a request id, a path, a reason."""
+    """Further details: a request id, a path, a reason."""
     worker: str = ""
     """The process that did it, such as rollout-0; empty for the run's own."""
 
     @property
     def about(self) -> About:
-        """How events of its kind are shown and counted."""
+        """The description of its kind: how such events are shown and counted."""
         return about(self.task)
 
 
@@ -52,15 +52,15 @@ Sink = Callable[[Event], None]
 
 
 class EventLog:
-    """The clock of a run, and what takes its events: a file, the display, or what brings them to another process.
+    """The clock of a run, and the sinks of its events: a file, the display, or a connection to another process.
 
-    A worker has a log of its own, whose clock is the run's: it is given the `origin` of the driver's.
+    A worker has its own log with the run's clock: it gets the `origin` of the driver's log.
     """
 
     def __init__(
         self, *, sinks: tuple[Sink, ...], offset: float = 0.0, worker: str = "", origin: float | None = None
     ) -> None:
-        """`offset`: seconds that the run had taken before, when it is resumed. `worker`: whose events these are.
+        """`offset`: seconds that a resumed run had taken before. `worker`: the worker that emits the events.
 
         `origin`: the unix time at which the run's clock was 0; by default `offset` before now.
         """
@@ -68,18 +68,18 @@ class EventLog:
         self._worker = worker
         now, unix_now = time.perf_counter(), time.time()
         self.origin = unix_now - offset if origin is None else origin
-        self._zero = now - (unix_now - self.origin)  # only here, so that a clock that is set later tears no span
+        self._zero = now - (unix_now - self.origin)  # read once, so that a clock that is set later changes no span
 
     def now(self) -> float:
         """Seconds since the start of the run."""
         return self.at(time.perf_counter())
 
     def at(self, perf_counter: float) -> float:
-        """What `now` was when this process's `time.perf_counter` was this."""
+        """The value of `now` at the time at which this process's `time.perf_counter` was `perf_counter`."""
         return perf_counter - self._zero
 
     def emit(self, event: Event) -> None:
-        """Hand `event` to the sinks. Metrics that are not finite are dropped: JSON has no word for them.
+        """Hand `event` to the sinks. Metrics that are not finite are dropped: JSON cannot express them.
 
         The others become plain floats: those of a user's trainer may be NumPy's, which no encoder knows.
         """
@@ -88,7 +88,7 @@ class EventLog:
         self.forward(event)
 
     def forward(self, event: Event) -> None:
-        """Hand the sinks, as it is, an event that the log of a worker emitted."""
+        """Hand the sinks an event that a worker's log emitted, unchanged."""
         for sink in self._sinks:
             sink(event)
 
@@ -102,10 +102,13 @@ class EventLog:
 
 
 class EventFile:
-    """A sink that appends to a file, a line at a time, but for the samples for people; only the owner may read it."""
+    """A sink that appends events to a file, one line each, except samples for people.
+
+    Only the owner may read the file.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Drops a last line that was cut short.
+        """Open the file, and drop a last line that was cut short.
 
         Raises:
             UserError: it cannot be written.
@@ -139,12 +142,15 @@ class EventFile:
 
 
 def owner_only(path: str, flags: int) -> int:
-    """For `open(path, "wb", opener=owner_only)`: a new file is the owner's alone, as all is that has texts of a run."""
+    """Open a file so that a new one is the owner's alone, as every file with texts of a run is.
+
+    Use it as `open(path, "wb", opener=owner_only)`.
+    """
     return os.open(path, flags, 0o600)
 
 
 def drop_cut_line(path: Path) -> None:
-    """Remove a last line that a crash or a full disk cut short, so that the next one begins a line."""
+    """Remove a last line that a crash or a full disk cut short, so that the next write begins a line."""
     if not path.exists():
         return
     with path.open("r+b") as file:
@@ -153,7 +159,7 @@ def drop_cut_line(path: Path) -> None:
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events of a run. A last line cut short by a crash is left out; any other broken line is an error.
+    """Read the events of a run. A last line cut short by a crash is left out; any other broken line is an error.
 
     Raises:
         UserError: no such file, it cannot be read, or a line in the middle is not an event.

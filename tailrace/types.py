@@ -1,4 +1,4 @@
-"""The shared nouns. Imports neither torch nor Ray.
+"""The types that all parts share. Imports neither torch nor Ray.
 
 Shape legend, used in every docstring of the project:
 
@@ -30,14 +30,14 @@ Value = np.ndarray | float | int | str | Mapping[str, Any] | list[Any] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
-    """One problem, tokenized. `question`, `answer` and `metadata` go to the reward function untouched."""
+    """A problem, tokenized. `question`, `answer` and `metadata` go to the reward function unchanged."""
 
     prompt_id: str
     """Unique in its source and stable across runs."""
     text: str
-    """What the model reads, after the chat template."""
+    """The text that the model reads, after the chat template."""
     question: str | list[dict[str, Any]]
-    """As the source has it: plain text, or chat messages."""
+    """The question as in the source: plain text, or chat messages."""
     prompt_ids: IntArray
     """[P]"""
     answer: str | None = None
@@ -46,7 +46,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Request:
-    """One response to generate. Requests of one `group_id` have equal `prompt_ids` and share its cache."""
+    """A response to generate. Requests of one `group_id` have equal `prompt_ids` and share its cache."""
 
     request_id: int
     """Unique among the requests in flight of one engine."""
@@ -55,15 +55,15 @@ class Request:
     """[P]"""
     sampling: SamplingConfig
     seed: int
-    """Fixes the sample's random stream whatever else is in the batch."""
+    """Fixes the sample's random stream, independent of the rest of the batch."""
     priority: float = 0.0
     """The larger starts first, equal ones in the order of arrival; `planning.order` has ways to choose it."""
     expected_tokens: float | None = None
-    """Of the response, from any source, such as a length ranking; None where nobody knows."""
+    """Tokens of the response, from any source, such as a length ranking; None where unknown."""
 
 
 class FinishReason(StrEnum):
-    """Why a response ended."""
+    """The reason why a response ended."""
 
     STOP = "stop"
     """An end-of-sequence token, a stop token or a stop string."""
@@ -74,14 +74,16 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """One finished response."""
+    """A finished response."""
 
     request_id: int
     group_id: int
     response_ids: IntArray
     """[R], the end-of-sequence token included where it was produced."""
     rollout_log_probs: FloatArray
-    """[R], of each token under the distribution that it was sampled from (greedy: the softmax at temperature 1)."""
+    """[R] log-probability of each token under the distribution that it was sampled from (greedy: the softmax at
+    temperature 1).
+    """
     weight_versions: IntArray
     """[R], the version of the weights that made each token."""
     finish_reason: FinishReason
@@ -95,7 +97,7 @@ class Sample:
         versions: npt.ArrayLike,
         reason: FinishReason,
     ) -> Self:
-        """What has become of `request`: [R] tokens, the log-probability and the version of each. Copies are kept."""
+        """The sample of `request`: [R] tokens, the log-probability and the version of each. Copies are kept."""
         return cls(
             request_id=request.request_id,
             group_id=request.group_id,
@@ -108,7 +110,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """One line of an algorithm's table: a task with the columns that it reads and writes."""
+    """A task with the columns that it reads and writes: its line in an algorithm's table."""
 
     name: str
     reads: tuple[str, ...]

@@ -101,7 +101,7 @@ def _state(replicas: Sequence["_Replica"], queue: Collection[Work], now: float) 
 
 
 class _Replica:
-    """One replica at `clock`, on its way to its next end of a sequence."""
+    """A replica at `clock`, which runs to the next end of one of its sequences."""
 
     def __init__(self, predictor: StepTimes, tp: int, running: Iterable[Work]) -> None:
         self.ends_at = math.inf

@@ -1,4 +1,4 @@
-"""How many tokens unfinished responses will still make: estimates by name, for predicting what is left of a stage."""
+"""Estimates of how many tokens unfinished responses will still make, for predicting the rest of a stage."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ from tailrace.errors import ConfigError, did_you_mean
 from tailrace.types import IntArray
 
 LEAST_LENGTHS = 8
-"""Responses that have to have finished before the survival curve says anything of the others."""
+"""Responses that must have finished before the survival curve is used for the others."""
 ROUNDING = 1e-9
-"""Sequences; below which an expected number counts as equal to another."""
+"""Difference in sequences below which two expected numbers count as equal."""
 
 
 class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     """A response that is running or waiting."""
 
     context: int
-    """Tokens of prompt and response now."""
+    """Present number of tokens of prompt and response."""
     generated: int
-    """Of these, the response's."""
+    """The number of these that are of the response."""
     most: int
-    """Tokens that it may still make: 1 or more."""
+    """The most tokens that it may still make: 1 or more."""
     expected: float | None = None
-    """Tokens of the whole response that something expected before it began, a length ranking for one."""
+    """Tokens of the whole response that were expected before it began, for example by a length ranking."""
 
 
 class RemainingEstimate(Protocol):
-    """Says what each unfinished response will still make."""
+    """An estimate of the tokens that each unfinished response will still make."""
 
     name: str
 
@@ -41,31 +41,31 @@ class RemainingEstimate(Protocol):
         ...
 
     def remaining(self, unfinished: Sequence[Unfinished]) -> list[int]:
-        """Tokens for each, from 1 to its `most`. Where nothing tells two apart, the one given first ends first."""
+        """Tokens for each, from 1 to its `most`. Of two that nothing tells apart, the one given first ends first."""
         ...
 
 
 class LengthHistory:
-    """The lengths of the responses that finished last."""
+    """The lengths of the newest finished responses."""
 
     def __init__(self, window: int = 2048) -> None:
-        """`window`: how many are kept; older ones tell little of a policy that has changed since."""
+        """`window`: the number of lengths that are kept. Older ones tell little of a policy that has changed since."""
         self._lengths: deque[int] = deque(maxlen=window)
 
     def add(self, tokens: int) -> None:
-        """Keep the length of a response that finished; one that was aborted tells nothing."""
+        """Keep the length of a finished response. An aborted one tells nothing and is not added."""
         self._lengths.append(tokens)
 
     def __len__(self) -> int:
         return len(self._lengths)
 
     def lengths(self) -> IntArray:
-        """[S], in the order in which they finished."""
+        """[S] lengths, in the order in which the responses finished."""
         return np.fromiter(self._lengths, np.int64, len(self._lengths))
 
 
 class Bound:
-    """Each reaches its maximum: conservative, and what PAT assumes (section 4.2, Online Switch Strategy)."""
+    """Each response reaches its maximum: conservative, and PAT's assumption (section 4.2, Online Switch Strategy)."""
 
     name = "bound"
     ready = True
@@ -76,29 +76,29 @@ class Bound:
 
 
 class Ranked:
-    """Each makes what was expected of it before it began; one without an expectation reaches its maximum."""
+    """Each response makes the tokens that were expected before it began; without an expectation, its maximum."""
 
     name = "ranked"
     ready = True
 
     def remaining(self, unfinished: Sequence[Unfinished]) -> list[int]:
-        """See `RemainingEstimate`. One that has outlived what was expected is taken to end at once."""
+        """See `RemainingEstimate`. A response that has outlived its expectation is assumed to end at once."""
         return [
             s.most if s.expected is None else max(1, min(s.most, round(s.expected) - s.generated)) for s in unfinished
         ]
 
 
 class Survival:
-    """From the lengths that were seen: how a batch with this past typically drains.
+    """An estimate from the lengths seen so far: how a batch with this past typically drains.
 
     S(l), the share of responses longer than l, is the product-limit estimate (Kaplan and Meier 1958) over finished
-    lengths, in which the unfinished ones count as longer than what they have. A response with g tokens makes more than
-    t others with probability S(g + t) / S(g), and none beyond its maximum. Nothing is known beyond the longest finished
-    length, so whoever gets there reaches its maximum.
+    lengths. The unfinished responses count as longer than their present length. A response with g tokens makes more
+    than t further ones with probability S(g + t) / S(g), and none beyond its maximum. Nothing is known beyond the
+    longest finished length, so a response that gets there is assumed to reach its maximum.
 
-    The sum of these is the expected number still active after t tokens, n(t). The k-th last is taken to end at the
-    first t with n(t) < k - 1/2; who ends when goes by the expected remaining tokens. So the whole is neither every
-    one's mean, which knows no tail, nor drawn at random, which would make decisions waver.
+    The sum of these is n(t), the expected number still active after t tokens. The k-th last response is assumed to end
+    at the first t with n(t) < k - 1/2. Responses are assigned to these ends by their expected remaining tokens. The
+    result is neither each one's mean, which has no tail, nor drawn at random, which would make decisions waver.
     """
 
     name = "survival"
@@ -108,7 +108,7 @@ class Survival:
 
     @property
     def ready(self) -> bool:
-        """See `RemainingEstimate`. With few lengths it would take nearly all responses for the longest possible."""
+        """See `RemainingEstimate`. From few lengths it would assume nearly all responses to be the longest possible."""
         return len(self._history) >= LEAST_LENGTHS
 
     def remaining(self, unfinished: Sequence[Unfinished]) -> list[int]:
@@ -140,7 +140,7 @@ ESTIMATES = ("bound", "survival", "ranked")
 
 
 def make_estimate(name: str, history: LengthHistory) -> RemainingEstimate:
-    """The estimate of this name; `history` is kept and read at every call by those that use it.
+    """The estimate of this name. Estimates that use `history` keep it and read it at every call.
 
     Raises:
         ConfigError: there is no such estimate.
@@ -160,17 +160,17 @@ def make_estimate(name: str, history: LengthHistory) -> RemainingEstimate:
 
 
 def survival_curve(finished: IntArray, unfinished: IntArray, *, upto: int) -> npt.NDArray[np.float64]:
-    """[upto + 1], the share of responses longer than 0, 1, … upto tokens (Kaplan and Meier 1958).
+    """[upto + 1] shares of responses longer than 0, 1, … upto tokens (Kaplan and Meier 1958).
 
-    Constant beyond the longest finished length. Above zero wherever an unfinished one has got to.
+    Constant beyond the longest finished length. Above zero at every length that an unfinished response has reached.
 
     Args:
         finished: [S], lengths.
-        unfinished: [B], lengths so far: of responses that are longer than that.
+        unfinished: [B], lengths so far, of responses that will be longer.
     """
-    size = upto + 2  # the last entry: whatever is longer
+    size = upto + 2  # the last entry counts all longer ones
     ended = np.bincount(np.minimum(finished, upto + 1), minlength=size)
     seen = ended + np.bincount(np.minimum(unfinished, upto + 1), minlength=size)
-    at_risk = np.cumsum(seen[::-1])[::-1]  # as long as this or longer, as far as is known
+    at_risk = np.cumsum(seen[::-1])[::-1]  # known to be this long or longer
     ends_here = ended[:-1] / np.maximum(at_risk[:-1], 1)
     return np.cumprod(1.0 - ends_here, dtype=np.float64)

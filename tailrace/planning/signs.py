@@ -1,7 +1,7 @@
-"""Signs that a run learns nothing, from the figures of its steps: what is wrong, by how much, and the usual remedies.
+"""Signs that a run learns nothing, from the figures of its steps: the problem, its size, and the usual remedies.
 
-Each sign has a bound on the mean of several steps, which chance alone does not reach. It is told when it begins, and
-again only after it was over. A run that merely begins badly (three quarters of its groups flat, a third of its
+Each sign has a bound on the mean of several steps, which chance alone does not reach. It is reported when it begins,
+and again only after it was over. A run that merely begins badly (three quarters of its groups flat, a third of its
 responses cut) gives none.
 """
 
@@ -12,45 +12,45 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 WINDOW = 5
-"""Steps whose mean is looked at, and steps at the start that later ones are compared with."""
+"""The number of steps that are averaged, and of steps at the start that later ones are compared with."""
 MIN_GROUPS = 16
-"""Groups in those steps; where steps have fewer, more steps are looked at."""
+"""The number of groups in those steps; where steps have fewer, more steps are averaged."""
 FLAT = 0.95
-"""Of the groups have equal rewards."""
+"""Share of the groups that have equal rewards."""
 TRUNCATED = 0.5
-"""Of the responses reach their limit."""
+"""Share of the responses that reach their limit."""
 FAILED = 0.5
-"""Of the gradings fail."""
+"""Share of the gradings that fail."""
 LENGTH_FACTOR = 4.0
-"""By which the mean length has changed, while the reward is no higher than at the start."""
+"""Factor by which the mean length has changed, while the reward is no higher than at the start."""
 ENTROPY_FACTOR = 10.0
-"""By which the entropy has fallen, while three quarters of the groups are flat."""
+"""Factor by which the entropy has fallen, while three quarters of the groups are flat."""
 FLAT_WITH_LOW_ENTROPY = 0.75
 
 Kind = Literal["flat_groups", "truncated", "reward_failures", "length_explosion", "length_collapse", "entropy_collapse"]
-"""Of a sign."""
+"""The kind of a sign."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """What is looked at of one step."""
+    """The figures of one step that signs are made from."""
 
     groups: int
     flat_groups: float
     samples: int
     failures: float
     truncated: float
-    """Fraction of the responses."""
+    """Fraction of the responses that were cut at their limit."""
     tokens: float
-    """Mean of a response."""
+    """Mean tokens of a response."""
     reward: float | None
-    """Mean; None where no grading succeeded."""
+    """Mean reward; None where no grading succeeded."""
     entropy: float | None
-    """Nats a token; None where it is not known."""
+    """Entropy of sampling, nats a token; None where unknown."""
 
     @classmethod
     def of(cls, metrics: Mapping[str, float], *, groups: int, samples: int) -> Self:
-        """From the metrics of a `step` event."""
+        """Take the figures from the metrics of a `step` event."""
         return cls(
             groups=groups,
             flat_groups=metrics.get("flat_groups", 0.0),
@@ -65,17 +65,17 @@ class StepFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """One thing that is wrong."""
+    """A sign that something is wrong."""
 
     kind: Kind
     value: float
     """The figure that has passed its bound."""
     text: str
-    """The figure and the usual remedies, in a sentence."""
+    """A sentence with the figure and the usual remedies."""
 
 
 class Signs:
-    """Takes the steps of a run one by one."""
+    """Finds signs from the steps of a run, one by one."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -85,7 +85,7 @@ class Signs:
         """The step at which each sign was last seen."""
 
     def add(self, step: StepFigures) -> list[Sign]:
-        """Take a step; the signs that begin with it. One is over when it was not seen for `WINDOW` steps."""
+        """Take a step; return the signs that begin with it. A sign is over when it was not seen for `WINDOW` steps."""
         self._steps += 1
         if len(self._first) < WINDOW:
             self._first.append(step)
@@ -176,6 +176,6 @@ def _groups(steps: Iterable[StepFigures]) -> int:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known."""
+    """The mean of the known values; None where there are none."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None

@@ -1,9 +1,9 @@
-"""The file of an offline profile for adaptive TP: what a step and a switch take, for one model, machine and backend.
+"""The file of an offline profile for adaptive TP: times of steps and switches, for one model, machine and backend.
 
     sampling points ──measured by the profiler──▶ TPProfile ──file──▶ LatencyPredictor, SwitchController
 
-After PAT, section 4.2 (Offline Profiler): few points, only where batch and context fit the cache, denser for short
-contexts.
+Source: PAT, section 4.2 (Offline Profiler). There are few points, only where batch and context fit the cache, and they
+are denser for short contexts.
 """
 
 import itertools
@@ -17,25 +17,25 @@ import msgspec
 from tailrace.errors import UNREADABLE, ConfigError, one_line
 
 FORMAT = 1
-"""Of the file; raised when older readers would misread a newer one."""
+"""Format of the file; raised when older readers would misread a newer one."""
 SHORTEST = 16
-"""Tokens of the shortest context that is sampled."""
+"""Tokens of the shortest sampled context."""
 SHORT = 512
-"""Half of the lengths lie at or below this, where latency is least linear (PAT, section 4.2)."""
+"""Half of the lengths are at or below this, where latency is least linear (PAT, section 4.2)."""
 LENGTHS = 3
-"""Of each batch size at least; fewer would not show a bend."""
+"""The least number of lengths of each batch size; fewer would not show a bend."""
 
 
 class ProfileKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a profile holds for. Another of any of these needs another profile."""
+    """The conditions of a profile. A change of any of them needs another profile."""
 
     model: str
-    """For people. Not compared: the figures in `architecture` are what counts of it."""
+    """The model, for people to read. Only its figures in `architecture` are compared."""
     architecture: dict[str, int]
     """Layers, hidden size, heads, KV heads, head_dim, intermediate size, vocabulary, by name."""
     dtype: str
     ranks: int
-    """N, of the whole engine."""
+    """N, the ranks of the whole engine."""
     threads_per_rank: int
     hardware: str
     """The name of the CPU or GPU."""
@@ -48,7 +48,7 @@ class ProfileKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The emulated link in words; empty without one."""
 
     def mismatch(self, other: "ProfileKey") -> list[str]:
-        """Where `other`, which is wanted, differs from this, which was profiled: a phrase for each figure."""
+        """The differences of `other`, which is wanted, from this, which was profiled: a phrase for each figure."""
         wanted, profiled = other._figures(), self._figures()
         return [
             f"{name} is {wanted.get(name)!r} (profiled: {profiled.get(name)!r})"
@@ -62,21 +62,21 @@ class ProfileKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class DecodePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decode step."""
+    """The time of a decode step."""
 
     tp: int
     replicas: int
-    """That decoded beside each other meanwhile, each this batch: 1 … N / tp. They share the memory's bandwidth."""
+    """Number of replicas that decode such a batch at the same time: 1 … N / tp. They share the memory's bandwidth."""
     batch_size: int
     """B, sequences of one replica."""
     context_tokens: int
     """T, cached tokens of those sequences together."""
     seconds: float
-    """The median step's."""
+    """Seconds of the median step."""
 
 
 class PrefillPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prefilling a batch of equal prompts on one replica, in as many steps as the engine takes for it."""
+    """The time to prefill a batch of equal prompts on one replica, in as many steps as the engine takes for it."""
 
     tp: int
     batch_size: int
@@ -86,46 +86,49 @@ class PrefillPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SwitchCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What changing the degree takes, one way."""
+    """The cost of changing the degree, one way."""
 
     source_tp: int
     target_tp: int
     reshard_s: float
-    """Of the weights."""
+    """Seconds to reshard the weights."""
     rest_s: float
-    """Everything else that does not depend on the sequences."""
+    """Seconds of all other work that does not depend on the sequences."""
     kv_bytes_per_s: float
-    """One-way rate of a rank while keys and values migrate. The bytes that a rank sends are counted as 1 / source_tp of
-    its replica's, so padded and replicated heads show as a lower rate."""
+    """One-way rate of a rank while keys and values migrate. A rank is counted as sending 1 / source_tp of its replica's
+    bytes, so padded and replicated heads show as a lower rate.
+    """
 
 
 class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that was measured.
+    """A whole profile.
 
     Raises:
-        ConfigError: (and from `read` and `write`) figures that cannot be, or that do not go together.
+        ConfigError: (and from `read` and `write`) figures are impossible or inconsistent.
     """
 
     format: int = FORMAT
     key: ProfileKey
     created: str
-    """When, as ISO 8601."""
+    """Time of the measurement, in ISO 8601."""
     tailrace: str
-    """The version that measured."""
+    """Version of Tailrace that measured."""
     token_budget: int
-    """Cached tokens of a replica at most in any point: B · L ≤ token_budget."""
+    """The most cached tokens of a replica in any point: B · L ≤ token_budget."""
     decode: tuple[DecodePoint, ...]
     prefill: tuple[PrefillPoint, ...]
     switches: tuple[SwitchCost, ...] = ()
-    """One for each ordered pair of degrees."""
+    """One cost for each ordered pair of degrees."""
     group_s: dict[int, float] = {}
     """Seconds to make the communication groups of a degree."""
     capture_s: dict[int, float] = {}
-    """By the degree that was switched to: seconds that the first decode step after a switch takes longer than the next,
-    for CUDA graphs that are captured then, if for anything; 0 where left out."""
+    """Seconds that the first decode step after a switch takes longer than the next, by the new degree. The reason is
+    the capture of CUDA graphs, if any. 0 where left out.
+    """
     collective_bytes_per_s: dict[int, float] = {}
-    """Rate of the all-reduce in the largest decode step, among the ranks of a degree; for people, since steps are
-    measured as a whole."""
+    """Rate of the all-reduce in the largest decode step, among the ranks of a degree. For people to read: steps are
+    measured as a whole.
+    """
 
     def __post_init__(self) -> None:
         _check_points(self)
@@ -138,10 +141,10 @@ class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @classmethod
     def read(cls, path: Path) -> "TPProfile":
-        """The profile in a file.
+        """Read the profile from a file.
 
         Raises:
-            ConfigError: there is none, or it cannot be read, is no profile, or one of another format.
+            ConfigError: the file is missing, cannot be read, is no profile, or has another format.
         """
         try:
             content = path.read_bytes()
@@ -160,10 +163,10 @@ class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError(f"TP profile {path} is not valid: {one_line(error)}; profile the model again") from None
 
     def write(self, path: Path) -> None:
-        """Put the profile into a file, in place of what is there, whole or not at all.
+        """Write the profile to a file, wholly or not at all. An existing file is replaced.
 
         Raises:
-            ConfigError: the operating system refused to.
+            ConfigError: the operating system refused.
         """
         content = msgspec.json.format(msgspec.json.encode(self)) + b"\n"
         partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -183,16 +186,15 @@ class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def grid(token_budget: int, max_batch_size: int, max_length: int, *, points: int = 40) -> list[tuple[int, int]]:
     """The sampling points (B, L): batch size and context length of each sequence.
 
-    Batch sizes are powers of two and the largest; if these are too many for `points`, some that are evenly spread, the
-    smallest and the largest at least.
-    Each has a few lengths as far as the budget goes, half of them up to `SHORT`; the last is the longest that
-    there is room for, so that nothing inside the budget has to be extrapolated.
+    Batch sizes are powers of two and the largest one. If these are too many for `points`, only some evenly spread ones
+    are taken, at least the smallest and the largest. Each has a few lengths within the budget, half of them up to
+    `SHORT`. The last length is the longest possible, so that nothing inside the budget has to be extrapolated.
 
     Args:
         token_budget: the most cached tokens of a replica; every B · L is within it.
-        max_batch_size: sequences that a replica decodes together at most.
-        max_length: tokens of a sequence at most.
-        points: at most.
+        max_batch_size: the most sequences that a replica decodes together.
+        max_length: the most tokens of a sequence.
+        points: the most points.
 
     Raises:
         ConfigError: no point would be within these bounds, or `points` are too few.
@@ -220,7 +222,7 @@ def _batch_sizes(largest: int, count: int) -> list[int]:
 
 
 def _lengths(shortest: int, longest: int, count: int) -> list[int]:
-    """Geometric up to `SHORT`, then geometric up to `longest`; no more than one for each doubling."""
+    """Lengths that are geometric up to `SHORT`, then up to `longest`; no more than one for each doubling."""
     count = min(count, 1 + math.ceil(math.log2(longest / shortest)))
     bend = min(SHORT, longest)
     short = -(-count // 2) if longest > SHORT else count
@@ -228,14 +230,14 @@ def _lengths(shortest: int, longest: int, count: int) -> list[int]:
 
 
 def _geometric(first: int, last: int, count: int) -> list[int]:
-    """`count` numbers from `first` to `last`; `last` alone where only one is asked for."""
+    """`count` numbers from `first` to `last`; `last` alone where `count` is 1."""
     if count == 1:
         return [last]
     return [round(first * (last / first) ** (index / (count - 1))) for index in range(count)]
 
 
 def _spread(values: Sequence[int], count: int) -> list[int]:
-    """At most `count` of them, the last and, where there are two, the first among them."""
+    """Choose at most `count` of the values, evenly spread: the last, and where there are two, also the first."""
     if len(values) <= count:
         return list(values)
     if count == 1:
@@ -244,7 +246,7 @@ def _spread(values: Sequence[int], count: int) -> list[int]:
 
 
 class _Header(msgspec.Struct):
-    """What is read first, whatever else a format may hold."""
+    """The part of a profile that is read first, in any format."""
 
     format: int
 

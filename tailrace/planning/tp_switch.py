@@ -1,11 +1,11 @@
-"""Whether an engine should change its TP degree while a batch drains (PAT, Algorithm 1).
+"""Decides whether an engine should change its TP degree while a batch drains (PAT, Algorithm 1).
 
     Snapshot ──estimate──▶ remaining tokens ──for each degree: merge, drain, cost──▶ Candidate ──least total──▶ Decision
     measured steps ──observe──▶ CorrectedPredictor ──────────────┘
 
-The engine asks whenever `due` says so, between two steps, and waits for the answer: some milliseconds for hundreds of
-sequences, tens where a thousand more wait. The same decision made when a stage begins chooses the arrangement for its
-full batch, to which the engine returns at the end of the stage.
+The engine asks between two steps, whenever `due` is true, and waits for the answer. That takes some milliseconds for
+hundreds of sequences, and tens of milliseconds where a thousand more wait. The same decision at the start of a stage
+chooses the arrangement for its full batch, to which the engine returns at the end of the stage.
 """
 
 import math
@@ -24,117 +24,118 @@ Item = TypeVar("Item")
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine of N ranks is doing between two steps."""
+    """The state of an engine of N ranks between two steps."""
 
     tp: int
     degrees: tuple[int, ...]
-    """Those that the engine may change to."""
+    """The degrees that the engine may change to."""
     replicas: tuple[tuple[Unfinished, ...], ...]
-    """N / tp of them: what runs on each, its context cached."""
+    """The running sequences of each of the N / tp replicas; their contexts are cached."""
     waiting: tuple[Unfinished, ...] = ()
-    """In the order in which they start; nothing of theirs is cached."""
+    """Waiting sequences in the order in which they start; nothing of theirs is cached."""
     kv_bytes_per_token: int
-    """Keys and values of a context token in all layers, of the whole model."""
+    """Bytes of the keys and values of a context token in all layers, of the whole model."""
     groups: frozenset[int] = frozenset()
     """Degrees whose communication groups exist."""
     ruled_out: Mapping[int, str] = {}
-    """Degrees that are out of the question just now, and why."""
+    """The reason for each degree that is not possible at present."""
     home_tp: int | None = None
-    """The degree that the engine returns to when all is done; None where that will be the one chosen now, because the
-    batch has never been fuller."""
+    """The degree that the engine returns to when all is done. None: it will be the degree chosen now, because the
+    batch has never been fuller.
+    """
 
     @property
     def unfinished(self) -> int:
-        """Sequences."""
+        """Number of unfinished sequences."""
         return sum(map(len, self.replicas)) + len(self.waiting)
 
 
 LATER = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16)
-"""Shares of what is unfinished now, at which a later switch is tried on paper."""
+"""Shares of the present unfinished sequences at which a later switch is simulated."""
 
 State = Literal["move", "recompute", "none"]
-"""How what is cached gets to the new arrangement; `none` where nothing is cached, or nothing changes."""
+"""The way in which cached state gets to the new arrangement; `none` where nothing is cached, or nothing changes."""
 
 
 class SwitchTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What a switch takes, in seconds; nothing where there is none."""
+    """The terms of a switch's time, in seconds; all 0 where there is no switch."""
 
     groups_s: float = 0.0
-    """To make communication groups; 0 where they exist."""
+    """Seconds to make communication groups; 0 where they exist."""
     reshard_s: float = 0.0
-    """Of the weights."""
+    """Seconds to reshard the weights."""
     rest_s: float = 0.0
-    """What else does not depend on the sequences."""
+    """Seconds of all other work that does not depend on the sequences."""
     capture_s: float = 0.0
-    """Of CUDA graphs."""
+    """Seconds to capture CUDA graphs."""
     move_s: float = 0.0
-    """To migrate keys and values (PAT, eq. 1 and 2)."""
+    """Seconds to migrate keys and values (PAT, eq. 1 and 2)."""
     recompute_s: float = 0.0
-    """To compute them again (PAT, eq. 3 and 4)."""
+    """Seconds to compute keys and values again (PAT, eq. 3 and 4)."""
     state: State = "none"
-    """Which of the two is less, and counts."""
+    """The way that takes less time; only its time counts."""
 
     def sum_s(self) -> float:
-        """Groups, reshard, rest, capture and state."""
+        """Sum of groups, reshard, rest, capture and state."""
         return self.groups_s + self.reshard_s + self.rest_s + self.capture_s + min(self.move_s, self.recompute_s)
 
 
 class Candidate(SwitchTerms, frozen=True, kw_only=True):
-    """What one degree would take, in seconds. The present one's switch takes none."""
+    """The predicted times under one degree, in seconds. The present degree has no switch."""
 
     tp: int
     batch_sizes: tuple[int, ...]
-    """Running sequences of each replica, once merged."""
+    """Running sequences of each replica, after merging."""
     remaining_s: float
-    """Until all are done, under this degree."""
+    """Seconds until all are done, under this degree."""
     plan_s: float
-    """The same where the degree may change once more on the way, if that is looked for and better."""
+    """The same seconds, with one more switch on the way if look-ahead is on and finds a better one."""
     later_tp: int | None = None
-    """The degree that it changes to then; None where it had better not."""
+    """The degree of that further switch; None where it is better not to switch."""
     later_unfinished: int = 0
-    """Sequences that are unfinished at that time."""
+    """Number of unfinished sequences at that time."""
     switch_s: float = 0.0
-    """Groups, reshard, rest, capture and state."""
+    """Sum of groups, reshard, rest, capture and state."""
     return_s: float = 0.0
-    """To return to the degree of the full batch when all is done."""
+    """Seconds to return to the degree of the full batch when all is done."""
     total_s: float
-    """Plan, switch and return."""
+    """Sum of plan, switch and return."""
     switches: int
-    """How many that would be, the return among them."""
+    """Number of switches, including the return."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided, and from which figures; for the event log."""
+    """A decision and its figures, for the event log."""
 
     tp: int
-    """Before."""
+    """The degree before."""
     unfinished: int
-    """Sequences."""
+    """Number of unfinished sequences."""
     current_s: float
-    """Until all are done, and the engine has returned, if nothing changes before."""
+    """Seconds until all are done and the engine has returned, if nothing changes before."""
     candidates: tuple[Candidate, ...]
-    """The degrees that are possible, the present one among them."""
+    """The possible degrees, including the present one."""
     ruled_out: dict[int, str]
-    """The others, and why not."""
+    """The reason for each degree that is not possible."""
     chosen: int
     """The degree to go on with."""
     switch: bool
-    """Whether that is another one."""
+    """Whether that is another degree than before."""
     estimate: str
-    """Of remaining tokens, by name."""
+    """Name of the estimate of remaining tokens."""
     reason: str
-    """In words."""
+    """The reason in words."""
 
 
 class _Plan(NamedTuple):
-    """A way to the end."""
+    """A way to finish all sequences."""
 
     seconds: float
     return_s: float
     switches: int
     later_tp: int | None = None
     unfinished: int = 0
-    """When it changes to that."""
+    """Number of unfinished sequences at the change to `later_tp`."""
 
     @property
     def total_s(self) -> float:
@@ -142,13 +143,13 @@ class _Plan(NamedTuple):
 
 
 MOST_SURPRISE = math.log(16.0)
-"""Switches are taken for at most so many times as long as profiled, and at least its inverse; as a logarithm."""
+"""Bound of the ratio of a switch's time to the profiled time, and of its inverse, as a logarithm."""
 SURPRISE_RATE = 0.5
-"""Share of a switch's error by which the correction of all switches moves: there are few to learn from."""
+"""Part of a switch's error by which the correction of all switches moves: there are few to learn from."""
 
 
 class SwitchController:
-    """Decides for one engine. Keeps what corrects the predictions, and when it was last asked."""
+    """Decides for one engine. Keeps the corrections of the predictions, and the state of the last decision."""
 
     def __init__(
         self,
@@ -160,16 +161,16 @@ class SwitchController:
         steps_between: int,
         look_ahead: bool,
     ) -> None:
-        """Measure nothing and decide nothing yet.
+        """Start without measurements or decisions.
 
         Args:
-            max_batch_size: sequences that a replica decodes together at most, whatever the degree.
-            least_gain: share of the remaining time that each switch has to save, those later on and the return among
-                them: predictions are never exact.
-            steps_between: `due` after so many decode steps since the last decision, even if the batch stays as it is;
-                contexts grow.
-            look_ahead: weigh every degree with one more switch at a later time, too. Algorithm 1 does not: it switches
-                as soon as that is better than never, though later may be better still.
+            max_batch_size: the most sequences that a replica decodes together, at any degree.
+            least_gain: share of the remaining time that each switch has to save, including later ones and the return:
+                predictions are never exact.
+            steps_between: decode steps since the last decision after which `due` is true even if the batch stays as it
+                is; contexts grow.
+            look_ahead: also consider every degree with one more switch at a later time. Algorithm 1 does not: it
+                switches as soon as that is better than never, though later may be better still.
         """
         self.predictor = CorrectedPredictor(LatencyPredictor(profile))
         self._profile = profile
@@ -180,24 +181,24 @@ class SwitchController:
         self._steps_between = steps_between
         self._look_ahead = look_ahead
         self._decided_for: int | None = None
-        """Sequences that were unfinished at the last decision."""
+        """Number of unfinished sequences at the last decision."""
         self._asked_for = 0
-        """Sequences that were unfinished when `due` was asked last."""
+        """Number of unfinished sequences at the last call of `due`."""
         self._steps = 0.0
-        """Since the last decision, as the mean of the replicas."""
+        """Decode steps since the last decision, as the mean of the replicas."""
         self._surprise = 0.0
-        """Logarithm of what switches took over what was profiled."""
+        """Logarithm of the ratio of measured to profiled times of switches."""
 
     def begin(self) -> None:
-        """Another batch comes: the next question is its first."""
+        """Prepare for another batch: the next call of `due` is its first."""
         self._decided_for, self._asked_for = None, 0
 
     def due(self, unfinished: int) -> bool:
-        """Whether to decide again; asked whenever the engine could change.
+        """Whether to decide again. The engine calls this whenever it could change.
 
         True at first, when the number of unfinished sequences has changed by an eighth since the last decision, and
-        after every `steps_between` decode steps. But not while it grows: a batch that comes in parts would be taken for
-        a small one.
+        after every `steps_between` decode steps. It is false while the number grows: a batch that arrives in parts
+        would look like a small one.
         """
         grows, self._asked_for = unfinished > self._asked_for, unfinished
         if unfinished == 0 or grows:
@@ -208,19 +209,21 @@ class SwitchController:
         return changed > 0 and 8 * changed >= self._decided_for
 
     def observe(self, tp: int, batch_size: int, context_tokens: int, replicas: int, seconds: float) -> None:
-        """Take in a measured decode step of one replica; see `CorrectedPredictor.observe`."""
+        """Learn from a measured decode step of one replica; see `CorrectedPredictor.observe`."""
         self._steps += 1 / replicas
         self.predictor.observe(tp, batch_size, context_tokens, replicas, seconds)
 
     def observe_switch(self, predicted_s: float, seconds: float) -> None:
-        """Take in what a switch took, without groups and capture. Memory that was put to other use since the last one
-        makes it longer."""
+        """Learn from the time of a switch, without groups and capture.
+
+        A switch takes longer when memory was put to other use since the last one.
+        """
         if predicted_s > 0 and seconds > 0:
             surprise = self._surprise + SURPRISE_RATE * math.log(seconds / predicted_s)
             self._surprise = min(MOST_SURPRISE, max(-MOST_SURPRISE, surprise))
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Compare what is left to do under each degree.
+        """Compare the predicted times under each degree.
 
         Raises:
             ConfigError: the engine runs at a degree that was not profiled, or has other ranks than the profile.
@@ -265,8 +268,8 @@ class SwitchController:
         return {tp: why for tp, why in ({**unknown, **snapshot.ruled_out}).items() if tp != snapshot.tp}
 
     def _planned(self, snapshot: Snapshot) -> tuple[list[list[Work]], list[Work]]:
-        """What each sequence has, and what it is taken to make: of each replica, and of those that wait."""
-        # in turns, so that of equal sequences not all of the first replica are taken to end first
+        """The present and the estimated remaining tokens of each sequence: by replica, and of those that wait."""
+        # in turns, so that of equal sequences not all of the first replica are assumed to end first
         turns = sorted((place, index) for index, row in enumerate(snapshot.replicas) for place in range(len(row)))
         sequences = [*(snapshot.replicas[index][place] for place, index in turns), *snapshot.waiting]
         works = [
@@ -304,7 +307,7 @@ class SwitchController:
     def _cost(
         self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], merged: Sequence[Sequence[Work]]
     ) -> SwitchTerms:
-        """Of a switch to `tp` from the snapshot's degree, with the snapshot's groups."""
+        """The terms of a switch to `tp` from the snapshot's degree, with the snapshot's groups."""
         cost, longer = self._costs[snapshot.tp, tp], math.exp(self._surprise)
         move_s = longer * sent_bytes(running, snapshot.tp, snapshot.kv_bytes_per_token) / cost.kv_bytes_per_s
         recompute_s = max(self._prefill_s(tp, works) for works in merged)
@@ -321,7 +324,7 @@ class SwitchController:
     def _plans(
         self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], waiting: Sequence[Work], *, home_tp: int
     ) -> "list[_Plan]":
-        """To stay with `tp` to the end; then, if that is looked for, to leave it at one of some times."""
+        """The plans from degree `tp` on: stay with it to the end; with look-ahead, also leave it at some times."""
         others = {*snapshot.degrees, snapshot.tp} - self._ruled_out(snapshot).keys() - {tp}
         stops = {round(share * snapshot.unfinished) for share in LATER if self._look_ahead and others}
         stops -= {0, snapshot.unfinished}
@@ -338,17 +341,17 @@ class SwitchController:
         return plans
 
     def _return_s(self, snapshot: Snapshot, home_tp: int) -> float:
-        """From the snapshot's degree, when nothing is left that could be moved."""
+        """Seconds to return from the snapshot's degree, when no sequence is left."""
         return 0.0 if snapshot.tp == home_tp else self._cost(snapshot, home_tp, [[]], [[]]).sum_s()
 
     def _groups_s(self, snapshot: Snapshot, tp: int) -> float:
-        """Of the new degree, and of the one in which state is exchanged; a rank alone needs none."""
+        """Seconds to make the groups of the new degree and of the exchange of state; a single rank needs none."""
         needed = {tp, math.lcm(snapshot.tp, tp)} - snapshot.groups - {1}
         longest = max(self._profile.group_s.values(), default=0.0)
         return sum(self._profile.group_s.get(degree, longest) for degree in needed)
 
     def _prefill_s(self, tp: int, works: Sequence[Work]) -> float:
-        """Equation 4, on one replica; replicas prefill beside each other."""
+        """Seconds of equation 4 on one replica; replicas prefill at the same time."""
         return self.predictor.prefill_s(tp, len(works), rms(map(_context, works))) if works else 0.0
 
     def _reason(
@@ -374,15 +377,15 @@ class SwitchController:
 def merge(
     replicas: Sequence[Sequence[Item]], tp: int, target: int, *, tokens: Callable[[Item], int]
 ) -> list[list[Item]]:
-    """Running sequences by the replicas of another degree, of as many ranks.
+    """Distribute running sequences over the replicas of another degree, with the same ranks.
 
-    Ranks exchange state in groups of lcm(tp, target), so sequences stay within theirs: replicas that become one keep
-    theirs, and what becomes several is dealt out, so that numbers differ by one at most and, in the second place,
-    context tokens differ little.
+    Ranks exchange state in groups of lcm(tp, target), so sequences stay within their group. Replicas that become one
+    keep their sequences. The sequences of a replica that becomes several are dealt out: their numbers differ by at most
+    one, and then their context tokens differ little.
 
     Args:
         replicas: of degree `tp`.
-        tokens: of a sequence's context.
+        tokens: returns the context tokens of a sequence.
 
     Returns:
         N / target lists.
@@ -400,7 +403,7 @@ def merge(
 
 
 def _deal(pool: Sequence[Item], parts: int, tokens: Callable[[Item], int]) -> list[list[Item]]:
-    """The largest first, each to the part with the fewest sequences, and of these to that with the fewest tokens."""
+    """Deal the largest first, each to the part with the fewest sequences; of equal ones, with the fewest tokens."""
     dealt: list[list[Item]] = [[] for _ in range(parts)]
     held = [0] * parts
     for sequence in sorted(pool, key=tokens, reverse=True):
@@ -411,12 +414,12 @@ def _deal(pool: Sequence[Item], parts: int, tokens: Callable[[Item], int]) -> li
 
 
 def _after(snapshot: Snapshot, tp: int) -> Snapshot:
-    """The degree and the groups that there are then; the rest is of no account."""
+    """The snapshot with the degree and the groups after a switch to `tp`; its other fields are not used."""
     return msgspec.structs.replace(snapshot, tp=tp, groups=snapshot.groups | {tp, math.lcm(snapshot.tp, tp)})
 
 
 def sent_bytes(running: Sequence[Sequence[Work]], tp: int, kv_bytes_per_token: int) -> float:
-    """Keys and values that the rank sends which has to send most (PAT, eq. 1). Others wait for it in the exchange."""
+    """Bytes of keys and values of the rank that sends most (PAT, eq. 1). Others wait for it in the exchange."""
     return max(sum(map(_context, works)) for works in running) * kv_bytes_per_token / tp
 
 

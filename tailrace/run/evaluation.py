@@ -38,7 +38,7 @@ class Generator(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One way to answer prompts."""
+    """A way to answer prompts."""
 
     name: str
     """`greedy` or `sampled`."""

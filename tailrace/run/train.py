@@ -123,7 +123,7 @@ def train(
 
 
 class _Run:
-    """One run. When its trainer dies, another attempt starts from the newest checkpoint that the run has saved.
+    """A run. When its trainer dies, another attempt starts from the newest checkpoint that the run has saved.
 
     A checkpoint that is damaged by then is skipped with a message.
     """

@@ -26,7 +26,7 @@ Outputs = Mapping[RowId, Mapping[str, Value]]
 
 
 class Task(ABC):
-    """One task of an algorithm's table, running."""
+    """A task of an algorithm's table, running."""
 
     def __init__(
         self,

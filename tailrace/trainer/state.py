@@ -31,7 +31,7 @@ class Counters(msgspec.Struct, kw_only=True):
     updates: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
     """Optimizer steps tried; the position in the schedule."""
     skipped_in_a_row: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
-    """How many of the latest of them, in a row, were skipped for a non-finite loss or gradient."""
+    """The number of the latest of them, in a row, that were skipped for a non-finite loss or gradient."""
 
 
 _NumpyRandom = tuple[str, list[int], int, int, float]
