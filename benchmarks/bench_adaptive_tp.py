@@ -35,8 +35,8 @@ from random_model import SMALL, write_model
 
 from tailrace.planning.drain import drain, drain_s
 from tailrace.planning.latency import LatencyPredictor
+from tailrace.planning.tp_merge import merge
 from tailrace.planning.tp_profile import TPProfile
-from tailrace.planning.tp_switch import merge
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent / "build" / "bench-adaptive-tp"

@@ -9,122 +9,22 @@ chooses the arrangement for its full batch, to which the engine returns at the e
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from tailrace.errors import ConfigError
 from tailrace.planning.drain import Work, drain, drain_s
-from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor, rms
-from tailrace.planning.remaining import RemainingEstimate, Unfinished
+from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor
+from tailrace.planning.remaining import RemainingEstimate
+from tailrace.planning.tp_cost import SwitchCosts
+from tailrace.planning.tp_decision import Candidate, Decision, Snapshot, SwitchTerms
+from tailrace.planning.tp_merge import context, merge
 from tailrace.planning.tp_profile import TPProfile
-
-Item = TypeVar("Item")
-
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of an engine of N ranks between two steps."""
-
-    tp: int
-    degrees: tuple[int, ...]
-    """The degrees that the engine may change to."""
-    replicas: tuple[tuple[Unfinished, ...], ...]
-    """The running sequences of each of the N / tp replicas; their contexts are cached."""
-    waiting: tuple[Unfinished, ...] = ()
-    """Waiting sequences in the order in which they start; nothing of theirs is cached."""
-    kv_bytes_per_token: int
-    """Bytes of the keys and values of a context token in all layers, of the whole model."""
-    groups: frozenset[int] = frozenset()
-    """Degrees whose communication groups exist."""
-    ruled_out: Mapping[int, str] = {}
-    """The reason for each degree that is not possible at present."""
-    home_tp: int | None = None
-    """The degree that the engine returns to when all is done. None: it will be the degree chosen now, because the
-    batch has never been fuller.
-    """
-
-    @property
-    def unfinished(self) -> int:
-        """Number of unfinished sequences."""
-        return sum(map(len, self.replicas)) + len(self.waiting)
-
 
 LATER = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16)
 """Shares of the present unfinished sequences at which a later switch is simulated."""
-
-State = Literal["move", "recompute", "none"]
-"""The way in which cached state gets to the new arrangement; `none` where nothing is cached, or nothing changes."""
-
-
-class SwitchTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """The terms of a switch's time, in seconds; all 0 where there is no switch."""
-
-    groups_s: float = 0.0
-    """Seconds to make communication groups; 0 where they exist."""
-    reshard_s: float = 0.0
-    """Seconds to reshard the weights."""
-    rest_s: float = 0.0
-    """Seconds of all other work that does not depend on the sequences."""
-    capture_s: float = 0.0
-    """Seconds to capture CUDA graphs."""
-    move_s: float = 0.0
-    """Seconds to migrate keys and values (PAT, eq. 1 and 2)."""
-    recompute_s: float = 0.0
-    """Seconds to compute keys and values again (PAT, eq. 3 and 4)."""
-    state: State = "none"
-    """The way that takes less time; only its time counts."""
-
-    def sum_s(self) -> float:
-        """Sum of groups, reshard, rest, capture and state."""
-        return self.groups_s + self.reshard_s + self.rest_s + self.capture_s + min(self.move_s, self.recompute_s)
-
-
-class Candidate(SwitchTerms, frozen=True, kw_only=True):
-    """The predicted times under one degree, in seconds. The present degree has no switch."""
-
-    tp: int
-    batch_sizes: tuple[int, ...]
-    """Running sequences of each replica, after merging."""
-    remaining_s: float
-    """Seconds until all are done, under this degree."""
-    plan_s: float
-    """The same seconds, with one more switch on the way if look-ahead is on and finds a better one."""
-    later_tp: int | None = None
-    """The degree of that further switch; None where it is better not to switch."""
-    later_unfinished: int = 0
-    """Number of unfinished sequences at that time."""
-    switch_s: float = 0.0
-    """Sum of groups, reshard, rest, capture and state."""
-    return_s: float = 0.0
-    """Seconds to return to the degree of the full batch when all is done."""
-    total_s: float
-    """Sum of plan, switch and return."""
-    switches: int
-    """Number of switches, including the return."""
-
-
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision and its figures, for the event log."""
-
-    tp: int
-    """The degree before."""
-    unfinished: int
-    """Number of unfinished sequences."""
-    current_s: float
-    """Seconds until all are done and the engine has returned, if nothing changes before."""
-    candidates: tuple[Candidate, ...]
-    """The possible degrees, including the present one."""
-    ruled_out: dict[int, str]
-    """The reason for each degree that is not possible."""
-    chosen: int
-    """The degree to go on with."""
-    switch: bool
-    """Whether that is another degree than before."""
-    estimate: str
-    """Name of the estimate of remaining tokens."""
-    reason: str
-    """The reason in words."""
 
 
 class _Plan(NamedTuple):
@@ -140,12 +40,6 @@ class _Plan(NamedTuple):
     @property
     def total_s(self) -> float:
         return self.seconds + self.return_s
-
-
-MOST_SURPRISE = math.log(16.0)
-"""Bound of the ratio of a switch's time to the profiled time, and of its inverse, as a logarithm."""
-SURPRISE_RATE = 0.5
-"""Part of a switch's error by which the correction of all switches moves: there are few to learn from."""
 
 
 class SwitchController:
@@ -174,7 +68,7 @@ class SwitchController:
         """
         self.predictor = CorrectedPredictor(LatencyPredictor(profile))
         self._profile = profile
-        self._costs = {(cost.source_tp, cost.target_tp): cost for cost in profile.switches}
+        self._costs = SwitchCosts(profile, self.predictor)
         self._estimate = estimate
         self._max_batch_size = max_batch_size
         self._least_gain = least_gain
@@ -186,8 +80,6 @@ class SwitchController:
         """Number of unfinished sequences at the last call of `due`."""
         self._steps = 0.0
         """Decode steps since the last decision, as the mean of the replicas."""
-        self._surprise = 0.0
-        """Logarithm of the ratio of measured to profiled times of switches."""
 
     def begin(self) -> None:
         """Prepare for another batch: the next call of `due` is its first."""
@@ -214,13 +106,8 @@ class SwitchController:
         self.predictor.observe(tp, batch_size, context_tokens, replicas, seconds)
 
     def observe_switch(self, predicted_s: float, seconds: float) -> None:
-        """Learn from the time of a switch, without groups and capture.
-
-        A switch takes longer when memory was put to other use since the last one.
-        """
-        if predicted_s > 0 and seconds > 0:
-            surprise = self._surprise + SURPRISE_RATE * math.log(seconds / predicted_s)
-            self._surprise = min(MOST_SURPRISE, max(-MOST_SURPRISE, surprise))
+        """Learn from the time of a switch; see `SwitchCosts.observe`."""
+        self._costs.observe(predicted_s, seconds)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Compare the predicted times under each degree.
@@ -237,7 +124,7 @@ class SwitchController:
             for tp in sorted({*snapshot.degrees, snapshot.tp} - ruled_out.keys())
         )
         current = next(candidate for candidate in candidates if candidate.tp == snapshot.tp)
-        current_s = current.remaining_s + self._return_s(snapshot, snapshot.home_tp or snapshot.tp)
+        current_s = current.remaining_s + self._costs.return_s(snapshot, snapshot.home_tp or snapshot.tp)
         margin_s = self._least_gain * current_s
         best = min(candidates, key=lambda c: (c.total_s + margin_s * c.switches, c.tp != snapshot.tp))
         switch = best.tp != snapshot.tp
@@ -284,12 +171,12 @@ class SwitchController:
     def _candidate(
         self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], waiting: Sequence[Work]
     ) -> Candidate:
-        merged = merge(running, snapshot.tp, tp, tokens=_context)
+        merged = merge(running, snapshot.tp, tp, tokens=context)
         plans = self._plans(snapshot, tp, merged, waiting, home_tp=snapshot.home_tp or tp)
         stay = plans[0]
         margin_s = self._least_gain * stay.total_s
         plan = min(plans, key=lambda plan: plan.total_s + margin_s * plan.switches)
-        cost = SwitchTerms() if tp == snapshot.tp else self._cost(snapshot, tp, running, merged)
+        cost = SwitchTerms() if tp == snapshot.tp else self._costs.cost(snapshot, tp, running, merged)
         return Candidate(
             tp=tp,
             batch_sizes=tuple(map(len, merged)),
@@ -304,23 +191,6 @@ class SwitchController:
             switches=plan.switches + (tp != snapshot.tp),
         )
 
-    def _cost(
-        self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], merged: Sequence[Sequence[Work]]
-    ) -> SwitchTerms:
-        """The terms of a switch to `tp` from the snapshot's degree, with the snapshot's groups."""
-        cost, longer = self._costs[snapshot.tp, tp], math.exp(self._surprise)
-        move_s = longer * sent_bytes(running, snapshot.tp, snapshot.kv_bytes_per_token) / cost.kv_bytes_per_s
-        recompute_s = max(self._prefill_s(tp, works) for works in merged)
-        return SwitchTerms(
-            groups_s=self._groups_s(snapshot, tp),
-            reshard_s=longer * cost.reshard_s,
-            rest_s=longer * cost.rest_s,
-            capture_s=self._profile.capture_s.get(tp, 0.0),
-            move_s=move_s,
-            recompute_s=recompute_s,
-            state="none" if not any(merged) else "move" if move_s <= recompute_s else "recompute",
-        )
-
     def _plans(
         self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], waiting: Sequence[Work], *, home_tp: int
     ) -> "list[_Plan]":
@@ -330,29 +200,15 @@ class SwitchController:
         stops -= {0, snapshot.unfinished}
         *states, end = drain(self.predictor, tp, running, waiting, slots=self._max_batch_size, stops=stops)
         here = _after(snapshot, tp)
-        plans = [_Plan(end.seconds, self._return_s(here, home_tp), switches=int(tp != home_tp))]
+        plans = [_Plan(end.seconds, self._costs.return_s(here, home_tp), switches=int(tp != home_tp))]
         for then in states:
             for other in others:
-                merged = merge(then.replicas, tp, other, tokens=_context)
+                merged = merge(then.replicas, tp, other, tokens=context)
                 rest_s = drain_s(self.predictor, other, merged, then.waiting, slots=self._max_batch_size)
-                seconds = then.seconds + self._cost(here, other, then.replicas, merged).sum_s() + rest_s
-                return_s = self._return_s(_after(here, other), home_tp)
+                seconds = then.seconds + self._costs.cost(here, other, then.replicas, merged).sum_s() + rest_s
+                return_s = self._costs.return_s(_after(here, other), home_tp)
                 plans.append(_Plan(seconds, return_s, 1 + (other != home_tp), other, then.unfinished))
         return plans
-
-    def _return_s(self, snapshot: Snapshot, home_tp: int) -> float:
-        """Seconds to return from the snapshot's degree, when no sequence is left."""
-        return 0.0 if snapshot.tp == home_tp else self._cost(snapshot, home_tp, [[]], [[]]).sum_s()
-
-    def _groups_s(self, snapshot: Snapshot, tp: int) -> float:
-        """Seconds to make the groups of the new degree and of the exchange of state; a single rank needs none."""
-        needed = {tp, math.lcm(snapshot.tp, tp)} - snapshot.groups - {1}
-        longest = max(self._profile.group_s.values(), default=0.0)
-        return sum(self._profile.group_s.get(degree, longest) for degree in needed)
-
-    def _prefill_s(self, tp: int, works: Sequence[Work]) -> float:
-        """Seconds of equation 4 on one replica; replicas prefill at the same time."""
-        return self.predictor.prefill_s(tp, len(works), rms(map(_context, works))) if works else 0.0
 
     def _reason(
         self,
@@ -374,57 +230,9 @@ class SwitchController:
         return f"{_seconds(current)}; the next best, {_seconds(nearest)}, saves nothing"
 
 
-def merge(
-    replicas: Sequence[Sequence[Item]], tp: int, target: int, *, tokens: Callable[[Item], int]
-) -> list[list[Item]]:
-    """Distribute running sequences over the replicas of another degree, with the same ranks.
-
-    Ranks exchange state in groups of lcm(tp, target), so sequences stay within their group. Replicas that become one
-    keep their sequences. The sequences of a replica that becomes several are dealt out: their numbers differ by at most
-    one, and then their context tokens differ little.
-
-    Args:
-        replicas: of degree `tp`.
-        tokens: returns the context tokens of a sequence.
-
-    Returns:
-        N / target lists.
-    """
-    if tp == target:
-        return [list(running) for running in replicas]
-    exchange = math.lcm(tp, target)
-    sources, parts = exchange // tp, exchange // target
-    assert len(replicas) % sources == 0, f"{len(replicas)} replicas of TP {tp} cannot change to TP {target}"
-    merged: list[list[Item]] = []
-    for first in range(0, len(replicas), sources):
-        pool = [sequence for running in replicas[first : first + sources] for sequence in running]
-        merged += [pool] if parts == 1 else _deal(pool, parts, tokens)
-    return merged
-
-
-def _deal(pool: Sequence[Item], parts: int, tokens: Callable[[Item], int]) -> list[list[Item]]:
-    """Deal the largest first, each to the part with the fewest sequences; of equal ones, with the fewest tokens."""
-    dealt: list[list[Item]] = [[] for _ in range(parts)]
-    held = [0] * parts
-    for sequence in sorted(pool, key=tokens, reverse=True):
-        index = min(range(parts), key=lambda i: (len(dealt[i]), held[i]))
-        dealt[index].append(sequence)
-        held[index] += tokens(sequence)
-    return dealt
-
-
 def _after(snapshot: Snapshot, tp: int) -> Snapshot:
     """The snapshot with the degree and the groups after a switch to `tp`; its other fields are not used."""
     return msgspec.structs.replace(snapshot, tp=tp, groups=snapshot.groups | {tp, math.lcm(snapshot.tp, tp)})
-
-
-def sent_bytes(running: Sequence[Sequence[Work]], tp: int, kv_bytes_per_token: int) -> float:
-    """Bytes of keys and values of the rank that sends most (PAT, eq. 1). Others wait for it in the exchange."""
-    return max(sum(map(_context, works)) for works in running) * kv_bytes_per_token / tp
-
-
-def _context(work: Work) -> int:
-    return work[0]
 
 
 def _seconds(candidate: Candidate) -> str:

@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 
 from tailrace.errors import ConfigError
 from tailrace.planning.remaining import Bound, LengthHistory, Ranked, RemainingEstimate, Survival, Unfinished
+from tailrace.planning.tp_decision import Candidate, Decision, Snapshot
+from tailrace.planning.tp_merge import merge, sent_bytes
 from tailrace.planning.tp_profile import SwitchCost, TPProfile
-from tailrace.planning.tp_switch import Candidate, Decision, Snapshot, SwitchController, merge, sent_bytes
+from tailrace.planning.tp_switch import SwitchController
 from tests.planning.tp_profiles import StepFormula, flat, made_profile
 
 STEP = flat({1: 0.010, 2: 0.006})

@@ -28,8 +28,9 @@ from tailrace.engine.scheduling.sequence import Sequence as Response
 from tailrace.errors import ConfigError, TailraceWarning
 from tailrace.models.architecture import Architecture
 from tailrace.planning.remaining import LengthHistory, Unfinished, make_estimate
+from tailrace.planning.tp_decision import Decision, Snapshot
 from tailrace.planning.tp_profile import TPProfile
-from tailrace.planning.tp_switch import Decision, Snapshot, SwitchController
+from tailrace.planning.tp_switch import SwitchController
 from tailrace.types import FinishReason, Sample
 
 

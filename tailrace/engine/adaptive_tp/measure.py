@@ -26,7 +26,7 @@ from tailrace.engine.scheduling.step import Chunk, StepInput
 from tailrace.engine.scheduling.stopping import StopRule
 from tailrace.errors import EngineError
 from tailrace.models.architecture import Architecture
-from tailrace.planning.tp_switch import sent_bytes
+from tailrace.planning.tp_merge import sent_bytes
 from tailrace.types import Request
 
 DROPPED = 2

@@ -1,6 +1,6 @@
 """Moves unfinished sequences from the replicas of one arrangement of ranks to those of another.
 
-`planning.tp_switch.merge` chooses the new replica that goes on with a running sequence. The sequence's cache moves
+`planning.tp_merge.merge` chooses the new replica that goes on with a running sequence. The sequence's cache moves
 along: each block once for each new replica that needs it, under a new number. A sequence that finds no room in its new
 replica waits and is computed again, as all do when nothing moves.
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tailrace.engine.scheduling.migration import Migration
 from tailrace.engine.scheduling.scheduler import Scheduler
 from tailrace.engine.scheduling.sequence import Sequence
-from tailrace.planning.tp_switch import merge
+from tailrace.planning.tp_merge import merge
 from tailrace.types import Request
 
 _order = attrgetter("order")

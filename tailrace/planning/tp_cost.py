@@ -1,0 +1,67 @@
+"""What a switch of the TP degree costs (PAT, eq. 1 to 4)."""
+
+import math
+from collections.abc import Sequence
+
+from tailrace.planning.drain import Work
+from tailrace.planning.latency import CorrectedPredictor, rms
+from tailrace.planning.tp_decision import Snapshot, SwitchTerms
+from tailrace.planning.tp_merge import context, sent_bytes
+from tailrace.planning.tp_profile import TPProfile
+
+MOST_SURPRISE = math.log(16.0)
+"""Bound of the ratio of a switch's time to the profiled time, and of its inverse, as a logarithm."""
+SURPRISE_RATE = 0.5
+"""Part of a switch's error by which the correction of all switches moves: there are few to learn from."""
+
+
+class SwitchCosts:
+    """Predicts the costs of switches from a profile, and corrects them by measured switches."""
+
+    def __init__(self, profile: TPProfile, predictor: CorrectedPredictor) -> None:
+        """`predictor`: predicts the prefill of sequences that are computed again."""
+        self._profile = profile
+        self._predictor = predictor
+        self._profiled = {(cost.source_tp, cost.target_tp): cost for cost in profile.switches}
+        self._surprise = 0.0
+        """Logarithm of the ratio of measured to profiled times of switches."""
+
+    def observe(self, predicted_s: float, seconds: float) -> None:
+        """Learn from the time of a switch, without groups and capture.
+
+        A switch takes longer when memory was put to other use since the last one.
+        """
+        if predicted_s > 0 and seconds > 0:
+            surprise = self._surprise + SURPRISE_RATE * math.log(seconds / predicted_s)
+            self._surprise = min(MOST_SURPRISE, max(-MOST_SURPRISE, surprise))
+
+    def cost(
+        self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], merged: Sequence[Sequence[Work]]
+    ) -> SwitchTerms:
+        """The terms of a switch to `tp` from the snapshot's degree, with the snapshot's groups."""
+        cost, longer = self._profiled[snapshot.tp, tp], math.exp(self._surprise)
+        move_s = longer * sent_bytes(running, snapshot.tp, snapshot.kv_bytes_per_token) / cost.kv_bytes_per_s
+        recompute_s = max(self._prefill_s(tp, works) for works in merged)
+        return SwitchTerms(
+            groups_s=self._groups_s(snapshot, tp),
+            reshard_s=longer * cost.reshard_s,
+            rest_s=longer * cost.rest_s,
+            capture_s=self._profile.capture_s.get(tp, 0.0),
+            move_s=move_s,
+            recompute_s=recompute_s,
+            state="none" if not any(merged) else "move" if move_s <= recompute_s else "recompute",
+        )
+
+    def return_s(self, snapshot: Snapshot, home_tp: int) -> float:
+        """Seconds to return from the snapshot's degree, when no sequence is left."""
+        return 0.0 if snapshot.tp == home_tp else self.cost(snapshot, home_tp, [[]], [[]]).sum_s()
+
+    def _groups_s(self, snapshot: Snapshot, tp: int) -> float:
+        """Seconds to make the groups of the new degree and of the exchange of state; a single rank needs none."""
+        needed = {tp, math.lcm(snapshot.tp, tp)} - snapshot.groups - {1}
+        longest = max(self._profile.group_s.values(), default=0.0)
+        return sum(self._profile.group_s.get(degree, longest) for degree in needed)
+
+    def _prefill_s(self, tp: int, works: Sequence[Work]) -> float:
+        """Seconds of equation 4 on one replica; replicas prefill at the same time."""
+        return self._predictor.prefill_s(tp, len(works), rms(map(context, works))) if works else 0.0
