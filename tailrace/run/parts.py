@@ -157,7 +157,7 @@ async def make_model_learner(task: TableTask, work: Train, context: TaskContext)
             trainer = make(context.config, context.model_dir)
         except TailraceError:
             raise
-        except Exception as error:  # of an algorithm that may be anybody's
+        except Exception as error:  # the code of an algorithm may raise anything
             raise AlgorithmError(f"the trainer of task {task.name!r} cannot be made: {describe(error)}") from error
         if not isinstance(trainer, Trainer):
             raise AlgorithmError(

@@ -168,7 +168,7 @@ class _Run:
                 return 0  # only its closing was interrupted
             if not (self._begun and self._store.latest()):
                 raise
-            print(f"Interrupted. {self._how_to_go_on}")  # perhaps only to export
+            print(f"Interrupted. {self._how_to_go_on}")  # perhaps only the export is left
             return INTERRUPTED
         except TailraceError:
             if self._begun and not self._finished:

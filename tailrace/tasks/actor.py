@@ -252,7 +252,7 @@ def checked(loss: Loss) -> Loss:
     def checked_loss(inputs: LossInputs) -> LossOutput:
         try:
             output = loss(inputs)
-        except Exception as error:  # of an algorithm that may be anybody's
+        except Exception as error:  # the code of an algorithm may raise anything
             raise AlgorithmError(f"the loss of the algorithm has failed: {describe(error)}") from error
         if "tokens" not in output.metrics:
             raise AlgorithmError(

@@ -39,7 +39,7 @@ class ComputeTask(Task):
     def _of_group(self, rows: list[Row]) -> Outputs:
         try:
             cells = list(self._function([row.cells for row in rows]))
-        except Exception as error:  # of an algorithm that may be anybody's
+        except Exception as error:  # the code of an algorithm may raise anything
             raise AlgorithmError(f"task {self._name!r} of the algorithm has failed: {describe(error)}") from error
         if len(cells) != len(rows):
             raise AlgorithmError(

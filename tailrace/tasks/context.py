@@ -87,6 +87,6 @@ class TaskContext:
         return score
 
     def _load_frozen(self) -> "Scorer":
-        from tailrace.trainer.factory import make_run_scorer  # seconds: only where something is scored
+        from tailrace.trainer.factory import make_run_scorer  # slow: only where something is scored
 
         return make_run_scorer(self.config, self.model_dir)

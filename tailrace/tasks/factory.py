@@ -31,7 +31,7 @@ async def _make(task: TableTask, context: TaskContext) -> Service:
         case Grade():
             return RewardTask(context, task.name, await context.grader_pool())
         case Score():
-            from tailrace.tasks.scoring import ScoringTask  # seconds: only where something is scored
+            from tailrace.tasks.scoring import ScoringTask  # slow: only where something is scored
 
             version = 0 if task.work.of is None else None
             score = await context.scorer(task.work.of)

@@ -114,7 +114,7 @@ class EngineUpdater:
                 await self._source.announcement(self.version + 1, timeout_s=self._timeout_s)
                 with self._activity.waiting("weights"):  # counted even if no prompt waits for them
                     arrived = await self._source.wait(self.version + 1, timeout_s=self._timeout_s)
-                await self._take(arrived)  # a drain counts as no wait of the engine
+                await self._take(arrived)  # not counted: weights may wait for responses here
             except WeightsTimeout:
                 continue  # an update takes as long as it takes; waits for its weights have a limit
             except SenderLost:  # the driver finds out whether it is dead

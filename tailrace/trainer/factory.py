@@ -30,7 +30,7 @@ def make_trainer(args: TrainerArgs) -> Trainer:
     """
     match args.config.backend:
         case SingleTrainerBackend():
-            from tailrace.trainer.backends.single import SingleTrainer  # seconds: not where another process trains
+            from tailrace.trainer.backends.single import SingleTrainer  # slow: not where another process trains
 
             return SingleTrainer(args)
         case AdapterTrainerBackend() as backend:
@@ -48,6 +48,6 @@ def make_run_scorer(config: RunConfig, model_dir: Path) -> "Scorer":
     Raises:
         ModelError: see `Scorer`.
     """
-    from tailrace.trainer.scorer import Scorer  # seconds: only where something is scored
+    from tailrace.trainer.scorer import Scorer  # slow: only where something is scored
 
     return Scorer(TrainerArgs.of(config, model_dir))
