@@ -119,7 +119,7 @@ class Listener:
             name = self.socket.recv(_NOW, copy=False)
         except zmq.Again:
             return None
-        head, tail = _rest(self.socket, [name.bytes], copied=2)
+        head, tail = _rest(self.socket, name, copied=2)
         return int(name.get(zmq.SRCFD)), head, tail
 
     def know(self, connection: int) -> None:
@@ -147,19 +147,22 @@ def receive(socket: zmq.SyncSocket, copied: int) -> tuple[list[bytes], list[memo
     if not readable(socket):  # faster than the exception of a recv
         return None
     try:
-        head = [socket.recv(_NOW)]
+        first = socket.recv(_NOW, copy=False)
     except zmq.Again:
         return None
-    return _rest(socket, head, copied=copied)
+    return _rest(socket, first, copied=copied)
 
 
-def _rest(socket: zmq.SyncSocket, head: list[bytes], *, copied: int) -> tuple[list[bytes], list[memoryview]]:
+def _rest(socket: zmq.SyncSocket, frame: zmq.Frame, *, copied: int) -> tuple[list[bytes], list[memoryview]]:
+    """Return all frames of the message that begins with `frame`."""
+    head: list[bytes] = [frame.bytes]
     tail: list[memoryview] = []
-    while socket.getsockopt(zmq.RCVMORE):  # a message is there as a whole
+    while frame.more:  # known without a call to ZeroMQ, and a message is there as a whole
+        frame = socket.recv(copy=False)
         if len(head) < copied:
-            head.append(socket.recv())
+            head.append(frame.bytes)
         else:
-            tail.append(socket.recv(copy=False).buffer)
+            tail.append(frame.buffer)
     if head[-1].startswith(CUT) and len(head) == copied:
         try:
             head[-1], tail = joined(head[-1], tail)
