@@ -27,6 +27,7 @@ TailraceError
 │   └── WorkerDied              a worker's process ended, or was killed because it hung
 ├── RewardError (RuntimeError)  a grader failed, timed out or died
 │   └── NothingGraded           all gradings of a step, or of the first evaluation, failed
+├── AlgorithmError (RuntimeError) the code of an algorithm failed, or returned what it may not
 └── TrainingError (RuntimeError)
     └── NonFiniteError          a loss or gradient that stayed non-finite
 

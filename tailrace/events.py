@@ -1,4 +1,4 @@
-"""The event record. The runtime and the simulator both emit it; the display, the report and the timeline read it.
+"""The event record. The runtime emits it; the display, the report and the timeline read it.
 
 A span of work is one line of `events.jsonl`. Times are seconds since the run's start, so that a resumed run
 goes on where the interrupted one stopped. They are the same in every process, as far as the clocks of machines agree.

@@ -1,8 +1,23 @@
 """Words that messages share, and the handling of failures."""
 
+import re
+
 import pytest
 
+from tailrace import errors
 from tailrace.errors import did_you_mean, nearest, on_failure, one_line, printable
+
+
+def test_the_drawn_tree_is_that_of_the_classes() -> None:
+    assert errors.__doc__ is not None
+    drawn = re.findall(r"^[│ ]*[├└]── (\w+)|^(TailraceError)$", errors.__doc__, re.MULTILINE)
+    assert {name or root for name, root in drawn} == {kind.__name__ for kind in descendants(errors.TailraceError)}
+
+
+def descendants(kind: type[Exception]) -> set[type[Exception]]:
+    """`kind` and all classes below it, of this module."""
+    below = {kind for sub in kind.__subclasses__() for kind in descendants(sub)}
+    return {found for found in {kind, *below} if found.__module__ == errors.__name__}
 
 
 def test_an_error_of_several_lines_becomes_one() -> None:

@@ -102,7 +102,7 @@ def test_only_the_conformance_tests_need_pytest_and_nothing_needs_them() -> None
         "tailrace.types",
         "tailrace.events",
         "tailrace.api",
-        "tailrace.run.workers.tasks",
+        "tailrace.run.workers.base",
     ],
 )
 def test_what_computes_nothing_loads_without_torch(module: str) -> None:

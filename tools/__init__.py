@@ -1,1 +1,1 @@
-"""Programs for developers: they set up an environment, and check that it can be set up from nothing."""
+"""Programs for developers: they set up an environment, check that, and hold the rules of the layout."""

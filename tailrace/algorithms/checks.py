@@ -1,7 +1,7 @@
 """Checks that a run can work through an algorithm's table, which may be anybody's."""
 
 from tailrace.algorithms.base import Algorithm
-from tailrace.algorithms.table import Generate, Score
+from tailrace.algorithms.table import TRAINED_ON, Generate, Score
 from tailrace.config.columns import COLUMNS, PROMPT_COLUMNS
 from tailrace.errors import UserError
 
@@ -13,7 +13,8 @@ def check_algorithm(algorithm: Algorithm, *, group_size: int, what: str) -> None
 
     Raises:
         UserError: the group size is another; the number of tasks that generate, or that train the policy, is not one;
-            a task is in a pool where it cannot be; a column has two meanings, or no task writes it.
+            the policy's task does not read what every step needs; a task is in a pool where it cannot be; a column has
+            two meanings, or no task writes it.
     """
     if algorithm.group_size != group_size:
         raise UserError(
@@ -33,6 +34,11 @@ def _check_policy(algorithm: Algorithm, what: str) -> None:
             raise UserError(f"{what} with {len(tasks)} tasks that {does}; one task must do that")
         if tasks[0].pool != pool:
             raise UserError(f"{what} with task {tasks[0].name!r} in the pool {tasks[0].pool!r}; put it into {pool!r}")
+    if missing := [column for column in TRAINED_ON if column not in train[0].reads]:
+        raise UserError(
+            f"{what} whose task {train[0].name!r} trains the policy and does not read {', '.join(missing)}; add them, "
+            "or make it with tailrace.algorithms.table.actor"
+        )
 
 
 def _check_models(algorithm: Algorithm, what: str) -> None:

@@ -152,8 +152,8 @@ REFERENCE = TableTask(
     work=Score(),
     pool="reference",
 )
-_TRAINED_ON = ("prompt_ids", "prompt", "answer", *ROLLOUT.writes, *REWARD.writes, "advantages")
-"""Columns that every training task reads: for the loss, the metrics, and people who look at samples."""
+TRAINED_ON = ("prompt_ids", "prompt", "answer", *ROLLOUT.writes, *REWARD.writes, "advantages")
+"""Columns that the task of the policy reads: for the loss, the metrics, and people who look at samples."""
 
 
 def compute(name: str, function: Callable[[Sequence[Cells]], Sequence[Cells]], **fields: Any) -> TableTask:
@@ -164,5 +164,5 @@ def compute(name: str, function: Callable[[Sequence[Cells]], Sequence[Cells]], *
 def actor(loss: Callable[[LossInputs], LossOutput], *columns: str) -> TableTask:
     """The task that trains the policy. `columns`: further columns for the loss, each with a number per token."""
     return TableTask(
-        name="actor", reads=(*_TRAINED_ON, *columns), work=Train(loss), claims=training_batches, pool="trainer"
+        name="actor", reads=(*TRAINED_ON, *columns), work=Train(loss), claims=training_batches, pool="trainer"
     )

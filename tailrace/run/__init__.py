@@ -6,6 +6,8 @@ pipeline     the main loop                                   learner     rows be
 parts        made alike in both placements                   queue       the run's table and its queue
 colocated    all tasks in this process                       separated   tasks in worker processes (workers/)
 checkpoint   the contents of a checkpoint                    evaluation  answers to prompts that are not trained on
-own_loop     engines for a loop of the caller's own          observer    the queue's counts, once a second
+resume       where a run goes on, also after a death         observer    the queue's counts, once a second
+own_loop     engines for a loop of the caller's own, with    loop_runtime, its processes, and loop_diary, its events
+signal_check, learning_watch                                 warnings about what a run learns
 recording    samples for people                              step_metrics  the figures of a step
 """

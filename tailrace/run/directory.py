@@ -146,6 +146,8 @@ class RunDirectory:
                 raise BlockingIOError  # the other process's start was refused just now, and the file removed
         except BlockingIOError:
             raise UserError(f"another process is training in {self.path}; wait for it or stop it") from None
+        except OSError as error:  # a file system without locks, or the other process has removed the file just now
+            raise _refused(self.path, error) from None
 
     def _write_config(self, config: RunConfig) -> None:
         """Write the configuration readable by its owner alone: the recipe may hold secrets."""

@@ -143,7 +143,7 @@ class Evaluator:
         errors = [answer.grade.error for answer in answers]
         if not self._has_graded:
             NothingGraded.check(errors, "the first evaluation")
-        self._has_graded = self._has_graded or bool(errors)
+        self._has_graded = True
         return span.metrics
 
     async def _answers(self, each: Callable[[Answer], None] | None) -> list[Answer]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 
 from tailrace.errors import CheckpointError, NothingGraded, TrainingError, one_line
 from tailrace.events import Event, EventLog
@@ -88,7 +89,7 @@ class ModelLearner(ABC):
 
     @abstractmethod
     async def train(self, step: int) -> None:
-        """Train on the rows of `step`, unless a checkpoint has that step already. Cancelling: see `Learner.train`."""
+        """Train on the rows of every step up to `step` that the model has not seen. Cancelling: see `Learner.train`."""
 
     @abstractmethod
     async def save(self, directory: Path) -> None:
@@ -121,10 +122,10 @@ class LocalModelLearner(ModelLearner):
     async def train(self, step: int) -> None:
         """See `ModelLearner`."""
         async with self._turn:
-            if step < self._trained_steps:
-                return
-            async with self._actor.batch(step) as batch:
-                await uninterrupted(self._update(batch))
+            # a model that an interrupt left one step behind the policy catches up; one that is ahead waits
+            for due in range(self._trained_steps, step + 1):
+                async with self._actor.batch(due) as batch:
+                    await uninterrupted(self._update(batch))
 
     async def save(self, directory: Path) -> None:
         """See `ModelLearner`."""
@@ -136,7 +137,7 @@ class LocalModelLearner(ModelLearner):
                 directory.mkdir(parents=True)
                 await loop.run_in_executor(self._executor, lambda: self._trainer.save(directory))
                 (directory / MODEL_FILE).write_bytes(msgspec.json.encode(state))
-            except OSError as error:
+            except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{directory} cannot be written: {error}") from error
 
     async def restore(self, directory: Path) -> None:

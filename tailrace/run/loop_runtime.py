@@ -60,11 +60,11 @@ class LoopRuntime:
     """Runs queue, workers and prompts beside the caller, in a thread with its own event loop."""
 
     def __init__(
-        self, config: RunConfig, inputs: Inputs, kinds: Mapping[str, PoolConfig], *, longest_prompt: int
+        self, config: RunConfig, inputs: Inputs, pools: Mapping[str, PoolConfig], *, longest_prompt: int
     ) -> None:
         self._config = config
         self._inputs = inputs
-        self._kinds = kinds
+        self._pools = pools
         self._longest_prompt = longest_prompt
         self._ready: Future[QueueAddress] = Future()
         self._stop = Interrupt()
@@ -131,6 +131,8 @@ class LoopRuntime:
             raise ClusterError(f"the engines have not ended within {_CLOSE_LIMIT_S:g} s")
 
     def _emit(self, event: Event) -> None:
+        if self._failure is not None:
+            return
         try:
             self._log.emit(event)
         except UserError as error:  # it cannot be written: the next call raises it
@@ -167,9 +169,9 @@ class LoopRuntime:
         config, directory = self._config, RunDirectory(Path(self._config.output_dir))
         stack.enter_context(directory.locked())
         directory.check_new()  # again: another process may have been faster
-        if "reward" in self._kinds:
+        if "reward" in self._pools:
             await check_answers(config.rewards, self._inputs.prompts.by_source)
-        cluster = await stack.enter_async_context(make_cluster(config.cluster, self._kinds))
+        cluster = await stack.enter_async_context(make_cluster(config.cluster, self._pools))
         queue = await open_queue(config.queue, run_table(config), directory.queue, stack)
         with directory.begun(config, resumed=False):
             file = stack.enter_context(closing(EventFile(directory.events)))
@@ -181,7 +183,7 @@ class LoopRuntime:
             workers = Workers(
                 config,
                 self._inputs,
-                self._kinds,
+                self._pools,
                 cluster,
                 queue,
                 directory.checkpoints,

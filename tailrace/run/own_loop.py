@@ -14,7 +14,7 @@ a run (run/separated.py).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -75,15 +75,15 @@ class Engines:
         self, config: RunConfig, *, workers: Collection[str] | None = None, prompts: bytes | None = None
     ) -> None:
         """`Trainer.init_engines` makes it and explains the arguments. `prompts`: see `train`."""
-        kinds = _kinds(config, workers)
+        pools = _pools(config, workers)
         directory = RunDirectory(Path(config.output_dir))
         directory.check_new()
         with directory.holding(prompts):
-            self._start(config, kinds)
+            self._start(config, pools)
 
-    def _start(self, config: RunConfig, kinds: dict[str, PoolConfig]) -> None:
+    def _start(self, config: RunConfig, pools: dict[str, PoolConfig]) -> None:
         self._config = config
-        self._inputs = check_recipe(config, kinds)
+        self._inputs = check_recipe(config, pools)
         tell_dropped(self._inputs.prompts.dropped)
         self._groups = 0
         """Number of prompts that were put."""
@@ -95,7 +95,7 @@ class Engines:
         self._unfinished: WeightVersion | None = None
         """The version that was sent and that the queue does not know yet."""
         self._longest_prompt = max(self._inputs.longest_prompt, config.prompts.max_prompt_tokens or 0)
-        self._runtime = LoopRuntime(config, self._inputs, kinds, longest_prompt=self._longest_prompt)
+        self._runtime = LoopRuntime(config, self._inputs, pools, longest_prompt=self._longest_prompt)
         address = self._runtime.start()
         try:
             self._queue = SyncQueue(address, name="caller", **client_options(config.queue))
@@ -284,10 +284,11 @@ class Engines:
             TailraceError: the workers have failed, and no call has raised that yet.
             UserError: the report cannot be written.
         """
-        if not self._closed:
-            self._diary.close()
-        self._queue.__exit__(None, None, None)
-        self._runtime.close()
+        with ExitStack() as stack:  # each of them, whatever the one before it raises
+            stack.callback(self._runtime.close)
+            stack.callback(self._queue.__exit__, None, None, None)
+            if not self._closed:
+                self._diary.close()
         try:
             self._runtime.raise_untold()
         finally:
@@ -307,7 +308,7 @@ class Engines:
             raise
 
 
-def _kinds(config: RunConfig, workers: Collection[str] | None) -> dict[str, PoolConfig]:
+def _pools(config: RunConfig, workers: Collection[str] | None) -> dict[str, PoolConfig]:
     """The pools to start, by kind."""
     if config.pipeline.placement != "separated":
         raise ConfigError(

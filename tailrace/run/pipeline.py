@@ -48,7 +48,7 @@ class Pipeline:
         learner: Learner,
         evaluator: Evaluator | None,
         models: Mapping[str, ModelLearner] | None = None,
-        staging: Path = Path(),
+        staging: Path,
     ) -> None:
         """`models`: models other than the policy, by the task that trains them.
 

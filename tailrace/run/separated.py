@@ -241,7 +241,7 @@ class Workers:
         """
         try:
             async with asyncio.TaskGroup() as starting:
-                for kind in self._configs.keys() - {"rollout"}:
+                for kind in [kind for kind in self._configs if kind != "rollout"]:
                     self._pools[kind] = self._pool(kind, self._settings)
                     starting.create_task(self._pools[kind].start())
         except BaseExceptionGroup as errors:

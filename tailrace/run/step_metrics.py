@@ -120,11 +120,12 @@ def _staleness_metrics(rows: Sequence[Row], step: int) -> dict[str, float]:
 def _update_metrics(updates: Sequence[UpdateResult]) -> Mapping[str, float]:
     """Means over the optimizer steps that were applied."""
     applied = [
-        {"loss": update.loss, "grad_norm": update.grad_norm, "lr": update.lr, **update.metrics}
+        {**update.metrics, "loss": update.loss, "grad_norm": update.grad_norm, "lr": update.lr}
         for update in updates
         if update.applied
     ]
-    means = {name: statistics.fmean(update[name] for update in applied) for name in (applied[0] if applied else ())}
+    names = dict.fromkeys(name for update in applied for name in update)  # a loss may have some only now and then
+    means = {name: statistics.fmean(update[name] for update in applied if name in update) for name in names}
     return {**_of_on_policy_tokens(means), "skipped_updates": float(len(updates) - len(applied))}
 
 

@@ -234,7 +234,10 @@ class Actor:
 
 
 async def uninterrupted(work: Awaitable[T]) -> T:
-    """Await `work` to its end even when cancelled meanwhile, once or repeatedly; then raise the cancellation."""
+    """Await `work` to its end even when cancelled meanwhile, once or repeatedly.
+
+    Then raise the error of `work`, or else the cancellation.
+    """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -254,6 +257,11 @@ def checked(loss: Loss) -> Loss:
             output = loss(inputs)
         except Exception as error:  # the code of an algorithm may raise anything
             raise AlgorithmError(f"the loss of the algorithm has failed: {describe(error)}") from error
+        if not isinstance(output, LossOutput):
+            raise AlgorithmError(
+                f"the loss of the algorithm returned a {type(output).__name__}; it must return a "
+                "tailrace.algorithms.loss_inputs.LossOutput"
+            )
         if "tokens" not in output.metrics:
             raise AlgorithmError(
                 "the loss of the algorithm returned no metric 'tokens', the sum of its mask, which its other metrics "

@@ -114,7 +114,7 @@ class PromptLine:
         self._more.set()
 
     async def run(self) -> None:
-        """Put each prompt as soon as it is admitted, until the queue is closed."""
+        """Put each prompt as soon as it is admitted. A put that finds the queue closed ends it."""
         position = 0
         with suppress(QueueClosed):
             while True:

@@ -96,13 +96,18 @@ class RolloutTask:
             self._engine.submit([self._request(number, row) for number, row in rows.items()])
         ) as samples:
             async for sample in samples:
-                _check_sample(sample, rows[sample.request_id])
+                row = _row_of(sample, rows)
                 span.tokens += len(sample.response_ids)
                 taken.free(1)
-                if not await ack_if_held(self._queue, claim, {rows[sample.request_id].id: self._outputs(sample)}):
+                if not await ack_if_held(self._queue, claim, {row.id: self._outputs(sample)}):
                     span.info = VOID
                     return
-                self._log.emit(self._sample_event(sample, start, self._step(rows[sample.request_id])))
+                self._log.emit(self._sample_event(sample, start, self._step(row)))
+        if rows:
+            raise EngineError(
+                f"the engine ended its stream without samples of {len(rows)} of {len(claim.rows)} requests; "
+                "`submit` gives one of each, or raises an error"
+            )
 
     def _request(self, number: int, row: Row) -> Request:
         prompt_ids, seed = row.cells["prompt_ids"], row.cells["seed"]
@@ -137,6 +142,17 @@ class RolloutTask:
                 "last_version": int(sample.weight_versions[-1]),
             },
         )
+
+
+def _row_of(sample: Sample, rows: dict[int, Row]) -> Row:
+    """Take the row of a sample out of `rows`, which are by request id, and check the sample."""
+    row = rows.pop(sample.request_id, None)
+    if row is None:
+        raise EngineError(
+            f"the engine gave a sample of request {sample.request_id} that it was not asked for, or twice"
+        )
+    _check_sample(sample, row)
+    return row
 
 
 def _check_sample(sample: Sample, row: Row) -> None:

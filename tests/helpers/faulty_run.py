@@ -25,7 +25,6 @@ from tailrace.events import Event, EventLog
 from tailrace.run.step_metrics import step_metrics
 from tailrace.run.train import train
 from tailrace.run.workers.trainer import TrainerWorker
-from tailrace.run.workers.trainer import make as make_trainer
 from tailrace.tasks.actor import StepResult
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 
@@ -39,7 +38,7 @@ _EVENTS = 150
 
 def recording(settings: bytes, context: WorkerContext) -> TrainerWorker:
     """Make the trainer worker, which records the `order` of the rows it has trained on."""
-    worker = make_trainer(settings, context)
+    worker = TrainerWorker(settings, context)
     record_rows(Path(worker.config.output_dir) / "trained.jsonl")
     return worker
 

@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from tailrace.errors import CheckpointError, NonFiniteError
 from tailrace.events import Event, EventLog
 from tailrace.run.checkpoint import Checkpointer
-from tailrace.run.learner import LocalLearner
+from tailrace.run.learner import LocalLearner, LocalModelLearner
 from tests.tasks.test_actor import Bench, RecordingTrainer, rows
 
 
@@ -153,3 +154,30 @@ async def test_a_step_that_was_refused_before_its_first_optimizer_step_leaves_we
         await learner.train(0)
     await learner.save(1)
     assert witness.saved == [(0, 0)]
+
+
+async def test_a_model_that_is_a_step_behind_the_policy_catches_up(
+    log: EventLog, events: list[Event], executor: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    """An interrupt lets the policy finish its update, and cancels a critic that is still accumulating."""
+    bench = Bench(log, executor, tokens=None, mini=8)
+    critic = LocalModelLearner(bench.actor, bench.trainer, executor)
+    await bench.queue.put([row for group in range(4) for row in rows(group)])
+    await critic.train(1)
+    assert [event.step for event in events if event.task == "optimizer"] == [0, 1]
+    assert (await bench.queue.stats()).tasks["actor"].consumed == 16
+    await critic.train(0)
+    assert len(bench.trainer.applied) == 2
+
+
+async def test_a_disk_that_is_full_is_said_of_a_model_too(
+    log: EventLog, executor: ThreadPoolExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(log, executor, tokens=None, mini=8)
+
+    def full(directory: Path) -> None:
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr(bench.trainer, "save", full)
+    with pytest.raises(CheckpointError, match=r"critic cannot be written: No space left"):
+        await LocalModelLearner(bench.actor, bench.trainer, executor).save(tmp_path / "critic")

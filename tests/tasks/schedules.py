@@ -466,6 +466,7 @@ class Run:
             feeder=feeder,
             learner=self.learner,
             evaluator=None,
+            staging=Path("none"),
         )
 
     def _worker(self, index: int) -> RolloutTask:

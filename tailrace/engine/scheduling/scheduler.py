@@ -156,8 +156,8 @@ class Scheduler:
         self._plan = None
 
     def take_waiting(self, count: int) -> list[Sequence]:
-        """Hand over up to `count` waiting sequences, see `WaitingQueue.take_last`."""
-        return self._waiting.take_last(count, here={sequence.request.group_id for sequence in self._running})
+        """Hand over up to `count` waiting sequences, see `WaitingQueue.take_groups`."""
+        return self._waiting.take_groups(count, here={sequence.request.group_id for sequence in self._running})
 
     def give(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences, such as another scheduler's, behind those of the same priority."""
@@ -183,7 +183,10 @@ class Scheduler:
         insort(self._running, sequence, key=_order)
 
     def _start_waiting(self, plan: StepPlan, budget: int) -> None:
-        """Start waiting sequences in order, until one has no room. Pass over those whose prompt is being computed."""
+        """Start waiting sequences in order, until one has no room. Pass over those whose prompt is being computed.
+
+        A sequence that is passed over keeps its place in the batch from later ones.
+        """
         places = min(self._max_batch_size - len(self._running), len(self._waiting))
         if places <= 0 or budget == 0 or self.blocks.free <= len(self._running):
             return

@@ -34,11 +34,11 @@ class WaitingQueue:
             self._heap = [entry for entry in self._heap if entry[1] not in gone]
             heapify(self._heap)
 
-    def take_last(self, count: int, *, here: Collection[int]) -> list[Sequence]:
-        """Remove up to `count` sequences from the end of the order. They are returned in order.
+    def take_groups(self, count: int, *, here: Collection[int]) -> list[Sequence]:
+        """Remove up to `count` sequences, whole groups where possible. They are returned in order.
 
-        Whole groups are preferred, and among them those outside `here`. Sequences with a response come last, since the
-        cache may have some of it left.
+        Groups outside `here` go first, and the later in the order the sooner. Sequences with a response go last, since
+        the cache may have some of it left. Fewer come back where the next group would be split.
 
         here: The groups that have a running sequence on this replica.
         """

@@ -11,14 +11,14 @@ import os
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from tailrace.activity import Activity, TimedExecutor
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.cluster.base import Worker, WorkerContext
-from tailrace.errors import first_error
+from tailrace.errors import QueueClosed, QueueTimeout, first_error
 from tailrace.events import EventLog
 from tailrace.run.queue import client_options
 from tailrace.run.workers.pools import actor_of, uses_device
@@ -30,8 +30,8 @@ from tailrace.transfer.queue.client.remote import RemoteQueue
 
 _ACTIVITY_S = 1.0
 """Seconds between events of the worker's activity."""
-_LOOK_S = 0.5
-"""Seconds between checks whether the queue was closed; no one waits for a worker's end before that."""
+_LOST_S = 0.5
+"""Seconds for lost groups to be put again."""
 _WATCH_S = 1.0
 """Seconds between checks how long it has been computing."""
 
@@ -131,5 +131,8 @@ class UntilClosed:
 
     async def run(self) -> None:
         """See `Service`."""
-        while not (await self._queue.stats()).closed:
-            await asyncio.sleep(_LOOK_S)
+        with suppress(QueueClosed):
+            while True:
+                with suppress(QueueTimeout):
+                    await self._queue.lost_groups()  # ends with the queue
+                    await asyncio.sleep(_LOST_S)  # the groups stay lost until another service has put them again

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailrace.cluster.base import WorkerContext
 from tailrace.run.parts import make_model_learner
 from tailrace.run.workers.base import RunWorker, UntilClosed
 from tailrace.tasks.base import Service
@@ -35,8 +34,3 @@ class ModelWorker(RunWorker):
     async def restore(self, directory: str) -> None:
         """See `ModelLearner`."""
         await self._learner.restore(Path(directory))
-
-
-def make(settings: bytes, context: WorkerContext) -> ModelWorker:
-    """Make the worker; the pool's `WorkerSpec.factory` names this function."""
-    return ModelWorker(settings, context)

@@ -30,10 +30,11 @@ def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
 
 def factory_of(algorithm: Algorithm, kind: str) -> str:
     """The name of the function that makes the pool's workers, for `WorkerSpec.factory`."""
-    if kind in ("rollout", "trainer"):
-        return f"tailrace.run.workers.{kind}:make"
-    is_trained = kind in {task.pool for task, _ in algorithm.other_models()}
-    return f"tailrace.run.workers.{'model' if is_trained else 'tasks'}:make"
+    if kind in {task.pool for task, _ in algorithm.other_models()}:
+        name = "model:ModelWorker"
+    else:
+        name = {"rollout": "rollout:RolloutWorker", "trainer": "trainer:TrainerWorker"}.get(kind, "base:RunWorker")
+    return f"tailrace.run.workers.{name}"
 
 
 def actor_of(kind: str) -> str:

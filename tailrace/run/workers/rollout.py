@@ -7,7 +7,6 @@ trainer ──weights──▶ WeightReceiver ──▶ EngineUpdater ──▶ 
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from tailrace.cluster.base import WorkerContext
 from tailrace.config.run import RunConfig
 from tailrace.engine.checks import check_context, check_engine
 from tailrace.engine.factory import make_backend
@@ -73,8 +72,3 @@ class RolloutWorker(RunWorker):
         """Generate samples beside those of the queue, with weights of `version` or newer."""
         async with self._updater.generating(version), aclosing(self._engine.submit(requests)) as samples:
             return [sample async for sample in samples]
-
-
-def make(settings: bytes, context: WorkerContext) -> RolloutWorker:
-    """Make the worker; the pool's `WorkerSpec.factory` names this function."""
-    return RolloutWorker(settings, context)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tailrace.cluster.base import WorkerContext
 from tailrace.events import EventLog
 from tailrace.registers.events import EventKind
 from tailrace.run.checkpoint import RunState
@@ -85,8 +84,3 @@ class TrainerWorker(RunWorker):
     async def evidence(self) -> dict[str, Any]:
         """See `Learner`."""
         return await self._learner.evidence()
-
-
-def make(settings: bytes, context: WorkerContext) -> TrainerWorker:
-    """Make the worker; the pool's `WorkerSpec.factory` names this function."""
-    return TrainerWorker(settings, context)

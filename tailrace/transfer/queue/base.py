@@ -135,8 +135,8 @@ class TransferQueue(ABC):
             ColumnError: a column is unknown, or a value has a wrong dtype or shape.
             QueueError: a group is incomplete, or the rows can never fit the capacity.
             GroupExists: a group was put before, whether its rows are still there or have left.
-            StaleRowError: across processes, until the timeout, the rows were withdrawn before they were written whole:
-                the units that were to have them are lost.
+            StaleRowError: the storage units that were to have the rows died each time, until the timeout. The rows are
+                not in the queue.
             QueueTimeout, QueueClosed
         """
 

@@ -11,12 +11,13 @@ reading or writing stays taken for that hour.
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
 from tailrace.config.columns import ColumnKind
-from tailrace.errors import LeaseError, PeerLost
+from tailrace.errors import LeaseError, PeerLost, TailraceError
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId
 from tailrace.transfer.queue.client import checks, control, snapshots
 from tailrace.transfer.queue.client.ack import ack_rows, nack_rows, renew_lease
@@ -134,12 +135,20 @@ class SyncQueue(QueueClient[SyncClient]):
 
     @contextmanager
     def held(self, claim: Claim) -> Iterator[Claim]:
-        """Renew the lease of `claim` in a thread while the block runs. Rows that were not acked go back at its end."""
-        ended = threading.Event()
-        thread = threading.Thread(target=self._renew, args=(claim, ended), daemon=True, name=f"lease {claim.lease_id}")
+        """Renew the lease of `claim` in a thread while the block runs. Rows that were not acked go back at its end.
+
+        Raises:
+            TailraceError: the lease could not be renewed, and the block has not raised an error.
+        """
+        ended, renewing = threading.Event(), Future[None]()
+        thread = threading.Thread(
+            target=self._renew, args=(claim, ended, renewing), daemon=True, name=f"lease {claim.lease_id}"
+        )
         thread.start()
         try:
             yield claim
+            if renewing.done():
+                renewing.result()
         finally:
             ended.set()
             if self._owner.is_here:  # else this process was forked inside the block; the claim is its parent's
@@ -147,7 +156,13 @@ class SyncQueue(QueueClient[SyncClient]):
                     self.nack(claim)
                 thread.join(2 * self._limit_s)  # the thread may be waiting for an answer
 
-    def _renew(self, claim: Claim, ended: threading.Event) -> None:
+    def _renew(self, claim: Claim, ended: threading.Event, renewing: "Future[None]") -> None:
+        try:
+            self._renew_until(claim, ended)
+        except TailraceError as error:  # raised in the thread of the block, at its end
+            renewing.set_exception(error)
+
+    def _renew_until(self, claim: Claim, ended: threading.Event) -> None:
         with self._connect() as client:
             session = Session(self._address.endpoint, shared_memory=False)
             while not ended.wait(claim.lease_s / 3):

@@ -259,6 +259,7 @@ class Journal:
             file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
                 written = _write(file, 0, [base, *changes])
+                os.fsync(file)  # else a power loss could leave an empty file under the name, as of a new queue
                 os.replace(new, self._path)
             except OSError:
                 os.close(file)
