@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +364,15 @@ class Unwritten(Unknown):
         return {"token_weights": ColumnKind.FLOATS}
 
 
+class Blind(Plain):
+    """An algorithm whose policy is trained without the rewards."""
+
+    @property
+    def tasks(self) -> tuple[TableTask, ...]:
+        whole = actor(self.loss)
+        return self.replaced("actor", replace(whole, reads=tuple(name for name in whole.reads if name != "reward")))
+
+
 class Otherwise(Plain):
     """An algorithm that declares an existing column with another type."""
 
@@ -381,6 +391,7 @@ class Otherwise(Plain):
         (adapter("Idle"), r"with 0 tasks that train the policy; one task must do that"),
         (adapter("Unknown"), r"task 'actor' reads 'token_weights', which is no column of the queue"),
         (adapter("Unwritten"), r"task 'actor' reads 'token_weights', and no task writes it"),
+        (adapter("Blind"), r"task 'actor' trains the policy and does not read reward; add them"),
         (adapter("Otherwise"), r"column 'reward' holds str, and there is one that holds float; rename it"),
     ],
 )

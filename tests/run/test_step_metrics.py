@@ -152,6 +152,11 @@ def test_updates_are_averaged_without_the_skipped_ones() -> None:
     assert metrics["skipped_updates"] == 1.0
 
 
+def test_a_metric_that_a_loss_has_only_now_and_then_is_averaged_over_the_updates_that_have_it() -> None:
+    updates = (make_update(1.0), make_update(1.0, late=4.0), make_update(1.0, late=2.0))
+    assert metrics_of(make_row(1.0), updates=updates)["late"] == 3.0
+
+
 def test_a_step_whose_updates_were_all_skipped_has_no_loss() -> None:
     metrics = metrics_of(make_row(1.0), updates=(make_update(NAN, applied=False, entropy=1.0),) * 2)
     assert metrics["skipped_updates"] == 2.0

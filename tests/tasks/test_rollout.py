@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,40 @@ async def test_an_engine_whose_log_probabilities_cannot_be_trained_on_is_an_erro
     await queue.put(rows(range(1, 2)))
     with pytest.raises(ExceptionGroup) as failed:
         await make_worker(queue, FakeEngine(executor=executor, playwright=play), log).run()
+    error = first_error(failed.value)
+    assert isinstance(error, EngineError)
+    assert said in str(error)
+
+
+class Short(FakeEngine):
+    """An engine that leaves out a request."""
+
+    def submit(self, requests: Sequence[Request]) -> SampleStream:
+        return super().submit(requests[:-1])
+
+
+class Generous(FakeEngine):
+    """An engine that also gives a sample that it was not asked for."""
+
+    def submit(self, requests: Sequence[Request]) -> SampleStream:
+        return super().submit([*requests, replace(requests[0], request_id=99)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Short, "the engine ended its stream without samples of 1 of 4 requests"),
+        (Generous, "the engine gave a sample of request 99"),
+    ],
+)
+async def test_an_engine_gives_one_sample_of_each_request(
+    log: EventLog, executor: ThreadPoolExecutor, kind: type[FakeEngine], said: str
+) -> None:
+    queue = make_queue()
+    await queue.put(rows(range(1)))
+    engine = kind(executor=executor, playwright=RandomPlaywright(5))
+    with pytest.raises(ExceptionGroup) as failed:
+        await make_worker(queue, engine, log).run()
     error = first_error(failed.value)
     assert isinstance(error, EngineError)
     assert said in str(error)
