@@ -194,7 +194,7 @@ def test_an_interrupted_fit_saves_and_raises_and_resumes(
 
     config = small("run", trainer__steps=30, checkpoint={"every": 100}, evaluation={"every": 100})
     with monkeypatch.context() as patched:
-        patched.setattr("tailrace.run.train.EventLog", Interrupting)
+        patched.setattr("tailrace.run.log.EventLog", Interrupting)
         with pytest.raises(KeyboardInterrupt):
             run_as(Trainer(config).fit)
     trained = len(steps_of(Path(config.output_dir)))

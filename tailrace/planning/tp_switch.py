@@ -231,7 +231,7 @@ class SwitchController:
 
 
 def _after(snapshot: Snapshot, tp: int) -> Snapshot:
-    """The snapshot with the degree and the groups after a switch to `tp`; its other fields are not used."""
+    """The snapshot with the degree and the groups after a switch to `tp`. Its sequences are as before."""
     return msgspec.structs.replace(snapshot, tp=tp, groups=snapshot.groups | {tp, math.lcm(snapshot.tp, tp)})
 
 

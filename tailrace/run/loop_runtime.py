@@ -30,10 +30,10 @@ from tailrace.report.workers import death_text
 from tailrace.rewards.answers import check_answers
 from tailrace.run.directory import RunDirectory
 from tailrace.run.inputs import Inputs
+from tailrace.run.log import begin_log, end_event
 from tailrace.run.observer import Observer
 from tailrace.run.queue import OpenQueue, open_queue, run_table
 from tailrace.run.separated import Workers
-from tailrace.run.train import begin_log, end_event
 from tailrace.run.workers.weights import make_sender
 from tailrace.tasks.base import Service
 from tailrace.tasks.prompts import PromptLine, put_lost_groups

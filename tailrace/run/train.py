@@ -7,8 +7,6 @@ SIGTERM, or a terminal that closes) cancels the pipeline, saves a checkpoint and
 """
 
 import asyncio
-import os
-import platform
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, closing, contextmanager, suppress
@@ -16,9 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 import msgspec
-import torch
 
-import tailrace
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import RemoteQueueConfig
 from tailrace.config.written import shown
@@ -32,13 +28,11 @@ from tailrace.errors import (
     UserError,
     WorkerDied,
     first_error,
-    one_line,
 )
-from tailrace.events import Event, EventFile, EventLog, Sink
+from tailrace.events import EventFile, EventLog, Sink
 from tailrace.host.interrupt import INTERRUPTED, Interrupt
 from tailrace.host.streams import outliving_readers, unencodable_replaced
 from tailrace.prompts.load import tell_dropped
-from tailrace.registers.events import EventKind
 from tailrace.report.display import Display
 from tailrace.report.page import write_report
 from tailrace.report.samples import SampleFile
@@ -50,13 +44,12 @@ from tailrace.run.colocated import Colocated
 from tailrace.run.directory import RunDirectory
 from tailrace.run.inputs import Inputs
 from tailrace.run.learner import Learner
-from tailrace.run.learning_watch import LearningWatch
+from tailrace.run.log import begin_log, end_event
 from tailrace.run.parts import Placement
 from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import explained, open_queue, run_table
 from tailrace.run.resume import Restarts, Resume, find_start
 from tailrace.run.separated import Separated
-from tailrace.run.step_metrics import TaskTimes
 from tailrace.trainer.checkpoint import CheckpointStore, remove_leftovers
 
 
@@ -275,33 +268,6 @@ def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) ->
     for sink in others:
         stack.callback(sink.close)
     return (stack.enter_context(closing(EventFile(directory.events))), SampleFile(directory.samples), display, *others)
-
-
-def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], *, total_steps: int | None) -> EventLog:
-    """Begin the log of one attempt. Its clock goes on from the time at which `start` was saved.
-
-    `total_steps`: the number of steps to train, where it is known.
-    """
-    watch = LearningWatch(config, sinks)
-    log = EventLog(sinks=(TaskTimes(), *sinks, watch), offset=start.state.elapsed_s if start else 0.0)
-    info = {
-        "config": shown(config.resolved),
-        "tailrace": tailrace.__version__,
-        "resumed_from": str(start.checkpoint) if start else None,
-        "trained_steps": start.state.trained_steps if start else 0,
-        "total_steps": total_steps,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
-    }
-    log.emit(Event(task=EventKind.RUN, actor="driver", start=log.now(), end=log.now(), info=info))
-    return log
-
-
-def end_event(log: EventLog, error: BaseException | None, *, finished: bool) -> Event:
-    """Make the event that says how a run has ended: `how` is finished, interrupted or failed; `error` is the reason."""
-    info = {"how": "finished" if finished else "interrupted"}
-    if not (finished or error is None or isinstance(error, asyncio.CancelledError | KeyboardInterrupt)):
-        info = {"how": "failed", "error": one_line(error)}
-    return Event(task=EventKind.END, actor="driver", start=log.now(), end=log.now(), info=info)
 
 
 async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interrupt) -> bool:

@@ -10,11 +10,14 @@ from contextlib import suppress
 
 import numpy as np
 
-from tailrace.errors import GroupExists, QueueClosed, QueueTimeout
+from tailrace.errors import GroupExists, QueueClosed, QueueTimeout, StaleRowError, StorageFull
 from tailrace.planning.admission import oldest_version
 from tailrace.prompts.order import PromptOrder, sample_seed
 from tailrace.transfer.queue.base import NewRow, TransferQueue
 from tailrace.types import Prompt, WeightVersion
+
+_NOT_YET = (QueueTimeout, StorageFull, StaleRowError)
+"""Errors of a put that may do later: the queue was full, its units had no room, or they died and are restarted."""
 
 
 class PromptFeeder:
@@ -58,7 +61,7 @@ class PromptFeeder:
     async def run(self, steps: int) -> None:
         """Put the rows of every step before `steps`, each as soon as it is admitted."""
         while self.next_step < steps:
-            with suppress(QueueTimeout):  # updates take as long as they take; waits for these rows have limits
+            with suppress(*_NOT_YET):  # updates take as long as they take; waits for these rows have limits
                 await self.put(self.next_step)
 
     async def put(self, step: int) -> None:
@@ -124,7 +127,7 @@ class PromptLine:
                 step = position // self._groups_per_step
                 end = min(len(self._prompts), (step + 1) * self._groups_per_step)
                 oldest = oldest_version(step, self._max_staleness)
-                with suppress(QueueTimeout):  # updates take as long as they take; waits for these rows have limits
+                with suppress(*_NOT_YET):  # updates take as long as they take; waits for these rows have limits
                     await self._queue.put([row for k in range(position, end) for row in self._group(k, oldest)])
                     position = end
 
@@ -145,7 +148,7 @@ async def put_lost_groups(queue: TransferQueue, group_again: Callable[[int], Seq
     """
     with suppress(QueueClosed):
         while True:
-            with suppress(QueueTimeout):  # nothing was lost for that long, or there was no room
+            with suppress(*_NOT_YET):  # nothing was lost for that long, or there was no room
                 for group_id in await queue.lost_groups():
                     with suppress(GroupExists):  # the first step of a resumed run may have put it meanwhile
                         await queue.put(group_again(group_id))

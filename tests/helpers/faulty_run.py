@@ -133,7 +133,7 @@ def run(config: RunConfig, faults: Faults, *, resume: bool = False) -> int:
         return WorkerSpec(**values)
 
     with ExitStack() as stack:
-        stack.enter_context(patch("tailrace.run.train.EventLog", Heard))
+        stack.enter_context(patch("tailrace.run.log.EventLog", Heard))
         stack.enter_context(patch("tailrace.run.queue.QueueProcesses", Known))
         stack.enter_context(patch("tailrace.run.separated.WorkerSpec", spec))
         return train(config, resume=resume)

@@ -51,7 +51,7 @@ def main() -> int:
 
     with (
         patch("tailrace.run.queue.QueueProcesses", Known),
-        patch("tailrace.run.train.EventLog", Killer),
+        patch("tailrace.run.log.EventLog", Killer),
         patch("tailrace.run.learner.step_metrics", recorded),
     ):
         code = train(load_config(config), resume=False)

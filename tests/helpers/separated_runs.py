@@ -26,7 +26,7 @@ def at_events(monkeypatch: pytest.MonkeyPatch, deeds: dict[str, Callable[[dict[s
             if deed := deeds.pop(f"{event.task} {event.step}", None):
                 deed(pids)
 
-    monkeypatch.setattr("tailrace.run.train.EventLog", Watched)
+    monkeypatch.setattr("tailrace.run.log.EventLog", Watched)
 
 
 def of(run: Path, task: str) -> list[Event]:

@@ -329,7 +329,7 @@ def test_an_asynchronous_run_that_is_interrupted_trains_on_every_row_once(
         trainer__steps=6,
     )
     Interrupting.asked = []
-    monkeypatch.setattr("tailrace.run.train.EventLog", Interrupting)
+    monkeypatch.setattr("tailrace.run.log.EventLog", Interrupting)
     with recorded() as steps:
         assert train(config, resume=False) == 130
         assert 0 < len(steps) < 6

@@ -270,7 +270,7 @@ def test_a_trainer_that_dies_at_the_same_step_every_time_ends_the_run(
                 kill_local(local[-1], "trainer")
 
     is_dying: list[int] = []
-    monkeypatch.setattr("tailrace.run.train.EventLog", Killer)
+    monkeypatch.setattr("tailrace.run.log.EventLog", Killer)
     newest = run / "checkpoints" / "step_000002"
     message = f"died 3 times in a row without saving a checkpoint newer than {newest}; the last: worker trainer"
     with pytest.raises(ClusterError, match=re.escape(message)) as caught:

@@ -85,7 +85,7 @@ def test_a_run_survives_the_death_of_every_kind_of_worker_in_one_go(
                 os.kill(pids[worker], signal.SIGKILL)
             await super().train(step)
 
-    monkeypatch.setattr("tailrace.run.train.EventLog", Watched)
+    monkeypatch.setattr("tailrace.run.log.EventLog", Watched)
     monkeypatch.setattr("tailrace.run.separated.RemoteLearner", Deadly)
     assert train(config, resume=False) == 0
     assert not deaths

@@ -401,7 +401,7 @@ def ended_by(error: BaseException, monkeypatch: pytest.MonkeyPatch, at: str) -> 
                 monkeypatch.undo()
                 raise error
 
-    monkeypatch.setattr("tailrace.run.train.EventLog", Ending)
+    monkeypatch.setattr("tailrace.run.log.EventLog", Ending)
 
 
 def test_a_run_from_an_older_checkpoint_that_ends_before_it_has_saved_goes_on_from_there(

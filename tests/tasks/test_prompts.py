@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tailrace.config.transfer import LocalQueueConfig
-from tailrace.errors import GroupExists, QueueClosed, QueueTimeout
+from tailrace.errors import GroupExists, QueueClosed, QueueError, QueueTimeout, StaleRowError, StorageFull
 from tailrace.prompts.order import PromptOrder
 from tailrace.tasks.prompts import PromptFeeder, put_lost_groups
 from tailrace.transfer.queue.base import NewRow, RowId
@@ -89,9 +89,9 @@ async def test_a_step_that_somebody_else_has_put_is_an_error() -> None:
 class Losing(LocalQueue):
     """A queue that reports lost groups, one list after the other, and has no room for the first `full` puts."""
 
-    def __init__(self, *lost: list[int], full: int = 0) -> None:
+    def __init__(self, *lost: list[int], full: int = 0, error: QueueError | None = None) -> None:
         super().__init__(make_tasks(), LocalQueueConfig())
-        self.lost, self.full = list(lost), full
+        self.lost, self.full, self.error = list(lost), full, error or QueueTimeout("no room")
 
     async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
         if not self.lost:
@@ -101,7 +101,7 @@ class Losing(LocalQueue):
     async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
         if self.full:
             self.full -= 1
-            raise QueueTimeout("no room")
+            raise self.error
         return await super().put(rows, timeout=timeout)
 
 
@@ -113,10 +113,21 @@ async def test_a_lost_group_that_was_put_again_meanwhile_is_passed_over() -> Non
     assert (await queue.stats()).rows == 8
 
 
-async def test_a_lost_group_for_which_there_was_no_room_is_put_when_the_queue_tells_of_it_again() -> None:
-    queue = Losing([1], [1], full=1)
+PASSING = [QueueTimeout("no room"), StorageFull("no room in the units"), StaleRowError("the unit died")]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
+async def test_a_lost_group_that_could_not_be_put_is_put_when_the_queue_tells_of_it_again(error: QueueError) -> None:
+    queue = Losing([1], [1], full=1, error=error)
     await put_lost_groups(queue, make(queue).group_again)
     assert [row.group_id for row in (await queue.claim("rollout")).rows] == [1, 1]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
+async def test_a_step_that_could_not_be_put_is_put_again(error: QueueError) -> None:
+    queue = Losing(full=2, error=error)
+    await make(queue).run(1)
+    assert (await queue.stats()).rows == 6
 
 
 async def test_a_lost_group_is_put_again_as_it_was_whatever_the_version() -> None:

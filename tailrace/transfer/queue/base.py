@@ -135,6 +135,7 @@ class TransferQueue(ABC):
             ColumnError: a column is unknown, or a value has a wrong dtype or shape.
             QueueError: a group is incomplete, or the rows can never fit the capacity.
             GroupExists: a group was put before, whether its rows are still there or have left.
+            StorageFull: the storage units had no room for the rows until the timeout.
             StaleRowError: the storage units that were to have the rows died each time, until the timeout. The rows are
                 not in the queue.
             QueueTimeout, QueueClosed
