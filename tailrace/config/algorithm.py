@@ -1,6 +1,6 @@
 """Schemas of algorithms."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -39,7 +39,13 @@ class TruncatedCorrection(Config):
 RolloutCorrection = NoCorrection | TruncatedCorrection
 
 
-class GrpoConfig(Config):
+class _Algorithm(Config):
+    def resolved(self, max_staleness: int) -> Self:
+        """The section with its open values chosen for a run of this staleness; by default it has none."""
+        return self
+
+
+class GrpoConfig(_Algorithm):
     """Group Relative Policy Optimization."""
 
     type: Literal["grpo"] = "grpo"
@@ -70,8 +76,15 @@ class GrpoConfig(Config):
             )
         return group_size
 
+    def resolved(self, max_staleness: int) -> Self:
+        """The section with a correction for stale responses chosen, where it is open."""
+        if self.rollout_correction is not None:
+            return self
+        correction = TruncatedCorrection() if max_staleness else NoCorrection()
+        return self.model_copy(update={"rollout_correction": correction})
 
-class AdapterAlgorithmConfig(Config):
+
+class AdapterAlgorithmConfig(_Algorithm):
     """Your own algorithm, see docs/algorithms.md. `f(group_size=…, **options)` makes it."""
 
     type: Literal["adapter"] = "adapter"

@@ -31,7 +31,7 @@ algorithm.clip_low | epsilon | clip_ratio | eps_clip, eps_clip_low_high |  | cli
 algorithm.clip_high | epsilon_high | clip_ratio_high |  |  |
 algorithm.normalize_std | scale_rewards | norm_adv_by_std_in_grpo | no_advantage_std_norm |  |
 algorithm.loss_agg_mode | loss_type | loss_agg_mode |  |  |
-algorithm.type |  | adv_estimator | advantage_estimator |  | : it is grpo
+algorithm.type |  | adv_estimator | advantage_estimator |  | : the algorithm's name here
 algorithm.rollout_correction.type | vllm_importance_sampling_correction | rollout_correction.rollout_is | enable_vllm_is_correction |  |
 algorithm.rollout_correction.limit | vllm_importance_sampling_cap | rollout_is_threshold | vllm_is_truncated_threshold |  |
 sampling.stop |  |  |  | sampling.stop |

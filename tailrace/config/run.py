@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from tailrace.config.algorithm import AlgorithmConfig, GrpoConfig, NoCorrection, TruncatedCorrection
+from tailrace.config.algorithm import AlgorithmConfig, GrpoConfig, TruncatedCorrection
 from tailrace.config.base import Device, PathText, Processes, Seed, is_slow_in_bfloat16, with_default
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import DType, EngineConfig, NativeEngineConfig, OnDevice, SamplingConfig
@@ -71,11 +71,8 @@ class RunConfig(OnDevice):
 
     @property
     def resolved_algorithm(self) -> AlgorithmConfig:
-        """The algorithm, with a correction for stale responses chosen where the recipe leaves it open."""
-        if not isinstance(self.algorithm, GrpoConfig) or self.algorithm.rollout_correction is not None:
-            return self.algorithm
-        correction = TruncatedCorrection() if self.pipeline.max_staleness else NoCorrection()
-        return self.algorithm.model_copy(update={"rollout_correction": correction})
+        """The algorithm, with what the recipe leaves open chosen, such as a correction for stale responses."""
+        return self.algorithm.resolved(self.pipeline.max_staleness)
 
     @property
     def resolved(self) -> Self:
