@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from tailrace.config.cluster import PoolConfig
+from tailrace.config.cluster import PoolConfig, pool_key
 from tailrace.errors import ConfigError, did_you_mean
 from tailrace.host.cpu import usable_cores
 
@@ -36,8 +36,8 @@ def check_room(pools: Mapping[str, PoolConfig], nodes: Sequence[Resources]) -> N
     for name, pool in pools.items():
         if not _held(pool, nodes):
             raise ConfigError(
-                f"cluster.{name} asks for {described(asked(pool))} for each worker, and no machine of the cluster has "
-                f"that: they have {there_each}; ask for less, or join a cluster that has it{_meant(pool, nodes)}"
+                f"{pool_key(name)} asks for {described(asked(pool))} for each worker, and no machine of the cluster "
+                f"has that: they have {there_each}; ask for less, or join a cluster that has it{_meant(pool, nodes)}"
             )
     for kind in sorted({kind for pool in pools.values() for kind in asked(pool)}):
         shares = {name: pool.workers * asked(pool).get(kind, 0.0) for name, pool in pools.items()}
@@ -51,7 +51,7 @@ def check_room(pools: Mapping[str, PoolConfig], nodes: Sequence[Resources]) -> N
     for name, pool in pools.items():
         if (held := _held(pool, nodes)) < pool.workers:
             raise ConfigError(
-                f"cluster.{name} asks for {pool.workers} workers of {described(asked(pool))} each, and the "
+                f"{pool_key(name)} asks for {pool.workers} workers of {described(asked(pool))} each, and the "
                 f"{len(nodes)} machines of the cluster hold {held}: they have {there_each}; use fewer workers, ask for "
                 "less for each, or join a larger cluster"
             )
@@ -89,7 +89,7 @@ def check_this_machine(pools: Mapping[str, PoolConfig], *, gpus: int) -> None:
     for name, pool in pools.items():
         if missing := set(pool.cores or ()).difference(there):
             raise ConfigError(
-                f"cluster.{name}.cores {sorted(missing)} cannot be had on this machine, which has {there}"
+                f"{pool_key(name)}.cores {sorted(missing)} cannot be had on this machine, which has {there}"
             )
 
 

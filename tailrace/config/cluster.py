@@ -62,6 +62,15 @@ class PoolConfig(Config):
         return self.threads or max(1, int(self.cpus))
 
 
+_USUAL = ("rollout", "trainer", "reward", "reference")
+"""Pools with a key of their own; those of an algorithm are in `pools`."""
+
+
+def pool_key(kind: str) -> str:
+    """The key of the pool of this name in a recipe."""
+    return f"cluster.{kind}" if kind in _USUAL else f"cluster.pools.{kind}"
+
+
 class ClusterConfig(Config):
     """Worker processes on Ray, with `pipeline.placement: separated`."""
 
@@ -90,8 +99,8 @@ class ClusterConfig(Config):
 
     def pool(self, kind: str) -> PoolConfig:
         """Return the pool of this name."""
-        usual = {"rollout": self.rollout, "trainer": self.trainer, "reward": self.reward, "reference": self.reference}
-        return usual.get(kind) or self.pools.get(kind, PoolConfig())
+        usual: PoolConfig | None = getattr(self, kind) if kind in _USUAL else None
+        return usual or self.pools.get(kind, PoolConfig())
 
     @field_validator("heartbeat_limit_s")
     @classmethod

@@ -111,9 +111,10 @@ def _is_doubtful(grade: Grade | None) -> bool:
 
 def _doubt(config: RewardsConfig, key: str, doubted: Sequence[Prompt], looked_at: int) -> str:
     prompt = doubted[0]
+    why = _WHY_NOT.get(config.grader.type, "are such that no response gets the full reward")
     fix = "the pattern, or " if isinstance(config.grader, RegexReward) else ""
     return (
-        f"{len(doubted)} of {looked_at} answers of {key} that were looked at {_WHY_NOT[config.grader.type]}, such as "
+        f"{len(doubted)} of {looked_at} answers of {key} that were looked at {why}, such as "
         f"that of {prompt.prompt_id}, {quoted(str(prompt.answer))}: a right response gets no reward; mend {fix}the "
         f"answers, maybe with {key}.answer_pattern, which takes the answer out of its column"
     )

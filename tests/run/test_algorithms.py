@@ -340,6 +340,13 @@ class Larger(Plain):
         super().__init__(group_size + 1)
 
 
+class Unmakeable(Plain):
+    """An algorithm whose code fails."""
+
+    def __init__(self, group_size: int) -> None:
+        super().__init__(group_size // 0)
+
+
 class Idle(Plain):
     """An algorithm without a task that trains."""
 
@@ -387,6 +394,10 @@ class Otherwise(Plain):
         (adapter("Plane"), r"has no 'Plane'; did you mean 'Plain'"),
         (adapter("Plain", beta=1), r"algorithm.path 'tests.run.test_algorithms.Plain' cannot be called with"),
         (adapter("NoAlgorithm"), r"made a NoAlgorithm; it must make a tailrace.algorithms.base.Algorithm"),
+        (
+            adapter("Unmakeable"),
+            r"'tests.run.test_algorithms.Unmakeable' cannot be made: ZeroDivisionError",
+        ),
         (adapter("Larger"), r"groups of 5, and algorithm.group_size is 4; have it keep the group_size"),
         (adapter("Idle"), r"with 0 tasks that train the policy; one task must do that"),
         (adapter("Unknown"), r"task 'actor' reads 'token_weights', which is no column of the queue"),

@@ -3,7 +3,7 @@
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.table import Compute, Grade, Serve
-from tailrace.config.cluster import PoolConfig
+from tailrace.config.cluster import PoolConfig, pool_key
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, did_you_mean
 
@@ -24,7 +24,7 @@ def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
             )
     for task, _ in algorithm.trained():
         if (workers := config.cluster.pool(task.pool).workers) != 1:
-            raise ConfigError(f"cluster.pools.{task.pool} has {workers} workers, and one process trains a model; use 1")
+            raise ConfigError(f"{pool_key(task.pool)} has {workers} workers, and one process trains a model; use 1")
     return {kind: config.cluster.pool(kind) for kind in kinds}
 
 

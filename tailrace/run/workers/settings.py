@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.config.cluster import PoolConfig
+from tailrace.config.cluster import PoolConfig, pool_key
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError
 from tailrace.run.workers.pools import uses_device
@@ -25,10 +25,10 @@ def check_gpus(config: RunConfig, pools: Mapping[str, PoolConfig]) -> None:
     algorithm = make_algorithm(config.algorithm)
     without = [kind for kind, pool in pools.items() if not pool.gpus and uses_device(algorithm, kind)]
     if without:
-        names = ", ".join(f"cluster.{kind}.gpus" for kind in without)
+        names = ", ".join(f"{pool_key(kind)}.gpus" for kind in without)
         raise ConfigError(
             f"device is {device}, and {names} {'is' if len(without) == 1 else 'are'} 0: these workers would see no GPU;"
-            f" give each what it reserves, such as cluster.{without[0]}.gpus=1"
+            f" give each what it reserves, such as {pool_key(without[0])}.gpus=1"
         )
 
 
