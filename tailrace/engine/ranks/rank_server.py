@@ -45,6 +45,8 @@ from tailrace.errors import EngineError, UserError
 from tailrace.host.allocator import keep_freed_memory
 
 _WATCH_MS = 1000
+_ORDER_LIMIT_S = 5.0
+"""Seconds to read an order that has come."""
 
 
 def serve(template: int, descriptor: int) -> None:
@@ -60,10 +62,14 @@ def serve(template: int, descriptor: int) -> None:
 def _serve(template: int, descriptor: int) -> None:
     channel = Channel(socket.socket(fileno=descriptor))
     meetings: list[str] = []
-    threading.Thread(target=_end_with, args=(template, descriptor, meetings), daemon=True).start()
-    start, _ = channel.receive_order()
-    assert isinstance(start, Start), "the first order makes the rank"
-    meetings.append(start.rendezvous)
+    begun = threading.Event()
+    threading.Thread(target=_end_with, args=(template, descriptor, meetings, begun), daemon=True).start()
+    try:
+        start, _ = channel.receive_order()
+        assert isinstance(start, Start), "the first order makes the rank"
+        meetings.append(start.rendezvous)
+    finally:
+        begun.set()
     os.environb.clear()
     os.environb.update(start.environment)
     if sys.platform == "linux":
@@ -85,11 +91,12 @@ def _serve(template: int, descriptor: int) -> None:
         channel.send(answer)
 
 
-def _end_with(template: int, descriptor: int, meetings: list[str]) -> None:
+def _end_with(template: int, descriptor: int, meetings: list[str], begun: threading.Event) -> None:
     poll = select.poll()
     poll.register(descriptor, 0)  # reports a hang-up and nothing else: the orders are the main thread's
     while os.getppid() == template and not poll.poll(_WATCH_MS):
         pass
+    begun.wait(_ORDER_LIMIT_S)  # the first order may be there, though the driver has hung up since
     for directory in meetings:
         shutil.rmtree(directory, ignore_errors=True)  # still there if the ranks have not met
     os.killpg(0, signal.SIGKILL)  # with a compiler that it may have started
