@@ -7,8 +7,8 @@ from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.checks import check_algorithm
 from tailrace.algorithms.grpo import Grpo
 from tailrace.config.algorithm import AdapterAlgorithmConfig, AlgorithmConfig, GrpoConfig
-from tailrace.errors import TailraceError, UserError
-from tailrace.host.user_code import check_call, describe, load_callable
+from tailrace.errors import UserError
+from tailrace.host.user_code import check_call, load_callable, making
 
 _KEY = "algorithm.path"
 
@@ -29,12 +29,8 @@ def make_algorithm(config: AlgorithmConfig) -> Algorithm:
 
 def _open_adapter(config: AdapterAlgorithmConfig) -> Algorithm:
     make = load_algorithm_factory(config)
-    try:
+    with making(f"{_KEY} {config.path!r}", UserError):
         algorithm = make(group_size=config.group_size, **config.options)
-    except TailraceError:
-        raise
-    except Exception as error:  # the code of an algorithm may raise anything
-        raise UserError(f"{_KEY} {config.path!r} cannot be made: {describe(error)}") from error
     if not isinstance(algorithm, Algorithm):
         raise UserError(
             f"{_KEY} {config.path!r} made a {type(algorithm).__name__}; it must make a "

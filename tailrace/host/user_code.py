@@ -10,11 +10,12 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tailrace.errors import UserError, did_you_mean, one_line, printable, quoted
+from tailrace.errors import TailraceError, UserError, did_you_mean, one_line, printable, quoted
 
 _MAX_CHARS = 500
 """The most characters of a line."""
@@ -94,6 +95,17 @@ def _import(module_name: str, key: str, path: str) -> Any:
 
 def _unimportable(key: str, path: str, error: BaseException) -> UserError:
     return UserError(f"{key} {path!r} cannot be imported: {describe(error)}")
+
+
+@contextmanager
+def making(what: str, raises: type[TailraceError]) -> Iterator[None]:
+    """Let the user's code make `what` in the block: an error of that code becomes one line. Tailrace's own pass."""
+    try:
+        yield
+    except TailraceError:
+        raise
+    except Exception as error:  # user code may raise anything
+        raise raises(f"{what} cannot be made: {describe(error)}") from error
 
 
 def describe(error: BaseException) -> str:

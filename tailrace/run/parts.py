@@ -9,9 +9,9 @@ from pathlib import Path
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.table import TableTask, Train
 from tailrace.config.run import RunConfig
-from tailrace.errors import AlgorithmError, TailraceError
+from tailrace.errors import AlgorithmError
 from tailrace.events import EventLog
-from tailrace.host.user_code import describe
+from tailrace.host.user_code import making
 from tailrace.rewards.pool import GraderPool
 from tailrace.run.checkpoint import Checkpointer
 from tailrace.run.directory import RunDirectory
@@ -153,12 +153,8 @@ async def make_model_learner(task: TableTask, work: Train, context: TaskContext)
     make = work.make_trainer
 
     def made() -> Trainer:
-        try:
+        with making(f"the trainer of task {task.name!r}", AlgorithmError):
             trainer = make(context.config, context.model_dir)
-        except TailraceError:
-            raise
-        except Exception as error:  # the code of an algorithm may raise anything
-            raise AlgorithmError(f"the trainer of task {task.name!r} cannot be made: {describe(error)}") from error
         if not isinstance(trainer, Trainer):
             raise AlgorithmError(
                 f"task {task.name!r} of the algorithm made a {type(trainer).__name__} for its trainer; it must make a "

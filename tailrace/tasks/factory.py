@@ -4,8 +4,8 @@ import inspect
 
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.table import Compute, Generate, Grade, Score, Serve, TableTask, Train
-from tailrace.errors import AlgorithmError, TailraceError
-from tailrace.host.user_code import describe
+from tailrace.errors import AlgorithmError
+from tailrace.host.user_code import making
 from tailrace.tasks.base import Service
 from tailrace.tasks.compute import ComputeTask
 from tailrace.tasks.context import TaskContext
@@ -46,14 +46,10 @@ async def _make(task: TableTask, context: TaskContext) -> Service:
 
 
 async def _own(task: TableTask, work: Serve, context: TaskContext) -> Service:
-    try:
+    with making(f"the service of task {task.name!r}", AlgorithmError):
         service = work.make(context, task)
         if inspect.isawaitable(service):
             service = await service
-    except TailraceError:
-        raise
-    except Exception as error:  # the code of an algorithm may raise anything
-        raise AlgorithmError(f"the service of task {task.name!r} cannot be made: {describe(error)}") from error
     if not inspect.iscoroutinefunction(getattr(service, "run", None)):
         raise AlgorithmError(
             f"task {task.name!r} of the algorithm made a {type(service).__name__}; it must make an object with "
