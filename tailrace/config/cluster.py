@@ -99,8 +99,10 @@ class ClusterConfig(Config):
 
     def pool(self, kind: str) -> PoolConfig:
         """Return the pool of this name."""
-        usual: PoolConfig | None = getattr(self, kind) if kind in _USUAL else None
-        return usual or self.pools.get(kind, PoolConfig())
+        if kind in _USUAL:
+            pool: PoolConfig = getattr(self, kind)
+            return pool
+        return self.pools.get(kind, PoolConfig())
 
     @field_validator("heartbeat_limit_s")
     @classmethod

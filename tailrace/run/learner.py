@@ -122,7 +122,7 @@ class LocalModelLearner(ModelLearner):
     async def train(self, step: int) -> None:
         """See `ModelLearner`."""
         async with self._turn:
-            # a model that an interrupt left one step behind the policy catches up; one that is ahead waits
+            # a model that an interrupt left one step behind the policy catches up; one that is ahead has nothing to do
             for due in range(self._trained_steps, step + 1):
                 async with self._actor.batch(due) as batch:
                     await uninterrupted(self._update(batch))

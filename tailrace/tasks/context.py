@@ -12,7 +12,7 @@ from tailrace.activity import Activity
 from tailrace.config.run import RunConfig
 from tailrace.events import EventLog
 from tailrace.rewards.pool import GraderPool
-from tailrace.tasks.gate import WeightsGate
+from tailrace.tasks.gate import OpenGate, WeightsGate
 from tailrace.transfer.queue.base import TransferQueue
 from tailrace.types import FloatArray
 
@@ -34,8 +34,8 @@ class Generation:
 
     engine: "Engine"
     decode: Decode
-    gate: WeightsGate | None = None
-    """None: the engine always has the weights that its prompts wait for."""
+    gate: WeightsGate = field(default_factory=OpenGate)
+    """By default the engine always has the weights that its prompts wait for."""
     room: int | None = None
     """The most rows that are in hand, but never less than a group; None leaves the limit to the queue's capacity."""
 

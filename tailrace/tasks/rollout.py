@@ -21,7 +21,6 @@ from tailrace.events import Event
 from tailrace.planning.admission import oldest_version
 from tailrace.registers.events import EventKind
 from tailrace.tasks.context import Generation, TaskContext
-from tailrace.tasks.gate import OpenGate
 from tailrace.transfer.queue.base import Claim, Row
 from tailrace.transfer.queue.holding import VOID, ack_if_held, give_back, held, next_claim
 from tailrace.types import Request, Sample, Value
@@ -46,7 +45,7 @@ class RolloutTask:
         self._engine = generation.engine
         self._decode = generation.decode
         self._room = _Room(generation.room, config.algorithm.group_size)
-        self._gate = generation.gate or OpenGate()
+        self._gate = generation.gate
         self._request_ids = itertools.count()
         """Makes new ids, also for rows that come again: the engine may still have the old request."""
 

@@ -157,7 +157,7 @@ async def test_a_step_that_was_refused_before_its_first_optimizer_step_leaves_we
 
 
 async def test_a_model_that_is_a_step_behind_the_policy_catches_up(
-    log: EventLog, events: list[Event], executor: ThreadPoolExecutor, tmp_path: Path
+    log: EventLog, events: list[Event], executor: ThreadPoolExecutor
 ) -> None:
     """An interrupt lets the policy finish its update, and cancels a critic that is still accumulating."""
     bench = Bench(log, executor, tokens=None, mini=8)

@@ -34,6 +34,7 @@ from tailrace.tasks.actor import Actor, Batch, StepResult
 from tailrace.tasks.base import Outputs, Service, Task
 from tailrace.tasks.compute import ComputeTask
 from tailrace.tasks.context import Generation, TaskContext
+from tailrace.tasks.gate import OpenGate
 from tailrace.tasks.prompts import PromptFeeder
 from tailrace.tasks.rollout import RolloutTask
 from tailrace.tasks.updater import EngineUpdater
@@ -474,7 +475,7 @@ class Run:
             engine=self.engines[index],
             decode=lambda ids: " ".join(map(str, ids)),
             room=self.schedule.room,
-            gate=self.updaters[index] if self.updaters else None,
+            gate=self.updaters[index] if self.updaters else OpenGate(),
         )
         context = make_context(self.queue, self.log, config=self.schedule.config, actor="engine")
         return RolloutTask(context, "rollout", generation)
