@@ -155,13 +155,15 @@ class WorkerProcess:
         """Yield the worker's reports; see `WorkerHandle.reports`."""
         run = asyncio.create_task(self._ask(RUN, Run()))
         run.add_done_callback(lambda _: self._hurry())
+        has_ended = False
         try:
-            while not run.done():
+            while not has_ended:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(HEARTBEAT_S):
                         await self._news.wait()
                         async with asyncio.timeout(_BATCH_S):
                             await self._urgent.wait()
+                has_ended = run.done()  # asked before the report: a run that ends while the reader has it needs another
                 yield self._report()
         finally:
             run.cancel()  # the reader has stopped

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,18 @@ async def test_what_is_printed_arrives_line_by_line_from_python_from_c_and_from_
         await call(worker, "say_otherwise", "three")
         await hearing.until(lambda heard: len(heard.lines) == 4)
     assert hearing.lines == ["one", "two", "C: three", "child: three"]
+
+
+async def test_events_that_come_while_the_reader_has_a_report_are_in_the_next() -> None:
+    heard = []
+    async with started(servant()) as worker, aclosing(worker.reports()) as reports:
+        await call(worker, "tell", "a")
+        async for report in reports:
+            if not heard:
+                await call(worker, "stop")
+                await call(worker, "run_has_ended")
+            heard += [event.task for event in report.events]
+    assert heard == ["a", "last"]
 
 
 async def test_what_is_printed_after_the_last_report_comes_with_the_close() -> None:
