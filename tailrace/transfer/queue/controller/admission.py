@@ -177,10 +177,6 @@ class Admissions:
         for row in admission.ids:
             del self._by_row[row]
 
-    def is_under_way(self, admission: Admission) -> bool:
-        """Whether `admission` is still among these."""
-        return self._by_row.get(admission.ids[0]) is admission
-
     def all_of(self, rows: Sequence[RowId]) -> Admission | None:
         """The admission that has exactly these rows; None where it is over.
 

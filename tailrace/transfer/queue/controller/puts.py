@@ -301,7 +301,10 @@ class Puts:
         if message.cells is None:
             self._expect(PutAdmission(self._context, record, offer, ids, None))
             return Admitted(record.rows, units)
-        self._write(PutAdmission(self._context, record, offer, ids, SmallPut(put.ticket, message.cells)), offer)
+        small = SmallPut(put.ticket, message.cells)
+        self._write(record, offer, small)  # first, so that the units do their part meanwhile
+        self._small[put.ticket] = admission = PutAdmission(self._context, record, offer, ids, small)
+        self._expect(admission)
         return Wait.OVER
 
     def explain(self, put: _Put) -> str:
@@ -401,26 +404,22 @@ class Puts:
 
     # Writing
 
-    def _write(self, admission: PutAdmission, offer: Offer) -> None:
+    def _write(self, record: log.PutAdmitted, offer: Offer, small: SmallPut) -> None:
         """Write cells that came with an Admit to the units. The put is answered when they are written."""
-        small, request = admission.small, admission.record.request
-        assert small is not None, "cells came along"
-        self._small[small.ticket] = admission
-        self._expect(admission)
-        write = Write(0, admission.packed, request.runs, None, told=True)
-        frames = cut(small.cells, request.runs, offer.sizes)
-        for number in admission.record.units:
-            self._context.units.write(number, write, frames, partial(self._on_written, admission, small, number))
+        write = Write(0, record.rows, record.request.runs, None, told=True)
+        frames = cut(small.cells, record.request.runs, offer.sizes)
+        for number in record.units:
+            self._context.units.write(number, write, frames, partial(self._on_written, record, small, number))
 
-    def _on_written(self, admission: PutAdmission, small: SmallPut, unit: int, result: Reply | TailraceError) -> None:
-        is_under_way = self._admissions.is_under_way(admission)
+    def _on_written(self, record: log.PutAdmitted, small: SmallPut, unit: int, result: Reply | TailraceError) -> None:
+        admission = self._small.get(small.ticket)
         if isinstance(result, Reply) and isinstance(result.answer, Accepted):
-            if is_under_way and unit in admission.missing:
+            if admission is not None and unit in admission.missing:
                 admission.missing[unit].clear()
                 self._finish([admission] if admission.is_whole else [])
             else:
-                self._refuse(unit, admission.ids)
-        elif is_under_way:
+                self._refuse(unit, row_ids(record.rows))
+        elif admission is not None:
             if isinstance(result, TailraceError) and not isinstance(result, PeerLost | QueueClosed):
                 small.error = result
             self._undo(admission)
@@ -434,11 +433,11 @@ class Puts:
     def _finish(self, whole: Sequence[Admission], told: Ticket | None = None) -> None:
         """Let whole admissions enter. The request `told`, which completed them, is answered after the journal entry."""
         for admission in whole:
-            self._forget(admission)
             admission.confirm()
         if whole and told is not None:
             self._context.server.reply(told, Accepted())
-        for admission in whole:
+        for admission in whole:  # the producer goes on meanwhile
+            self._forget(admission)
             admission.enter()
         if whole:
             self._leases.serve()

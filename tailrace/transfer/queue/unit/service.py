@@ -158,7 +158,7 @@ class StorageUnit(Service):
         place = self._holds.reserve(incoming.ticket.client, incoming.message.nbytes)
         return Reply(Reserved(place.serial, str(place.segment), place.offset))
 
-    def _write(self, codec: PartCodec, incoming: Incoming) -> Reply | None:
+    def _write(self, codec: PartCodec, incoming: Incoming) -> None:
         """Store parts. A put is answered when the controller knows of it: from then on it notices a loss."""
         message: Write = incoming.message
         rows = unpack(message.rows, 2)
@@ -172,9 +172,10 @@ class StorageUnit(Service):
         is_put = message.tag == 0 and len(rows) > 0 and not message.told
         if is_put:
             self._link.tell(message.rows, lambda answer: self._server.reply(incoming.ticket, answer))
-        for batch in batches:
+        else:
+            self._server.reply(incoming.ticket, Accepted())
+        for batch in batches:  # the writer goes on meanwhile; a read comes later
             self._index.add(batch)
-        return None if is_put else Reply(Accepted())
 
     def _store(self, batches: Sequence[PartBatch], frames: Sequence[memoryview]) -> None:
         if len(frames) != len(batches):
