@@ -124,7 +124,7 @@ def interrupted(start: list[str], number: signal.Signals) -> str:
 
 
 def test_an_interrupted_run_saves_ends_its_processes_and_goes_on(
-    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, connected_to_ray: None
 ) -> None:
     run = tmp_path / "run"
 
