@@ -70,7 +70,7 @@ async def test_what_is_printed_arrives_line_by_line_from_python_from_c_and_from_
 
 
 async def test_events_that_come_while_the_reader_has_a_report_are_in_the_next() -> None:
-    heard = []
+    heard: list[str] = []
     async with started(servant()) as worker, aclosing(worker.reports()) as reports:
         await call(worker, "tell", "a")
         async for report in reports:
