@@ -57,6 +57,10 @@ class DecodeGraphs:
 
     def _capture(self, padded_BX: Ints) -> _Captured:
         """Capture the graph of this size. The step runs on the way, which is harmless: it will write the same again."""
+        with torch.cuda.device(self._device):  # a graph captures what happens on the current device
+            return self._captured_here(padded_BX)
+
+    def _captured_here(self, padded_BX: Ints) -> _Captured:
         inputs_BX = torch.from_numpy(padded_BX).to(self._device)
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
