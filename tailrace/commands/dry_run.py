@@ -6,7 +6,6 @@ It writes nothing, and starts only a grader, which is asked whether answers can 
 import asyncio
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
 from tailrace.engine.factory import make_backend
 from tailrace.errors import quoted
-from tailrace.host.compute import prepare_torch
+from tailrace.host.compute import now, prepare_torch
 from tailrace.models.info import describe_model
 from tailrace.planning.estimate import Estimate, MachineSpeed, ModelSize, estimate
 from tailrace.rewards.answers import check_answers
@@ -122,11 +121,13 @@ def _time_lines(config: RunConfig, plan: Estimate) -> list[str]:
     if not known:
         return []
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in known.items())
+    bound = "most" if config.device == "cpu" else "least"  # launching the kernels of a GPU is not counted
     tokens = f"if every response is {config.sampling.max_new_tokens} tokens long"
     if len(known) < len(shares):
-        return [f"time: at most about {parts} s a step {tokens}"]
+        return [f"time: at {bound} about {parts} s a step {tokens}"]
+    parts += ", side by side" if plan.overlap else ""
     return [
-        f"time: at most about {plan.step_s:.1f} s a step ({parts}{', side by side' if plan.overlap else ''}) {tokens}",
+        f"time: at {bound} about {plan.step_s:.1f} s a step ({parts}) {tokens}",
         f"time: {config.trainer.steps} steps in about {config.trainer.steps * plan.step_s / 60:.0f} min, "
         f"evaluations not counted",
     ]
@@ -138,17 +139,17 @@ def measure_machine(config: RunConfig) -> MachineSpeed:
     matrix = torch.randn(PROBE, PROBE, device=config.device).to(dtype)
     large = torch.randn(16 * PROBE, PROBE, device=config.device).to(dtype)
     vector = torch.randn(PROBE, 1, device=config.device).to(dtype)
-    product_s = _median_seconds(lambda: matrix @ matrix)
-    read_s = _median_seconds(lambda: large @ vector)
+    product_s = _median_seconds(lambda: matrix @ matrix, matrix.device)
+    read_s = _median_seconds(lambda: large @ vector, matrix.device)
     read = large.numel() * large.element_size()
     return MachineSpeed(flops=2 * PROBE**3 / product_s, bytes_per_s=read / read_s, threads=torch.get_num_threads())
 
 
-def _median_seconds(work: Callable[[], object], repeats: int = 7) -> float:
+def _median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
     def once() -> float:
-        start = time.perf_counter()
+        start = now(device)
         work()
-        return time.perf_counter() - start
+        return now(device) - start
 
     once()
     return statistics.median(once() for _ in range(repeats))

@@ -1,5 +1,7 @@
 """PyTorch in this process: its threads, its memory and its device."""
 
+import time
+
 import torch
 
 from tailrace.errors import ConfigError
@@ -20,3 +22,10 @@ def prepare_torch(device: str, threads: int | None) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]
         raise ConfigError(f"device {device!r} cannot be used here: {reason}") from None
+
+
+def now(device: torch.device) -> float:
+    """The time in seconds, when the device has done its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

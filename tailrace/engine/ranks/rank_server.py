@@ -26,7 +26,6 @@ from tailrace.engine.memory import spare_bytes
 from tailrace.engine.model.shard import Layout, Shard
 from tailrace.engine.ranks.groups import Groups
 from tailrace.engine.ranks.rank import Rank
-from tailrace.engine.ranks.reshard import now
 from tailrace.engine.ranks.staging import StagedWeights
 from tailrace.engine.ranks.wire import (
     AllReduce,
@@ -43,6 +42,7 @@ from tailrace.engine.ranks.wire import (
 )
 from tailrace.errors import EngineError, UserError
 from tailrace.host.allocator import keep_freed_memory
+from tailrace.host.compute import now
 
 _WATCH_MS = 1000
 _ORDER_LIMIT_S = 5.0

@@ -13,7 +13,6 @@ engine make the same calls in the same order.
 """
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +29,7 @@ from tailrace.engine.model.shard import Shard
 from tailrace.engine.model.sharding import Piece, cut_of, head_slots, local_architecture, pieces
 from tailrace.engine.scheduling.migration import Migration
 from tailrace.errors import EngineError
+from tailrace.host.compute import now
 from tailrace.models.architecture import Architecture
 
 
@@ -267,7 +267,7 @@ def reshard(
     weights = WeightMove(architecture, meeting)
     cache = CacheMove(architecture, meeting, migration, old.cache, new.cache)
     weights_s = kv_s = 0.0
-    last = time.perf_counter()
+    last = now(device)
     for group in old.packing.groups:
         weights.run(group, old, new)
         moved = now(device)
@@ -276,13 +276,6 @@ def reshard(
         ended = now(device)
         weights_s, kv_s, last = weights_s + moved - last, kv_s + ended - moved, ended
     return SwitchTimes(weights_s, kv_s, cache.sent_bytes)
-
-
-def now(device: torch.device) -> float:
-    """The time in seconds, when the device has done its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def switch_bytes(architecture: Architecture, config: NativeEngineConfig, target_tp: int, blocks: int) -> int:
