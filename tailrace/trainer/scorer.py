@@ -13,6 +13,7 @@ from tailrace.trainer.attention import PROMPT_SHARED, make_layout
 from tailrace.trainer.base import TrainerArgs, TrainSample
 from tailrace.trainer.log_probs import token_log_probs
 from tailrace.trainer.packing import GroupPart, PackedBatch, pack, plan_micro_batches
+from tailrace.trainer.rows import take_rows
 from tailrace.types import FloatArray
 
 
@@ -84,7 +85,7 @@ class Scorer:
                 use_cache=False,
                 layout=make_layout(batch.spans, self._device),
             ).last_hidden_state[0]
-        return self.score(hidden_TH.index_select(0, predictor), target)
+        return self.score(take_rows(hidden_TH, predictor), target)
 
     def _embed(self, batch: PackedBatch) -> torch.Tensor:
         """The input embeddings, [1, T, H] fp32, without a graph.

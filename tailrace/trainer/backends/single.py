@@ -19,6 +19,7 @@ from tailrace.trainer import state
 from tailrace.trainer.base import Loss, Trainer, TrainerArgs, TrainSample, UpdateResult
 from tailrace.trainer.optimizer import learning_rate, make_optimizer
 from tailrace.trainer.packing import GroupPart, PackedBatch, pack, plan_micro_batches
+from tailrace.trainer.rows import add_rows
 from tailrace.trainer.scorer import Scorer
 
 
@@ -138,7 +139,7 @@ class SingleTrainer(Scorer, Trainer):
         weight = self._input_weight
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
-        weight.grad.index_add_(0, self._tensor(batch.input_ids_T), embeddings.grad[0])
+        add_rows(weight.grad, self._tensor(batch.input_ids_T), embeddings.grad[0])
 
     def _loss_inputs(self, batch: PackedBatch, log_probs_N: torch.Tensor) -> LossInputs:
         old, on_policy = batch.old_log_probs_N, batch.on_policy_N

@@ -1,0 +1,38 @@
+"""Rows of a matrix by index. Where a row occurs more than once, its gradients are added in one order on every device.
+
+PyTorch's `index_add_`, and so the gradient of `index_select`, adds in any order on a GPU. `index_put_` sorts there, and
+adds in any order on a CPU.
+"""
+
+from typing import Any
+
+import torch
+
+
+def add_rows(matrix_RX: torch.Tensor, index_N: torch.Tensor, rows_NX: torch.Tensor) -> None:
+    """Add each row to that row of the matrix which its index names, in place."""
+    if matrix_RX.is_cpu:
+        matrix_RX.index_add_(0, index_N, rows_NX)
+    else:
+        matrix_RX.index_put_((index_N,), rows_NX, accumulate=True)
+
+
+def take_rows(matrix_RX: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
+    """Return the rows that the indexes name, [N, X], differentiable in the matrix."""
+    rows_NX: torch.Tensor = _TakeRows.apply(matrix_RX, index_N)  # type: ignore[no-untyped-call]
+    return rows_NX
+
+
+class _TakeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrix_RX: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index_N)
+        ctx.shape = matrix_RX.shape
+        return matrix_RX.index_select(0, index_N)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (index_N,) = ctx.saved_tensors
+        gradient_RX = gradients[0].new_zeros(ctx.shape)
+        add_rows(gradient_RX, index_N, gradients[0])
+        return gradient_RX, None
