@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 MAX_BLOCK_ELEMENTS = 2**21
-"""Logits held at once: 8 MiB of fp32, which stay in a CPU's cache between the passes over them."""
+"""Logits held at once on a CPU: 8 MiB of fp32, which stay in its cache between the passes over them."""
+MAX_BLOCK_ELEMENTS_ELSEWHERE = 2**26
+"""The same on a GPU: 256 MiB of fp32. Small blocks take longer to launch than to compute there."""
 
 
 def token_log_probs(
@@ -48,7 +50,7 @@ class _TokenLogProbs(torch.autograd.Function):
         hidden = hidden_NH.to(dtype)
         largest = torch.full((len(hidden), 1), -torch.inf, device=hidden.device)
         total, chosen = torch.zeros_like(largest), torch.zeros_like(largest)
-        for block in _blocks(len(hidden), len(weight_VH)):
+        for block in _blocks(len(hidden), weight_VH):
             logits = _logits(hidden, weight_VH[block].to(dtype), temperature)
             place, inside = _locate(target_N, block)
             chosen += logits.gather(1, place) * inside
@@ -67,7 +69,7 @@ class _TokenLogProbs(torch.autograd.Function):
         hidden = hidden_NH.to(ctx.dtype)
         d_hidden = torch.zeros_like(hidden_NH, dtype=torch.float32)
         d_weight = torch.empty_like(weight_VH)
-        for block in _blocks(len(hidden), len(weight_VH)):
+        for block in _blocks(len(hidden), weight_VH):
             weight = weight_VH[block].to(ctx.dtype)
             d_logits = _logits(hidden, weight, ctx.temperature).sub_(log_sum).exp_().mul_(-gradient)
             place, inside = _locate(target_N, block)
@@ -78,8 +80,9 @@ class _TokenLogProbs(torch.autograd.Function):
         return d_hidden.to(hidden_NH.dtype), d_weight, None, None, None
 
 
-def _blocks(tokens: int, vocabulary: int) -> Iterator[slice]:
-    width = max(1, MAX_BLOCK_ELEMENTS // max(1, tokens))
+def _blocks(tokens: int, weight_VH: torch.Tensor) -> Iterator[slice]:
+    vocabulary, elements = len(weight_VH), MAX_BLOCK_ELEMENTS if weight_VH.is_cpu else MAX_BLOCK_ELEMENTS_ELSEWHERE
+    width = max(1, elements // max(1, tokens))
     return (slice(low, min(low + width, vocabulary)) for low in range(0, vocabulary, width))
 
 
