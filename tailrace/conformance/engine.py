@@ -494,7 +494,7 @@ async def made_tokens(engine: Engine, count: int) -> None:
     """Return once `engine` has made `count` more tokens."""
     target = engine.stats().generated_tokens + count
     while engine.stats().generated_tokens < target:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)  # the engine's thread would have to ask a loop that never rests for every operation
 
 
 async def updated_in_mid_generation(

@@ -126,7 +126,7 @@ class TrainerContract:
         trainer.log_probs(make_samples())
         assert_equal(weights(trainer), before)
         trainer.apply()
-        assert any(not torch.equal(tensor, before[name]) for name, tensor in trainer.weights())
+        assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(trainer).items())
 
     def test_discard_forgets_what_was_accumulated(self, model_dir: Path) -> None:
         """`discard` leaves no gradient and no sum."""
