@@ -30,7 +30,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm lint types layout check-install check docs bench-trl bench-engine bench-adaptive-tp bench-queue bench-weights bench-pipeline chaos clean
+.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-adaptive-tp bench-queue bench-weights bench-pipeline chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -53,6 +53,9 @@ test: $(READY) ## the tests, one process for each core; any warning is an error
 
 test-vllm: $(VLLM_READY) ## the tests of the vLLM engine
 	$(VLLM_VENV)/bin/pytest tests/engine/test_vllm.py tests/engine/test_conformance.py -k vllm
+
+test-gpu: $(READY) ## the tests on an NVIDIA GPU, a few minutes; without one they are skipped
+	$(BIN)/pytest tests/*/test_cuda.py
 
 lint: $(READY) ## ruff
 	$(BIN)/ruff check .

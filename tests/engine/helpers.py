@@ -19,8 +19,10 @@ TINY_GIB = {
 
 
 def make_core(model_dir: Path, **config: Any) -> EngineCore:
+    """Make a core of this section `engine`, on `config["device"]` or a CPU."""
     settings = {"dtype": "float32", "block_size": 4, "kv_cache_gib": 0.01, **config}
-    return EngineCore(NativeEngineConfig(**settings), model_dir, device=torch.device("cpu"))
+    device = torch.device(settings.pop("device", "cpu"))
+    return EngineCore(NativeEngineConfig(**settings), model_dir, device=device)
 
 
 def run_core(core: EngineCore, requests: Sequence[Request], *, stagger: bool = False) -> dict[int, Sample]:
