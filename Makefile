@@ -30,7 +30,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-adaptive-tp bench-queue bench-weights bench-pipeline chaos clean
+.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -83,6 +83,9 @@ bench-trl: $(READY) ## samples/s beside TRL's GRPOTrainer, in an environment of 
 
 bench-engine: $(READY) $(VLLM_READY) ## tokens/s beside vLLM and transformers, TP 2 beside TP 1, group sharing
 	$(BIN)/python benchmarks/bench_engine.py
+
+bench-gpu: $(READY) ## tokens/s on an NVIDIA GPU, with CUDA graphs and without, beside transformers
+	$(BIN)/python benchmarks/bench_gpu.py
 
 bench-adaptive-tp: $(READY) ## adaptive TP beside DP 2 and TP 2 that stay, on a long-tailed workload
 	$(BIN)/python benchmarks/bench_adaptive_tp.py

@@ -92,7 +92,7 @@ def throughput(model_dir: Path, rounds: int) -> dict[str, object]:
         engines = {
             "native": native(stack, model_dir, tp=1, threads=len(CORES)),
             "vllm": start(stack, "vllm", [VLLM_PYTHON, HERE / "engine_vllm.py", model_dir], VLLM_ENVIRONMENT),
-            "hf": start(stack, "hf", [sys.executable, HERE / "engine_hf.py", model_dir]),
+            "hf": start(stack, "hf", [sys.executable, HERE / "engine_hf.py", model_dir, "cpu"]),
         }
         vocab = describe_model(model_dir).vocab
 
@@ -226,7 +226,8 @@ def group_sharing(model_dir: Path, rounds: int) -> dict[str, object]:
 
 def native(stack: ExitStack, model_dir: Path, *, tp: int, threads: int) -> Contestant:
     """Start Tailrace on `tp` ranks with so many threads each."""
-    return start(stack, f"native-tp{tp}", [sys.executable, HERE / "engine_ours.py", model_dir, tp, threads])
+    engine = json.dumps({"tp": tp, "threads_per_rank": threads})
+    return start(stack, f"native-tp{tp}", [sys.executable, HERE / "engine_ours.py", model_dir, "cpu", engine])
 
 
 def start(
@@ -257,12 +258,12 @@ def generate(engine: Contestant, prompts: Prompts, new_tokens: int) -> float:
     return float(figures["seconds"])
 
 
-def medians(cases: Mapping[str, Case], unit: str, rounds: int) -> dict[str, float]:
+def medians(cases: Mapping[str, Case], unit: str, rounds: int, rest_s: float = REST_S) -> dict[str, float]:
     """Return the median figure of each case. In a round, each case has its turn; the first round does not count."""
     measured: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds + 1):
         for name, case in cases.items():
-            time.sleep(REST_S)
+            time.sleep(rest_s)
             figure = case(number)
             print(f"{name:>22} {figure:9.1f} {unit}{'  (warm-up)' if number == 0 else ''}", flush=True)
             if number > 0:

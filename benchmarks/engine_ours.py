@@ -1,4 +1,7 @@
-"""Tailrace's side of `make bench-engine`: MODEL_DIR TP THREADS_PER_RANK. Every token has its log-probability."""
+"""Tailrace's side of `make bench-engine` and `make bench-gpu`: MODEL_DIR DEVICE ENGINE.
+
+ENGINE is the section `engine` of a recipe as JSON. Every token has its log-probability.
+"""
 
 import asyncio
 import sys
@@ -44,13 +47,13 @@ async def run(engine: Engine) -> None:
     await engine.close()
 
 
-def main(model_dir: Path, tp: int, threads: int) -> None:
-    """Run one copy of the model on `tp` ranks."""
-    torch.set_num_threads(threads)
-    config = NativeEngineConfig(tp=tp, threads_per_rank=threads)
+def main(model_dir: Path, device: str, config: NativeEngineConfig) -> None:
+    """Run the engine on `device`. On a CPU this process computes with as many threads as a rank."""
+    if config.threads_per_rank is not None:
+        torch.set_num_threads(config.threads_per_rank)
     with ThreadPoolExecutor(max_workers=1) as executor:
-        asyncio.run(run(make_engine(config, EngineArgs(model_dir=model_dir, device="cpu", executor=executor))))
+        asyncio.run(run(make_engine(config, EngineArgs(model_dir=model_dir, device=device, executor=executor))))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], NativeEngineConfig.model_validate_json(sys.argv[3]))
