@@ -155,7 +155,8 @@ class NativeEngineConfig(AnyEngineConfig):
     cache_on_update: Literal["keep", "recompute"] = "keep"
     """What happens to the cache of unfinished sequences when new weights arrive."""
     cuda_graphs: bool = False
-    """Capture a CUDA graph for each size of a decode step when it first occurs. Has never run on a GPU."""
+    """Capture a CUDA graph for each size of a decode step when it first occurs. Worth setting on a GPU: launching then
+    takes less time. Tested with one rank only."""
     step_timeout_s: Seconds = 600.0
     """Seconds that a step may take; a worker process that takes longer is killed and replaced."""
 

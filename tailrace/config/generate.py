@@ -20,7 +20,7 @@ class _OnEngine(OnDevice):
     seed: Seed = 0
     """Seed of every random choice."""
     device: Device = "cpu"
-    """cpu, cuda, cuda:N, xpu, xpu:N or mps; only cpu has been tested."""
+    """cpu, cuda, cuda:N, xpu, xpu:N or mps; tested on CPUs, and on one NVIDIA GPU."""
     threads: Processes | None = None
     """PyTorch threads; by default as many as the machine has cores."""
     model: ModelConfig = ModelConfig()

@@ -28,7 +28,7 @@ class RunConfig(OnDevice):
     seed: Seed = 0
     """Seed of the prompt order and of every sample's random stream."""
     device: Device = "cpu"
-    """cpu, cuda, cuda:N, xpu, xpu:N or mps; only cpu has been tested."""
+    """cpu, cuda, cuda:N, xpu, xpu:N or mps; tested on CPUs, and on one NVIDIA GPU."""
     threads: Processes | None = None
     """PyTorch threads, with `pipeline.placement: colocated`; by default as many as the machine has cores. Separate
     workers have those of their pools in `cluster`."""

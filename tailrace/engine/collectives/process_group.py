@@ -14,10 +14,11 @@ Backend = Literal["gloo", "nccl"]
 
 
 class ProcessGroupCollective(Collective):
-    """Exchanges in a process group of its own, beside any that the process has already. Has never run on a GPU.
+    """Exchanges in a process group of its own, beside any that the process has already.
 
     Sums are equal on all ranks; three ranks and more add in the backend's order, in the tensor's dtype. With nccl the
-    exchange happens on the current stream, and torch ends a process whose peer is lost.
+    exchange happens on the current stream, and torch ends a process whose peer is lost. nccl has never run between two
+    GPUs.
 
     The constructor returns when all ranks have come. After that the store is not needed any more.
 

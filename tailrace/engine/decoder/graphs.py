@@ -1,4 +1,4 @@
-"""CUDA graphs of decoding steps, captured when a size first occurs. Has never run on a GPU.
+"""CUDA graphs of decoding steps, captured when a size first occurs.
 
 A decoding step launches hundreds of small kernels, and on a fast GPU launching takes longer than computing. A graph
 launches them all at once, but only for fixed shapes and addresses. So steps are padded to a few sizes, and each size
