@@ -39,9 +39,13 @@ def start(mark: str, directory: str) -> "subprocess.Popen[bytes]":
 
 
 def clean_up(mark: str, directory: str, *, limit_s: float = _LIMIT_S) -> None:
-    """Kill all processes that are left of a Ray, and remove its files. `limit_s`: seconds for them to be gone."""
+    """Kill all processes that are left of a Ray, and remove its files and what killed workers have left.
+
+    `limit_s`: seconds for the processes to be gone.
+    """
     kill_all(lambda: _left(mark, directory), limit_s)
     shutil.rmtree(directory, ignore_errors=True)
+    _remove_leftovers()
 
 
 def main() -> None:
