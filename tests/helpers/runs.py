@@ -49,6 +49,7 @@ def small_run(output_dir: Path, model: Path, prompts: Path, **changes: Any) -> R
             values[section] = value
     if values.get("pipeline", {}).get("placement") == "separated":
         del values["threads"]  # their pools set the threads
+        values.setdefault("queue", {"type": "service", "units": 1})  # a process takes half a second to start
     return parse_as(RunConfig, values, source="test")
 
 
