@@ -74,7 +74,7 @@ def test_rows_measured_together_are_the_rows_measured_one_by_one(rows: list[dict
     together = [
         (dict(zip(alike.columns, lengths, strict=True)), size)
         for alike in CODEC.measure_rows(rows)
-        for lengths, size in zip(alike.lengths.tolist(), alike.sizes.tolist(), strict=True)
+        for lengths, size in zip(alike.lengths.tolist(), alike.sizes, strict=True)
     ]
     assert together == [(part.lengths, part.nbytes) for part in map(CODEC.measure, rows)]
     assert [list(lengths) for lengths, _ in together] == [list(cells) for cells in rows]
@@ -258,7 +258,7 @@ def test_many_parts_are_measured_as_each_alone(columns: list[str], data: st.Data
     sizes = CODEC.cell_sizes(columns, lengths)
     for times in (1, 40):  # few parts are measured one by one
         many = np.tile(lengths, (times, 1))
-        assert CODEC.sizes(columns, many).tolist() == times * [layout.nbytes for layout in layouts]
+        assert CODEC.sizes(columns, many) == times * [layout.nbytes for layout in layouts]
     assert (np.cumsum(sizes, axis=1) - sizes).tolist() == [list(layout.offsets.values()) for layout in layouts]
 
 

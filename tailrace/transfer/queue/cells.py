@@ -74,8 +74,8 @@ class Parts:
     columns: tuple[str, ...]
     lengths: IntArray
     """The length of each cell, [rows, columns]; see `Part.lengths`."""
-    sizes: IntArray
-    """The bytes of each part, padding included, [rows]."""
+    sizes: Sequence[int]
+    """The bytes of each part, padding included."""
     nbytes: int
     """The bytes of all parts."""
     chunks: Sequence[tuple[Chunk, ...]]
@@ -88,9 +88,9 @@ class Parts:
     def take(self, places: Sequence[int]) -> "Parts":
         """Return the parts of the rows at these places."""
         index = np.array(places, np.int64)
-        sizes = self.sizes[index]
+        sizes = [self.sizes[place] for place in places]
         chunks = [self.chunks[place] for place in places]
-        return Parts(self.columns, self.lengths[index], sizes, int(sizes.sum()), chunks)
+        return Parts(self.columns, self.lengths[index], sizes, sum(sizes), chunks)
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -182,7 +182,7 @@ class PartCodec:
         if len(rows) == 1:  # many puts are of one row
             part = self.measure(rows[0])
             row = np.array([list(part.lengths.values())], np.int64)
-            return Parts(columns, row, np.array([part.nbytes]), part.nbytes, [part.chunks])
+            return Parts(columns, row, [part.nbytes], part.nbytes, [part.chunks])
         lengths = np.empty((len(rows), len(columns)), np.int64)
         chunks: list[Sequence[Chunk]] = []
         for place, column in enumerate(columns):
@@ -191,16 +191,16 @@ class PartCodec:
             lengths[:, place] = 1 if form.number else list(map(len, chunks[place]))
         sizes = self.sizes(columns, lengths)
         by_row = list(zip(*chunks, strict=True)) if columns else [()] * len(rows)
-        return Parts(columns, lengths, sizes, int(sizes.sum()), by_row)
+        return Parts(columns, lengths, sizes, sum(sizes), by_row)
 
-    def sizes(self, columns: Sequence[str], lengths: IntArray) -> IntArray:
-        """The bytes of parts with cells in `columns`, padding included: [n] for `lengths` [n, columns].
+    def sizes(self, columns: Sequence[str], lengths: IntArray) -> list[int]:
+        """The bytes of n parts with cells in `columns`, padding included, for `lengths` [n, columns].
 
         Raises:
             ColumnError: as for `cell_sizes`.
         """
         if len(lengths) * max(1, len(columns)) > _FEW_CELLS:
-            sizes: IntArray = self.cell_sizes(columns, lengths).sum(axis=1, dtype=np.int64)
+            sizes: list[int] = self.cell_sizes(columns, lengths).sum(axis=1, dtype=np.int64).tolist()
             return sizes
         widths = self._widths.get(tuple(columns)) or self._add_widths(tuple(columns))
         few = []
@@ -211,7 +211,7 @@ class PartCodec:
                     _refuse_lengths(columns, lengths, widths)
                 nbytes += (length * unit + 7) & -8
             few.append(nbytes)
-        return np.array(few, np.int64)
+        return few
 
     def cell_sizes(self, columns: Sequence[str], lengths: IntArray) -> IntArray:
         """The bytes of cells with these lengths, [n, columns], padding included: `layout` for many parts at once.

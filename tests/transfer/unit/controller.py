@@ -126,7 +126,7 @@ class Client:
         runs, memory = described(rows)
         frames, start = [], 0
         for run in runs:
-            size = int(CODEC.sizes(run.columns, run.table()).sum())
+            size = sum(CODEC.sizes(run.columns, run.table()))
             frames.append(bytes(memory[start : start + size]))
             start += size
         assert self.ask(Write(tag, pack(rows), runs, None), frames) == Accepted()

@@ -105,8 +105,8 @@ def _write_all(
 def _stored(rows: Sequence[RowRecord], parts: Sequence[bytes]) -> Parts:
     """Return the parts of rows with cells in the same columns, each in one piece."""
     lengths = np.array([list(row.facts.lengths.values()) for row in rows], np.int64)
-    sizes = np.array([len(part) for part in parts], np.int64)
-    return Parts(tuple(rows[0].facts.lengths), lengths, sizes, int(sizes.sum()), [(part,) for part in parts])
+    sizes = list(map(len, parts))
+    return Parts(tuple(rows[0].facts.lengths), lengths, sizes, sum(sizes), [(part,) for part in parts])
 
 
 def _pieces(session: Session, rows: Sequence[RowRecord]) -> Iterator[list[RowRecord]]:

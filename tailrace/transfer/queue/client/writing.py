@@ -72,7 +72,7 @@ def _cut(parts: Parts, frame_bytes: int) -> Iterator[Parts]:
     """Split parts into pieces of at most `frame_bytes` bytes, except for a single row."""
     first, nbytes = 0, 0
     if parts.nbytes > frame_bytes:
-        for place, size in enumerate(parts.sizes.tolist()):
+        for place, size in enumerate(parts.sizes):
             if place > first and nbytes + size > frame_bytes:
                 yield parts.take(range(first, place))
                 first, nbytes = place, 0

@@ -47,7 +47,7 @@ def part_bytes(codec: PartCodec, runs: Sequence[Run]) -> list[int]:
     Raises:
         ColumnError: an unknown column, or a length that no cell of it has.
     """
-    return [nbytes for run in runs for nbytes in codec.sizes(run.columns, run.table()).tolist()]
+    return [nbytes for run in runs for nbytes in codec.sizes(run.columns, run.table())]
 
 
 def _cell_facts(runs: Sequence[Run], versions: bytes, count: int) -> list[CellFacts]:

@@ -101,13 +101,12 @@ class ArenaStorage(Storage):
     def store(self, written: Sequence[tuple[PartBatch, memoryview]]) -> None:
         """See `Storage.store`."""
         parts = self._new(written)
-        place = self.reserve(sum(memory.nbytes for _, memory in parts))
-        room = self.memory(place)
-        end = 0
-        for _, memory in parts:
-            start, end = end, end + memory.nbytes
-            room[start:end] = memory
-        self.commit(place, [(part, memory.nbytes) for part, memory in parts])
+        nbytes = sum([memory.nbytes for _, memory in parts])
+        address = self._allocate(nbytes) if nbytes else 0
+        for part, memory in parts:
+            self._memory(address, memory.nbytes)[:] = memory
+            self._keep(part, address, memory.nbytes)
+            address += memory.nbytes
 
     @property
     def nbytes(self) -> int:
@@ -157,8 +156,7 @@ class ArenaStorage(Storage):
             if part in repeated:
                 self._runs.free(address, size)
             else:
-                self._parts[part] = _Part(address, size)
-                self._stored += size
+                self._keep(part, address, size)
             address += size
 
     def _repeated(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> Set[PartId]:
@@ -264,6 +262,10 @@ class ArenaStorage(Storage):
             assert address is not None, "a new segment holds the write that it was made for"
         self._idle.discard(split(address)[0])
         return address
+
+    def _keep(self, part: PartId, address: int, size: int) -> None:
+        self._parts[part] = _Part(address, size)
+        self._stored += size
 
     def _take_back(self, place: Place) -> None:
         """End the reservation of a place.

@@ -88,7 +88,7 @@ class PartIndex:
         parts: list[PartId] = []
         part, offsets, lengths, sizes = (np.empty((len(rows), len(columns)), np.int64) for _ in range(4))
         for together in _equal_columns(tags):
-            wanted = part_ids(rows, tags[:, together[0]])
+            wanted = part_ids(rows, tags[:, together[0]].tolist())
             part[:, together] = np.arange(len(parts), len(parts) + len(rows))[:, None]
             parts += wanted
             numbers, lines = split(self._addresses_of(wanted))

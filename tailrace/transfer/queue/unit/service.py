@@ -17,7 +17,7 @@ Redis no longer than its timeout.
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from itertools import islice, repeat
 
 import numpy as np
 
@@ -163,7 +163,7 @@ class StorageUnit(Service):
         message: Write = incoming.message
         rows = unpack(message.rows, 2)
         self._check_current(rows)
-        batches = _batches(codec, part_ids(rows, np.full(len(rows), message.tag)), message.runs)
+        batches = _batches(codec, part_ids(rows, repeat(message.tag)), message.runs)
         if message.place is None:
             self._store(batches, incoming.frames)
         else:
@@ -265,7 +265,7 @@ class StorageUnit(Service):
 
     def _settle(self, incoming: Incoming) -> Reply:
         lost = unpack(incoming.message.parts, 3)
-        parts = part_ids(lost[:, :2], lost[:, 2])
+        parts = part_ids(lost[:, :2], lost[:, 2].tolist())
         for slot, generation in unpack(incoming.message.rows, 2).tolist():
             self._left[slot] = max(self._left.get(slot, -1), generation)
             parts += self._index.of_row(slot, generation)
@@ -292,6 +292,6 @@ def _batches(codec: PartCodec, parts: Sequence[PartId], runs: Sequence[Run]) -> 
     batches = []
     for run in runs:
         lengths = run.table()
-        sizes = codec.sizes(run.columns, lengths).tolist()
+        sizes = codec.sizes(run.columns, lengths)
         batches.append(PartBatch(list(islice(left, run.rows)), run.columns, lengths, sizes))
     return batches
