@@ -315,8 +315,13 @@ def write_rows(parts: Sequence[Parts], memory: memoryview) -> None:
 
 def to_bytes(part: Part) -> bytes:
     """Return the bytes that `write_rows` writes for one part."""
+    return join_cells(part.chunks)
+
+
+def join_cells(chunks: Iterable[Chunk]) -> bytes:
+    """Return the bytes that `write_rows` writes for these cells. For a few cells this is quicker."""
     pieces: list[bytes | memoryview] = []
-    for chunk in part.chunks:
+    for chunk in chunks:
         piece = memoryview(chunk) if isinstance(chunk, bytes) else np.ascontiguousarray(chunk).data
         pieces += (piece, bytes(-piece.nbytes & 7))
     return b"".join(pieces)

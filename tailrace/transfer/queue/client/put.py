@@ -76,7 +76,7 @@ class _Draft:
         numbers = np.array([(row.group_id, row.group_size, row.order) for row in self._rows], np.int64)
         versions = packed_versions(row.cells for row in self._rows)
         not_before = max(0, *(row.not_before for row in self._rows))
-        cells = b"".join(self.batch.frames) if self.is_small else None
+        cells = self.batch.to_bytes() if self.is_small else None
         return Admit(pack(numbers), versions, self.batch.runs, not_before, 0.0, cells)
 
 
@@ -87,7 +87,8 @@ def _admit(session: Session, draft: _Draft, reservations: Reservations, timeout:
     room that other clients may be waiting for. The second try is for rows without a reservation, and for rows that have
     to wait.
     """
-    yield from _reserve(session, draft, reservations)
+    if not draft.is_small:
+        yield from _reserve(session, draft, reservations)
     if reservations.numbers:
         try:
             return (yield from _admit_at_once(session, draft, reservations))

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from tailrace.errors import PeerLost, TailraceError
-from tailrace.transfer.queue.cells import Parts, write_rows
+from tailrace.transfer.queue.cells import Parts, join_cells, write_rows
 from tailrace.transfer.queue.client.directory import endpoint
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.messages import NO_VERSION, Done, Reserve, Reserved, Run, Unit, Write, pack
@@ -51,6 +51,10 @@ class Batch:
             write_rows([alike], frame)
             frames.append(frame)
         return frames
+
+    def to_bytes(self) -> bytes:
+        """Return all parts, one after the other. For a few cells this is quicker than `frames`."""
+        return join_cells(chunk for alike in self._parts for chunks in alike.chunks for chunk in chunks)
 
     def write(self, memory: memoryview) -> None:
         """Write all parts one after the other to `memory`, which has `nbytes` bytes."""
