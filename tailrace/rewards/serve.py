@@ -6,7 +6,6 @@ parent (guard.py). One call is worked on at a time, and the pool limits its time
 asynchronous grader works on several calls, each with its own limit (together.py).
 """
 
-import asyncio
 import os
 from typing import BinaryIO
 
@@ -21,7 +20,6 @@ from tailrace.rewards.base import AsyncGrader, Grade, Grader, GradingRequest
 from tailrace.rewards.factory import make_grader
 from tailrace.rewards.guard import fork_worker
 from tailrace.rewards.results import failed, graded
-from tailrace.rewards.together import serve_together
 from tailrace.rewards.wire import Call, Ready, Reply, Setup, read
 
 
@@ -37,7 +35,9 @@ def main() -> None:
     grader, ready = _load(setup)
     _write(replies, ready)
     if isinstance(grader, AsyncGrader):
-        asyncio.run(serve_together(grader, requests, lambda reply: _write(replies, reply), setup.timeout_s))
+        from tailrace.rewards.together import serve_together  # asyncio would take a quarter of each process's start
+
+        serve_together(grader, requests, lambda reply: _write(replies, reply), setup.timeout_s)
     elif grader is not None:
         _serve(grader, requests, replies)
 

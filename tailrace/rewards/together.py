@@ -15,8 +15,12 @@ from tailrace.rewards.wire import Call, Reply, read
 Write = Callable[[Reply], None]
 
 
-async def serve_together(grader: AsyncGrader, requests: BinaryIO, write: Write, limit_s: float) -> None:
+def serve_together(grader: AsyncGrader, requests: BinaryIO, write: Write, limit_s: float) -> None:
     """Answer each call as soon as its grading has ended, until the input ends. The pool bounds the number of calls."""
+    asyncio.run(_serve(grader, requests, write, limit_s))
+
+
+async def _serve(grader: AsyncGrader, requests: BinaryIO, write: Write, limit_s: float) -> None:
     worker = os.getpid()
 
     async def answer(call: Call) -> None:
