@@ -94,16 +94,7 @@ def throughput(model_dir: Path, rounds: int) -> dict[str, object]:
             "vllm": start(stack, "vllm", [VLLM_PYTHON, HERE / "engine_vllm.py", model_dir], VLLM_ENVIRONMENT),
             "hf": start(stack, "hf", [sys.executable, HERE / "engine_hf.py", model_dir, "cpu"]),
         }
-        vocab = describe_model(model_dir).vocab
-
-        def rate(engine: Contestant, batch: int, number: int) -> float:
-            rng = random.Random(f"round {number}, batch {batch}")  # the same prompts for every engine
-            prompts = draw(rng, batch, PROMPT_TOKENS, vocab)
-            return batch * NEW_TOKENS / generate(engine, prompts, NEW_TOKENS)
-
-        cases = {f"{name} {batch}": partial(rate, engines[name], batch) for batch in BATCH_SIZES for name in engines}
-        measured = medians(cases, "tokens/s", rounds)
-    rates = {name: {str(batch): measured[f"{name} {batch}"] for batch in BATCH_SIZES} for name in engines}
+        rates = rates_of(engines, BATCH_SIZES, describe_model(model_dir).vocab, rounds)
     to_vllm, to_hf = (quotients(rates["native"], rates[peer]) for peer in ("vllm", "hf"))
     return {
         "ratio_to_vllm": to_vllm,
@@ -111,6 +102,26 @@ def throughput(model_dir: Path, rounds: int) -> dict[str, object]:
         "ratio_to_hf": to_hf,
         "tokens_per_s": rates,
     }
+
+
+def rates_of(
+    engines: Mapping[str, Contestant],
+    batch_sizes: Sequence[int],
+    vocab: int,
+    rounds: int,
+    *,
+    new_tokens: int = NEW_TOKENS,
+    rest_s: float = REST_S,
+) -> dict[str, dict[str, float]]:
+    """Return the median tokens per second of each engine at each batch size."""
+
+    def rate(engine: Contestant, batch: int, number: int) -> float:
+        rng = random.Random(f"round {number}, batch {batch}")  # the same prompts for every engine
+        return batch * new_tokens / generate(engine, draw(rng, batch, PROMPT_TOKENS, vocab), new_tokens)
+
+    cases = {f"{name} {batch}": partial(rate, engines[name], batch) for batch in batch_sizes for name in engines}
+    measured = medians(cases, "tokens/s", rounds, rest_s)
+    return {name: {str(batch): measured[f"{name} {batch}"] for batch in batch_sizes} for name in engines}
 
 
 def tensor_parallelism(models: Mapping[str, Path], rounds: int) -> dict[str, object]:

@@ -6,16 +6,14 @@ The first round is warm-up, and the median of the others counts. The last line i
 """
 
 import json
-import random
 import sys
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from bench_engine import HERE, LOGS, NEW_TOKENS, PROMPT_TOKENS, QWEN, draw, generate, medians, quotients, start
+from bench_engine import HERE, LOGS, NEW_TOKENS, QWEN, quotients, rates_of, start
 from gate import Contestant
 from random_model import QWEN_0_5B, write_model
 
@@ -34,19 +32,8 @@ def main(
             "native": native(stack, model_dir, cuda_graphs=False),
             "hf": start(stack, "hf-cuda", [sys.executable, HERE / "engine_hf.py", model_dir, "cuda"]),
         }
-
-        def rate(contestant: Contestant, batch: int, number: int) -> float:
-            rng = random.Random(f"round {number}, batch {batch}")  # the same prompts for every contestant
-            prompts = draw(rng, batch, PROMPT_TOKENS, QWEN_0_5B.vocab_size)
-            return batch * new_tokens / generate(contestant, prompts, new_tokens)
-
-        cases = {
-            f"{name} {batch}": partial(rate, contestant, batch)
-            for batch in BATCH_SIZES
-            for name, contestant in contestants.items()
-        }
-        measured = medians(cases, "tokens/s", rounds, rest_s=0.0)
-    rates = {name: {str(batch): measured[f"{name} {batch}"] for batch in BATCH_SIZES} for name in contestants}
+        vocab = QWEN_0_5B.vocab_size
+        rates = rates_of(contestants, BATCH_SIZES, vocab, rounds, new_tokens=new_tokens, rest_s=0.0)
     figures = {
         "gpu": torch.cuda.get_device_name(),
         "graphs_over_native": quotients(rates["graphs"], rates["native"]),
