@@ -1,5 +1,6 @@
 """The documentation shows what really happens."""
 
+import ast
 import asyncio
 import re
 from collections.abc import Iterator
@@ -218,6 +219,35 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             lost.append(link)
     assert not lost
+
+
+def call_trees(page: Path) -> Iterator[tuple[str, Path]]:
+    """Each call that a tree of the page names, such as `Lane.begin`, with the files that the tree gives for it."""
+    for head, tree in re.findall(r"```text\ncall +file in (\S+)\n(.*?)```", page.read_text(), re.DOTALL):
+        for line in filter(None, tree.splitlines()):
+            calls, _, files = line.strip().rpartition("   ")
+            names = re.split(r", or |, then |; ", re.split(r":| ──|, meanwhile", calls)[0].strip())
+            paths = re.split(r", |; ", files.strip())
+            for place, name in enumerate(names):
+                yield name, ROOT / head / paths[min(place, len(paths) - 1)]
+
+
+def defined(file: Path) -> set[str]:
+    """The functions, classes and methods that a file defines, methods as `Class.method`."""
+    names = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = (part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef))
+            names |= {f"{node.name}.{method.name}" for method in methods}
+    return names
+
+
+def test_every_call_of_a_call_tree_is_in_its_file() -> None:
+    calls = [call for page in PAGES for call in call_trees(page)]
+    assert len(calls) > 80
+    assert [(name, file) for name, file in calls if name not in defined(file)] == []
 
 
 def test_the_index_has_every_page() -> None:
