@@ -5,6 +5,7 @@ TailraceError
 │   ├── ConfigError             a recipe or an override
 │   ├── ModelError              a model reference, its files or its family
 │   ├── PromptError             a prompt source, its columns, its split
+│   ├── TraceError              a trace of a workload, or a file that is to become one
 │   └── CheckpointError         a checkpoint that is missing, corrupt or cannot be written
 ├── QueueError (RuntimeError)   the transfer queue
 │   ├── ColumnError             an unknown column, a wrong dtype or shape, a missing output
@@ -67,6 +68,10 @@ class ModelError(UserError):
 
 class PromptError(UserError):
     """A prompt source cannot be read or split as asked."""
+
+
+class TraceError(UserError):
+    """A trace cannot be read or written, or holds what cannot be."""
 
 
 class CheckpointError(UserError):

@@ -25,6 +25,7 @@ NO_TORCH = {
     "rewards",
     "prompts",
     "planning",
+    "workloads",
     "report",
     "cluster",
 }

@@ -27,6 +27,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "prompts": NOUNS,
         "models": NOUNS,
         "planning": NOUNS,
+        "workloads": NOUNS,
         "report": NOUNS | {"activity"},
         "transfer": NOUNS | {"planning"},
         "engine": NOUNS | {"planning", "models"},
@@ -41,6 +42,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "commands": NOUNS
         | {
             "run",
+            "workloads",
             "algorithms",
             "cluster",
             "transfer",
@@ -52,7 +54,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
             "planning",
             "report",
         },
-        "cli": NOUNS | {"run", "commands", "report"},
+        "cli": NOUNS | {"run", "commands", "report", "workloads"},
         "__main__": {"cli"},
         "__init__": {"api"},
     },
