@@ -1,0 +1,38 @@
+"""The importers by the names of their formats, and the one of a file."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tailrace.errors import TraceError, did_you_mean
+from tailrace.workloads.importers.base import Importer, lines
+from tailrace.workloads.importers.groups import Groups
+from tailrace.workloads.importers.polytrace import PolyTrace
+from tailrace.workloads.importers.services import Azure, Mooncake
+from tailrace.workloads.trace import Provenance, Trace
+
+IMPORTERS: Mapping[str, Importer] = {
+    importer.name: importer for importer in (PolyTrace(), Groups(), Azure(), Mooncake())
+}
+
+
+def import_trace(files: Sequence[Path], provenance: Provenance, *, format: str | None = None) -> Trace:
+    """Read files of others as one trace. Without `format`, the first line tells it.
+
+    Raises:
+        TraceError: there is no file, the format is unknown, or a file is not of it.
+    """
+    if not files:
+        raise TraceError("there is no file to import; name one or more")
+    if format is not None and format not in IMPORTERS:
+        raise TraceError(f"format {format!r} is none of {', '.join(IMPORTERS)}{did_you_mean(format, IMPORTERS)}")
+    importer = _importer_of(files[0]) if format is None else IMPORTERS[format]
+    return importer.read(files, provenance)
+
+
+def _importer_of(file: Path) -> Importer:
+    for _, first in lines(file):
+        for importer in IMPORTERS.values():
+            if importer.reads(first):
+                return importer
+        break
+    raise TraceError(f"{file} does not begin as one of {', '.join(IMPORTERS)}; name its format with --format")

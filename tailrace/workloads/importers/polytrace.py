@@ -1,0 +1,217 @@
+"""PolyTrace's records (Zhou-jiecheng/PolyTrace, section 5 of the paper), as JSON lines, a kind for each file.
+
+    packed lengths   a prompt's length and those of its responses
+    filter indices   which prompts of a step DAPO's filter has kept
+    reward timings   seconds that a rank has graded its responses in
+    conversations    a response with its turns and tool calls
+
+Evaluations (`validate`) are left out. The prompts of a step are numbered rank by rank, as the filter's indices are.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import polars as pl
+
+from tailrace.errors import UNREADABLE, TraceError
+from tailrace.workloads.importers.base import Importer, lines, records
+from tailrace.workloads.trace import Provenance, Trace
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Length = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
+
+
+class _Packed(msgspec.Struct):
+    """The lengths of one prompt and its responses."""
+
+    step: Count
+    dp_rank: Count
+    local_index: Count
+    input: Length
+    output: Annotated[list[Length], msgspec.Meta(min_length=1)]
+    validate: bool = False
+
+
+class _Kept(msgspec.Struct):
+    """The prompts of a step that the filter has kept."""
+
+    workload_step: Count
+    prompt_count: Count
+    kept_prompt_indices: list[Count]
+    validate: bool = False
+
+
+class _RewardTime(msgspec.Struct):
+    """The time of grading the responses of a step on one rank."""
+
+    step: Count
+    dp_rank: Count
+    reward_time_s: Seconds
+    validate: bool = False
+
+
+class _Turn(msgspec.Struct):
+    prompt_tokens: Length
+    completion_tokens: Count
+    cached_tokens: Count | None = None
+    engine_latency_s: Seconds | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    turn: Count
+    tool_name: str | None = None
+    latency_s: Seconds | None = None
+    response_token_len: Count | None = None
+    status: str | None = None
+
+
+class _Conversation(msgspec.Struct):
+    """One response, turn by turn."""
+
+    step: Count
+    prompt_group_id: Count
+    sample_id: Count
+    prompt_len: Length
+    turns: Annotated[list[_Turn], msgspec.Meta(min_length=1)]
+    tool_calls: list[_ToolCall]
+    finish_reason: str | None = None
+    validate: bool = False
+
+
+_Kind = type[_Packed] | type[_Kept] | type[_RewardTime] | type[_Conversation]
+_KINDS: Mapping[str, _Kind] = {
+    "output": _Packed,
+    "kept_prompt_indices": _Kept,
+    "reward_time_s": _RewardTime,
+    "prompt_group_id": _Conversation,
+}
+"""The kind of a record, by a field that no other kind has."""
+
+
+class PolyTrace(Importer):
+    """Reads PolyTrace's files of one workload, in any order."""
+
+    name = "polytrace"
+
+    def reads(self, first: bytes) -> bool:
+        """See `Importer`."""
+        return _kind(first) is not None
+
+    def read(self, files: Sequence[Path], provenance: Provenance) -> Trace:
+        """See `Importer`."""
+        found: dict[_Kind, list[Any]] = {kind: [] for kind in _KINDS.values()}
+        prompts: set[tuple[int, int, int]] = set()
+        for file in files:
+            kind = self._kind_of(file)
+            for number, record in records(file, kind):
+                if not record.validate:
+                    _check_new(record, prompts, f"{file}, record {number}")
+                    found[kind].append(record)
+        if found[_Packed] and found[_Conversation]:
+            raise TraceError(f"{files[0]} and others are packed lengths and conversations; import them one by one")
+        if found[_Conversation]:
+            return Trace.of(pl.DataFrame(_conversations(found[_Conversation])), provenance)
+        samples = _packed(found[_Packed])
+        return Trace.of(_graded(_filtered(samples, found[_Kept]), found[_RewardTime]).drop("dp_rank"), provenance)
+
+    def _kind_of(self, file: Path) -> _Kind:
+        for _, line in lines(file):
+            if (kind := _kind(line)) is not None:
+                return kind
+            break
+        raise TraceError(f"{file}, record 1, has none of PolyTrace's fields {', '.join(_KINDS)}")
+
+
+def _kind(line: bytes) -> _Kind | None:
+    try:
+        record = msgspec.json.decode(line)
+    except UNREADABLE:
+        return None
+    names = record.keys() if isinstance(record, dict) else ()
+    return next((kind for field, kind in _KINDS.items() if field in names), None)
+
+
+def _check_new(record: object, prompts: set[tuple[int, int, int]], where: str) -> None:
+    """Add the prompt of packed lengths to `prompts`, or raise a TraceError where it is there."""
+    if isinstance(record, _Packed):
+        prompt = (record.step, record.dp_rank, record.local_index)
+        if prompt in prompts:
+            raise TraceError(f"{where}: step {prompt[0]} has the prompt {prompt[2]} of rank {prompt[1]} already")
+        prompts.add(prompt)
+
+
+def _packed(found: Sequence[_Packed]) -> pl.DataFrame:
+    """One row a response; `group` is the number of the prompt in its step."""
+    ordered = sorted(found, key=lambda record: (record.step, record.dp_rank, record.local_index))
+    frame = pl.DataFrame(
+        {
+            "step": [record.step for record in ordered],
+            "dp_rank": [record.dp_rank for record in ordered],
+            "prompt_tokens": [record.input for record in ordered],
+            "response_tokens": [record.output for record in ordered],
+        }
+    )
+    numbered = frame.with_columns(
+        pl.int_range(pl.len()).over("step").alias("group"),
+        pl.int_ranges(pl.col("response_tokens").list.len()).alias("sample"),
+    )
+    return numbered.explode("response_tokens", "sample")
+
+
+def _filtered(samples: pl.DataFrame, found: Iterable[_Kept]) -> pl.DataFrame:
+    """Add `kept` for the steps that the filter's files name."""
+    groups: list[tuple[int, int, bool]] = []
+    for record in found:
+        kept = set(record.kept_prompt_indices)
+        groups += [(record.workload_step, index, index in kept) for index in range(record.prompt_count)]
+    if not groups:
+        return samples
+    known = pl.DataFrame(groups, schema=["step", "group", "kept"], orient="row")
+    return samples.join(known, on=["step", "group"], how="left")
+
+
+def _graded(samples: pl.DataFrame, found: Iterable[_RewardTime]) -> pl.DataFrame:
+    """Add `reward_s` for the steps and ranks that the timings name: a rank's responses are graded together."""
+    times = [(record.step, record.dp_rank, record.reward_time_s) for record in found]
+    if not times:
+        return samples
+    known = pl.DataFrame(times, schema=["step", "dp_rank", "reward_s"], orient="row")
+    longest = known.group_by("step", "dp_rank").agg(pl.col("reward_s").max())
+    return samples.join(longest, on=["step", "dp_rank"], how="left")
+
+
+def _conversations(found: Sequence[_Conversation]) -> list[dict[str, Any]]:
+    return [
+        {
+            "step": record.step,
+            "group": record.prompt_group_id,
+            "sample": record.sample_id,
+            "prompt_tokens": record.prompt_len,
+            "response_tokens": sum(turn.completion_tokens for turn in record.turns),
+            "finish_reason": record.finish_reason,
+            "turns": [
+                {
+                    "prompt_tokens": turn.prompt_tokens,
+                    "cached_tokens": turn.cached_tokens,
+                    "generated_tokens": turn.completion_tokens,
+                    "engine_s": turn.engine_latency_s,
+                }
+                for turn in record.turns
+            ],
+            "tool_calls": [
+                {
+                    "turn": call.turn,
+                    "name": call.tool_name,
+                    "seconds": call.latency_s,
+                    "returned_tokens": call.response_token_len,
+                    "status": call.status,
+                    "cached": None,
+                }
+                for call in record.tool_calls
+            ],
+        }
+        for record in found
+    ]
