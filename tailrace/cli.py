@@ -22,6 +22,8 @@ profile = typer.Typer(no_args_is_help=True, help="Measure where time goes.")
 app.add_typer(profile, name="profile")
 queue = typer.Typer(no_args_is_help=True, help="A transfer queue in processes of its own, for several clients.")
 app.add_typer(queue, name="queue")
+trace = typer.Typer(no_args_is_help=True, help="Traces of workloads: lengths and times of samples, without texts.")
+app.add_typer(trace, name="trace")
 
 
 def _path(text: str) -> Path:
@@ -52,6 +54,11 @@ def _program(
 @profile.callback()
 def _profile() -> None:
     """Keep the subcommands of `profile` even with only one."""
+
+
+@trace.callback()
+def _trace() -> None:
+    """Keep the subcommands of `trace` even with only one."""
 
 
 @app.command()
@@ -303,6 +310,50 @@ def top(
     from tailrace.commands.queue_top import show
 
     show(connection, once=once)
+
+
+@trace.command("import")
+def trace_import(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Files of one workload, packed with gzip or not.", metavar="FILE...", parser=_path),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", help="The trace: a .parquet or .jsonl file.", metavar="TRACE", parser=_path),
+    ],
+    format: Annotated[
+        str | None,
+        typer.Option("--format", help="polytrace, groups, azure or mooncake; by default told from the first line."),
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Kind of task, such as mathematics.")] = None,
+    source: Annotated[str | None, typer.Option("--source", help="Origin of the files; by default their names.")] = None,
+    model: Annotated[str, typer.Option("--model", help="The model that generated.")] = "",
+    hardware: Annotated[str, typer.Option("--hardware", help="What it ran on.")] = "",
+    algorithm: Annotated[str, typer.Option("--algorithm", help="What it was trained with.")] = "",
+    licence: Annotated[str, typer.Option("--licence", help="Of the files.")] = "",
+    context: Annotated[
+        int | None, typer.Option("--context", help="Most tokens of a prompt and its response; more is an error.", min=1)
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", help="Most tokens of a response; more is an error.", min=1)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the trace where it exists.")] = False,
+) -> None:
+    """Read the files of another program's trace, and write one of Tailrace's."""
+    from tailrace.commands.trace_import import trace_import as import_files
+    from tailrace.workloads.trace import Provenance
+
+    provenance = Provenance(
+        source=source or ", ".join(file.name for file in files),
+        model=model,
+        hardware=hardware,
+        algorithm=algorithm,
+        licence=licence,
+        context=context,
+        max_new_tokens=max_new_tokens,
+    )
+    typer.echo(import_files(files, output, provenance, format=format, task=task, force=force))
 
 
 @app.command()

@@ -29,6 +29,7 @@ from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tailrace.transfer.queue.rows.table import check_table
 from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.types import Value
+from tailrace.workloads.trace import COLUMNS
 from tests.conftest import TinyModel
 from tests.helpers.runs import small_run
 from tests.transfer.processes.test_supervisor import queue
@@ -248,6 +249,12 @@ def test_every_call_of_a_call_tree_is_in_its_file() -> None:
     calls = [call for page in PAGES for call in call_trees(page)]
     assert len(calls) > 80
     assert [(name, file) for name, file in calls if name not in defined(file)] == []
+
+
+def test_every_column_of_a_trace_is_explained() -> None:
+    page = (ROOT / "docs" / "workloads.md").read_text()
+    for name, column in COLUMNS.items():
+        assert f"| `{name}` | {'always' if column.is_required else ''} | {column.meaning} |" in page
 
 
 def test_the_index_has_every_page() -> None:

@@ -1,0 +1,49 @@
+"""`tailrace trace import`: reads the trace of another program, and writes it as one of Tailrace's."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from tailrace.commands.files import check_new_file
+from tailrace.report.text import counted
+from tailrace.workloads.files import check_name, write_trace
+from tailrace.workloads.importers.factory import import_trace
+from tailrace.workloads.trace import Provenance, Trace
+
+
+def trace_import(
+    files: Sequence[Path],
+    output: Path,
+    provenance: Provenance,
+    *,
+    format: str | None = None,
+    task: str | None = None,
+    force: bool = False,
+) -> str:
+    """Import files as one trace and write it. Return a line about it.
+
+    Args:
+        format: see `import_trace`.
+        task: the kind of task of all samples.
+        force: replace the output where it exists.
+
+    Raises:
+        UserError: a file is not of the format, or the output cannot be made. Nothing is written.
+    """
+    check_name(output)
+    check_new_file("--output", output, force=force)
+    trace = import_trace(files, provenance, format=format)
+    if task is not None:
+        trace = Trace.of(trace.samples.with_columns(pl.lit(task).alias("task")), trace.provenance)
+    write_trace(trace, output)
+    return f"{output}: {summary(trace)}"
+
+
+def summary(trace: Trace) -> str:
+    """Say how much a trace holds."""
+    samples = trace.samples
+    if trace.provenance.is_service:
+        return f"{counted(len(trace), 'request')} of a service"
+    groups = samples.select(pl.struct("step", "group").n_unique()).item()
+    return f"{counted(len(trace), 'sample')} in {counted(groups, 'group')} and {counted(len(trace.steps), 'step')}"
