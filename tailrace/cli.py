@@ -56,11 +56,6 @@ def _profile() -> None:
     """Keep the subcommands of `profile` even with only one."""
 
 
-@trace.callback()
-def _trace() -> None:
-    """Keep the subcommands of `trace` even with only one."""
-
-
 @app.command()
 def train(
     recipe: Annotated[
@@ -354,6 +349,17 @@ def trace_import(
         max_new_tokens=max_new_tokens,
     )
     typer.echo(import_files(files, output, provenance, format=format, task=task, force=force))
+
+
+@trace.command()
+def describe(
+    traces: Annotated[list[Path], typer.Argument(help="Traces, side by side.", metavar="TRACE...", parser=_path)],
+    json: Annotated[bool, typer.Option("--json", help="Print all figures as a JSON list, by step as well.")] = False,
+) -> None:
+    """Print the figures of traces: lengths, prompts, tails, turns, tools."""
+    from tailrace.commands.trace_describe import describe as describe_traces
+
+    describe_traces(traces, as_json=json)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """Workloads: what an RL step costs, without its texts.
 
-trace       the schema of a trace: a sample with its lengths, times, turns and tool calls
-files       traces as Parquet, and as JSON lines for people
-importers   traces of others, each format a file
+trace              the schema of a trace: a sample with its lengths, times, turns and tool calls
+files              traces as Parquet, and as JSON lines for people
+importers          traces of others, each format a file
+characterization   what a trace looks like, in figures
 """

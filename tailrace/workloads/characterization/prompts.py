@@ -1,0 +1,57 @@
+"""How far the samples of a prompt are alike, and what a scheduler that knows that can gain.
+
+PolyTrace (section 3.1, figure 5) sees similar lengths within a prompt, and StreamRL (section 5) ranks by such lengths.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+LONGEST = (20, 10, 5)
+"""The percentages of longest samples whose recall is told."""
+
+
+def intraclass_correlation(lengths: npt.ArrayLike, groups: npt.ArrayLike) -> float | None:
+    """The share of the variance of log-length that the prompt explains, from 0 (and below, by chance) to 1.
+
+    It is the one-way random-effects estimate, ICC(1) (Shrout and Fleiss 1979, "Intraclass correlations"), with the
+    mean size of unequal groups that the analysis of variance asks for. None where no group has two samples, there is
+    one group alone, or all lengths are equal.
+
+    Args:
+        lengths: [n] tokens.
+        groups: [n] the number of each sample's prompt.
+    """
+    logs = np.log(np.asarray(lengths, np.float64))
+    _, index, counts = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
+    samples, prompts = len(logs), len(counts)
+    if prompts < 2 or samples == prompts:
+        return None
+    means = np.bincount(index, logs) / counts
+    between = float((counts * (means - logs.mean()) ** 2).sum()) / (prompts - 1)
+    within = float(((logs - means[index]) ** 2).sum()) / (samples - prompts)
+    size = (samples - float((counts**2).sum()) / samples) / (prompts - 1)
+    total = between + (size - 1) * within
+    return (between - within) / total if total else None
+
+
+def longest_recall(lengths: npt.ArrayLike, groups: npt.ArrayLike, percent: float) -> float | None:
+    """The share of the longest `percent` that is found by the mean length of each prompt's other samples.
+
+    As many samples are foretold as there are longest ones. Chance alone finds `percent`. None where no prompt has two
+    samples.
+
+    Args:
+        lengths: [n] tokens of the samples of one step.
+        groups: [n] the number of each sample's prompt; samples without another of their prompt are left out.
+    """
+    array = np.asarray(lengths, np.float64)
+    _, index, counts = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
+    known = counts[index] > 1
+    if not known.any():
+        return None
+    others = (np.bincount(index, array)[index] - array)[known] / (counts[index][known] - 1)
+    array = array[known]
+    wanted = max(1, round(len(array) * percent / 100))
+    longest = np.argsort(-array, kind="stable")[:wanted]
+    foretold = np.argsort(-others, kind="stable")[:wanted]
+    return len(np.intersect1d(longest, foretold)) / wanted

@@ -1,0 +1,59 @@
+"""A description has the figures that its trace can give, and no others."""
+
+import polars as pl
+import pytest
+
+from tailrace.workloads.characterization.description import Description
+from tailrace.workloads.trace import Provenance, Trace
+
+CALL = {"turn": 0, "name": "search", "seconds": 0.5, "returned_tokens": 30, "status": None, "cached": None}
+TURN = {"prompt_tokens": 10, "cached_tokens": None, "generated_tokens": 5, "engine_s": None}
+
+
+def described(*, is_service: bool = False, **columns: list[object]) -> Description:
+    size = len(columns["response_tokens"])
+    numbers = {"step": [0] * size, "group": [0] * size, "sample": list(range(size)), "prompt_tokens": [10] * size}
+    return Description.of(Trace.of(pl.DataFrame(numbers | columns), Provenance(source="test", is_service=is_service)))
+
+
+def test_figures_of_steps_and_prompts_are_those_of_their_samples() -> None:
+    found = described(
+        step=[0, 0, 0, 0, 1, 1],
+        group=[0, 0, 1, 1, 0, 0],
+        prompt_tokens=[10, 10, 20, 20, 30, 30],
+        response_tokens=[5, 5, 8, 8, 11, 11],
+    )
+    assert (found.samples, found.groups, [step.step for step in found.steps]) == (6, 3, [0, 1])
+    assert [step.response_tokens.mean for step in found.steps] == [6.5, 11.0]
+    assert found.correlation == pytest.approx(1.0)
+    assert found.prompt_share == pytest.approx(1.0)
+    assert found.longest_recall == {20: 1.0, 10: 1.0, 5: 1.0}
+    assert found.tail_share == 0.0
+    assert [found.turns, found.tool_seconds, found.kept_share, found.correct] == [None] * 4
+
+
+def test_rewards_filters_turns_and_tools_are_described_where_a_trace_has_them() -> None:
+    found = described(
+        response_tokens=[5, 9, 100],
+        reward=[1.0, 0.0, None],
+        kept=[True, False, None],
+        turns=[[TURN, TURN], [TURN], None],
+        tool_calls=[[CALL, CALL | {"seconds": 1.5}], [], None],
+    )
+    assert found.correct is not None
+    assert found.wrong is not None
+    assert (found.correct.mean, found.wrong.mean, found.kept_share) == (5.0, 9.0, 0.5)
+    assert found.turns is not None
+    assert found.turns.mean == 1.5
+    assert found.tool_seconds is not None
+    assert (found.tool_seconds.count, found.tool_seconds.mean) == (2, 1.0)
+    assert found.returned_tokens is not None
+    assert found.returned_tokens.mean == 30.0
+
+
+def test_a_service_has_no_prompts_to_compare_and_no_steps_to_drain() -> None:
+    found = described(is_service=True, group=[0, 1, 2], sample=[0, 0, 0], response_tokens=[5, 9, 100])
+    assert found.prompt_share is None
+    assert found.tail_share is None
+    assert found.longest_recall == {}
+    assert found.correlation is None  # all prompts are as long

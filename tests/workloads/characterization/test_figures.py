@@ -1,0 +1,71 @@
+"""Figures of traces, against values worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.workloads.characterization.distribution import Distribution
+from tailrace.workloads.characterization.prompts import intraclass_correlation, longest_recall
+from tailrace.workloads.characterization.steps import tail_share
+
+
+def test_a_distribution_has_its_figures() -> None:
+    found = Distribution.of([2, 4, 4, 4, 5, 5, 7, 9])
+    assert found is not None
+    assert (found.count, found.mean, found.deviation, found.least, found.most) == (8, 5.0, 2.0, 2.0, 9.0)
+    assert found.percentiles[50] == 4.5
+    assert found.variation == 0.4
+    assert found.tail == pytest.approx(9 / 7.6)
+    assert Distribution.of([]) is None
+
+
+def test_the_prompt_explains_the_share_of_variance_of_the_closed_form() -> None:
+    # Two prompts of two: logs 1 and 3, 5 and 7. Between: 2 · ((2 - 4)² + (6 - 4)²) / 1 = 16; within: 4 / 2 = 2.
+    lengths = np.exp([1, 3, 5, 7])
+    assert intraclass_correlation(lengths, [0, 0, 1, 1]) == pytest.approx((16 - 2) / (16 + 2))
+    # Groups of 2 and 1 with logs 1, 3 and 5: between 2 · (2 - 3)² + (5 - 3)² = 6, within 2, size 3 - 5 / 3 = 4 / 3.
+    assert intraclass_correlation(np.exp([1, 3, 5]), [0, 0, 1]) == pytest.approx((6 - 2) / (6 + 2 / 3))
+
+
+def test_the_share_is_found_that_samples_were_drawn_with() -> None:
+    random = np.random.default_rng(0)
+    prompts = np.repeat(random.normal(6, 0.8, 2000), 8)
+    lengths = np.exp(prompts + random.normal(0, 0.6, 16000))
+    share = intraclass_correlation(lengths, np.repeat(np.arange(2000), 8))
+    assert share == pytest.approx(0.8**2 / (0.8**2 + 0.6**2), abs=0.02)
+
+
+def test_prompts_explain_nothing_where_there_is_nothing_to_compare() -> None:
+    assert intraclass_correlation([5, 6, 7], [0, 1, 2]) is None  # one sample a prompt
+    assert intraclass_correlation([5, 6], [0, 0]) is None  # one prompt
+    assert intraclass_correlation([5, 5, 5, 5], [0, 0, 1, 1]) is None  # equal lengths
+    assert intraclass_correlation([5, 5, 9, 9], [0, 0, 1, 1]) == pytest.approx(1.0)
+
+
+def test_the_longest_are_found_by_the_other_samples_of_their_prompts() -> None:
+    alike = np.repeat([10, 20, 30, 40, 50], 2)
+    assert longest_recall(alike, np.repeat(np.arange(5), 2), 20) == 1.0
+    # the longest two are 100 and 90; the others of their prompts are short, so 50 and 51 are foretold by 90 and 100
+    lengths = [100, 1, 90, 2, 50, 51, 3, 4, 5, 6]
+    assert longest_recall(lengths, np.repeat(np.arange(5), 2), 20) == 0.0
+    assert longest_recall([5, 6], [0, 1], 20) is None
+    assert longest_recall([5, 6, 50, 60, 900], [0, 0, 1, 1, 2], 50) == 1.0  # a sample alone is left out
+
+
+def test_a_step_drains_alone_for_the_share_of_its_longest() -> None:
+    assert tail_share([10] * 10) == 0.0
+    assert tail_share([10] * 19 + [40]) == 0.75  # from 10 on one of twenty runs
+    assert tail_share([10] * 9 + [40]) == 0.0  # one of ten is not fewer than a tenth
+    assert tail_share([7]) == 0.0
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=200))
+def test_the_tail_is_a_part_of_the_step_and_fewer_than_a_tenth_run_in_it(lengths: list[int]) -> None:
+    share = tail_share(lengths)
+    assert 0.0 <= share < 1.0
+    begins = (1 - share) * max(lengths)
+    assert sum(length > begins + 1e-6 for length in lengths) < 0.1 * len(lengths)
+    assert math.isclose(share, 0.0) or sum(length >= begins - 1e-6 for length in lengths) >= 0.1 * len(lengths)
