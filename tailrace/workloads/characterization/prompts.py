@@ -1,6 +1,6 @@
 """How far the samples of a prompt are alike, and what a scheduler that knows that can gain.
 
-PolyTrace (section 3.1, figure 5) sees similar lengths within a prompt, and StreamRL (section 5) ranks by such lengths.
+PolyTrace (section 3.1, figure 5) sees similar lengths within a prompt. StreamRL (section 5.2) ranks prompts by length.
 """
 
 import numpy as np
