@@ -36,7 +36,7 @@ def test_what_cannot_be_imported_leaves_nothing(tailrace_here: Command, groups: 
     output = tmp_path / "a.parquet"
     for arguments, message in {
         ("--max-new-tokens", "2"): "groups.jsonl, row 1 (step 0, group 4, sample 0): response_tokens is 3; expected",
-        ("--format", "azure"): f"{groups} is not of the Azure trace",
+        ("--format", "azure"): f"{groups} does not begin as the Azure trace",
         ("--format", "group"): "format 'group' is none of polytrace, groups, azure, mooncake; did you mean 'groups'?",
     }.items():
         done = tailrace_here("trace", "import", str(groups), "--output", str(output), *arguments)

@@ -1,11 +1,11 @@
 """An importer reads the files of one format as one trace."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from gzip import BadGzipFile
 from gzip import open as open_gzip
 from pathlib import Path
-from typing import IO, TypeVar, cast
+from typing import IO, Annotated, TypeVar, cast
 
 import msgspec
 
@@ -13,6 +13,11 @@ from tailrace.errors import UNREADABLE, TraceError, one_line
 from tailrace.workloads.trace import Provenance, Trace
 
 Record = TypeVar("Record", bound=msgspec.Struct)
+_MOST = 2**31 - 1
+"""The largest number that a trace's columns of tokens and steps hold."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+Length = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
 
 
 class Importer(ABC):
@@ -56,6 +61,15 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
         damaged = ", or is damaged" if isinstance(error, BadGzipFile | EOFError) else ""
         reason = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
         raise TraceError(f"{path} cannot be read{damaged}: {reason}") from None
+
+
+def fields(line: bytes) -> Set[str]:
+    """Return the names of the fields of a JSON record; none where the line is no such record."""
+    try:
+        record = msgspec.json.decode(line)
+    except UNREADABLE:
+        return set()
+    return record.keys() if isinstance(record, dict) else set()
 
 
 def records(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:

@@ -35,4 +35,6 @@ def _importer_of(file: Path) -> Importer:
             if importer.reads(first):
                 return importer
         break
+    else:
+        raise TraceError(f"{file} is empty; a trace needs at least one sample")
     raise TraceError(f"{file} does not begin as one of {', '.join(IMPORTERS)}; name its format with --format")

@@ -7,19 +7,16 @@ from typing import Annotated
 import msgspec
 import polars as pl
 
-from tailrace.errors import UNREADABLE, TraceError
-from tailrace.workloads.importers.base import Importer, records
+from tailrace.errors import TraceError
+from tailrace.workloads.importers.base import Count, Importer, Length, fields, records
 from tailrace.workloads.trace import Provenance, Trace
-
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_Length = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _Group(msgspec.Struct, forbid_unknown_fields=True):
-    group: _Count
-    prompt_len: _Length
-    out_lens: Annotated[list[_Length], msgspec.Meta(min_length=1)]
-    step: _Count = 0
+    group: Count
+    prompt_len: Length
+    out_lens: Annotated[list[Length], msgspec.Meta(min_length=1)]
+    step: Count = 0
 
 
 class Groups(Importer):
@@ -29,11 +26,7 @@ class Groups(Importer):
 
     def reads(self, first: bytes) -> bool:
         """See `Importer`."""
-        try:
-            msgspec.json.decode(first, type=_Group)
-        except UNREADABLE:
-            return False
-        return True
+        return "out_lens" in fields(first)
 
     def read(self, files: Sequence[Path], provenance: Provenance) -> Trace:
         """See `Importer`."""

@@ -15,13 +15,9 @@ from typing import Annotated, Any
 import msgspec
 import polars as pl
 
-from tailrace.errors import UNREADABLE, TraceError
-from tailrace.workloads.importers.base import Importer, lines, records
+from tailrace.errors import TraceError
+from tailrace.workloads.importers.base import Count, Importer, Length, Seconds, fields, lines, records
 from tailrace.workloads.trace import Provenance, Trace
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Length = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
 
 
 class _Packed(msgspec.Struct):
@@ -114,6 +110,8 @@ class PolyTrace(Importer):
             raise TraceError(f"{files[0]} and others are packed lengths and conversations; import them one by one")
         if found[_Conversation]:
             return Trace.of(pl.DataFrame(_conversations(found[_Conversation])), provenance)
+        if not found[_Packed]:
+            raise TraceError(f"{files[0]} has no lengths of training; give packed lengths or conversations as well")
         samples = _packed(found[_Packed])
         return Trace.of(_graded(_filtered(samples, found[_Kept]), found[_RewardTime]).drop("dp_rank"), provenance)
 
@@ -126,11 +124,7 @@ class PolyTrace(Importer):
 
 
 def _kind(line: bytes) -> _Kind | None:
-    try:
-        record = msgspec.json.decode(line)
-    except UNREADABLE:
-        return None
-    names = record.keys() if isinstance(record, dict) else ()
+    names = fields(line)
     return next((kind for field, kind in _KINDS.items() if field in names), None)
 
 

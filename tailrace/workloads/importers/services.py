@@ -8,18 +8,19 @@ in seconds since the first.
 """
 
 from collections.abc import Sequence
-from io import BytesIO
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import polars as pl
 
-from tailrace.errors import UNREADABLE, TraceError, one_line
-from tailrace.workloads.importers.base import Importer, lines, records
+from tailrace.errors import TraceError, one_line
+from tailrace.workloads.importers.base import Importer, Length, fields, lines, records
 from tailrace.workloads.trace import Provenance, Trace
 
 _AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+_REQUEST = {"start": pl.Float64, "prompt_tokens": pl.Int64, "response_tokens": pl.Int64}
 
 
 class Azure(Importer):
@@ -29,7 +30,7 @@ class Azure(Importer):
 
     def reads(self, first: bytes) -> bool:
         """See `Importer`."""
-        return first.decode(errors="replace").strip().split(",") == _AZURE
+        return _columns(first) == _AZURE
 
     def read(self, files: Sequence[Path], provenance: Provenance) -> Trace:
         """See `Importer`."""
@@ -37,24 +38,39 @@ class Azure(Importer):
 
 
 def _azure(file: Path) -> pl.DataFrame:
-    text = b"".join(line.rstrip(b"\r\n") + b"\n" for _, line in lines(file))
-    schema = {"TIMESTAMP": pl.String, "ContextTokens": pl.Int64, "GeneratedTokens": pl.Int64}
+    table = lines(file)
+    _, header = next(table, (0, b""))
+    if _columns(header) != _AZURE:
+        raise TraceError(f"{file} does not begin as the Azure trace, with {','.join(_AZURE)}")
+    return pl.DataFrame([_azure_request(file, *line) for line in table], schema=_REQUEST, orient="row")
+
+
+def _columns(line: bytes) -> list[str]:
+    return line.decode(errors="replace").strip().split(",")
+
+
+def _azure_request(file: Path, number: int, line: bytes) -> tuple[float, int, int]:
+    texts = _columns(line)
+    if len(texts) != len(_AZURE):
+        raise TraceError(f"{file}, record {number}, has {len(texts)} fields; expected {', '.join(_AZURE)}")
     try:
-        frame = pl.read_csv(BytesIO(text), schema=schema)
-        return frame.select(
-            start=pl.col("TIMESTAMP").str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="ns").dt.epoch("ns") / 1e9,
-            prompt_tokens="ContextTokens",
-            response_tokens="GeneratedTokens",
-        )
-    except pl.exceptions.PolarsError as error:
-        raise TraceError(f"{file} is not of the Azure trace ({', '.join(_AZURE)}): {one_line(error)}") from None
+        start = datetime.fromisoformat(texts[0]).timestamp()
+    except ValueError:
+        raise TraceError(f"{file}, record {number}: {_AZURE[0]} is {texts[0]!r}; expected a date and a time") from None
+    tokens = []
+    for name, text in zip(_AZURE[1:], texts[1:], strict=True):
+        try:
+            tokens.append(msgspec.convert(text, Length, strict=False))
+        except msgspec.ValidationError as error:
+            raise TraceError(f"{file}, record {number}: {name} is {text!r}; {one_line(error)}") from None
+    return start, tokens[0], tokens[1]
 
 
 class _Request(msgspec.Struct):
     timestamp: Annotated[float, msgspec.Meta(ge=0.0)]
     """Milliseconds."""
-    input_length: Annotated[int, msgspec.Meta(ge=1)]
-    output_length: Annotated[int, msgspec.Meta(ge=1)]
+    input_length: Length
+    output_length: Length
 
 
 class Mooncake(Importer):
@@ -64,11 +80,7 @@ class Mooncake(Importer):
 
     def reads(self, first: bytes) -> bool:
         """See `Importer`."""
-        try:
-            msgspec.json.decode(first, type=_Request)
-        except UNREADABLE:
-            return False
-        return True
+        return {"timestamp", "input_length", "output_length"} <= fields(first)
 
     def read(self, files: Sequence[Path], provenance: Provenance) -> Trace:
         """See `Importer`."""
@@ -79,7 +91,7 @@ class Mooncake(Importer):
                 "prompt_tokens": [record.input_length for record in found],
                 "response_tokens": [record.output_length for record in found],
             },
-            schema={"start": pl.Float64, "prompt_tokens": pl.Int64, "response_tokens": pl.Int64},
+            schema=_REQUEST,
         )
         return _service(frame, provenance)
 

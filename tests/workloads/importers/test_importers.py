@@ -146,6 +146,7 @@ def test_requests_of_services_are_groups_of_one(tmp_path: Path) -> None:
         (PACKED | {"input": "ten"}, "record 2: Expected `int`, got `str` - at `$.input`"),
         ({"output": [5]}, "record 2: Object missing required field"),
         (PACKED, "record 2: step 3 has the prompt 0 of rank 0 already"),
+        (PACKED | {"input": 2**31}, "record 2: Expected `int` <= 2147483647 - at `$.input`"),
     ],
 )
 def test_a_record_that_is_not_of_the_format_is_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
@@ -172,6 +173,28 @@ def test_a_file_that_nobody_knows_is_named(tmp_path: Path) -> None:
     cut.write_bytes(gzip.compress(json.dumps(TALK).encode())[:-10])
     with pytest.raises(TraceError, match=re.escape(f"{cut} cannot be read, or is damaged")):
         import_trace([cut], HERE)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("2023-11-16 18:17:03.97,5", "record 3, has 2 fields; expected TIMESTAMP, ContextTokens, GeneratedTokens"),
+        ("yesterday,5,7", "record 3: TIMESTAMP is 'yesterday'; expected a date and a time"),
+        ("2023-11-16 18:17:03.97,5,many", "record 3: GeneratedTokens is 'many'; Expected `int`, got `str`"),
+        ("2023-11-16 18:17:03.97,0,5", "record 3: ContextTokens is '0'; Expected `int` >= 1"),
+    ],
+)
+def test_a_request_of_azure_that_cannot_be_is_named(tmp_path: Path, line: str, message: str) -> None:
+    file = tmp_path / "azure.csv"
+    file.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n{line}\n")
+    with pytest.raises(TraceError, match=re.escape(message)):
+        import_trace([file], HERE)
+
+
+def test_a_filter_alone_is_no_trace(tmp_path: Path) -> None:
+    kept = written(tmp_path / "kept.jsonl", [{"workload_step": 3, "prompt_count": 2, "kept_prompt_indices": [1]}])
+    with pytest.raises(TraceError, match="has no lengths of training; give packed lengths or conversations as well"):
+        import_trace([kept], HERE)
 
 
 def test_packed_lengths_and_conversations_are_two_traces(tmp_path: Path) -> None:
