@@ -78,9 +78,11 @@ def test_a_filter_and_timings_of_rewards_join_their_groups_and_ranks(tmp_path: P
 
 def test_conversations_keep_their_turns_and_calls(tmp_path: Path) -> None:
     file = tmp_path / "multiturn_workload_step_1.jsonl.gz"
+    silent = TALK | {"sample_id": 0, "turns": TALK["turns"][:1], "tool_calls": []}
     with gzip.open(file, "wt") as packed:
-        packed.write(json.dumps(TALK) + "\n")
-    [sample] = import_trace([file], HERE).samples.rows(named=True)
+        packed.writelines(json.dumps(record) + "\n" for record in (TALK, silent))
+    [first, sample] = import_trace([file], HERE).samples.rows(named=True)
+    assert (first["response_tokens"], len(first["turns"]), first["tool_calls"]) == (4, 1, None)
     known = {name: value for name, value in sample.items() if value is not None}
     assert known == {
         "step": 1,
