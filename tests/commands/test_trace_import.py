@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.workloads.files import read_trace
+from tailrace.workloads.importers.factory import IMPORTERS
 from tests.conftest import Command
 
 GROUPS = '{"group": 4, "prompt_len": 10, "out_lens": [3, 1]}\n{"group": 2, "prompt_len": 8, "out_lens": [2]}\n'
@@ -55,3 +56,11 @@ def test_a_trace_is_replaced_only_when_asked(tailrace_here: Command, groups: Pat
     assert (done.returncode, output.read_text()) == (2, "mine")
     assert "exists; give another file, or replace it with --force" in done.stderr
     assert tailrace_here("trace", "import", str(groups), "--output", str(output), "--force").returncode == 0
+
+
+def test_every_format_is_named_in_the_help_and_on_its_page(tailrace_here: Command) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
+    shown = tailrace_here("trace", "import", "--help").stdout
+    for name in IMPORTERS:
+        assert name in shown
+        assert f"| `{name}` |" in page
