@@ -12,6 +12,7 @@ import msgspec
 
 from tailrace.errors import UserError
 from tailrace.events import Event, owner_only, read_events
+from tailrace.host.whole_file import whole_file
 from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.report.samples import SampleRecord, read_samples
@@ -119,14 +120,10 @@ def write_file(run_dir: Path, name: str, content: bytes) -> Path:
     Raises:
         UserError: the operating system refused to write it, for example because the disk is full.
     """
-    path, partial = run_dir / name, run_dir / f".{name}.partial"
+    path = run_dir / name
     try:
-        try:
-            with open(partial, "wb", opener=owner_only) as file:
-                file.write(content)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with whole_file(path) as partial, open(partial, "wb", opener=owner_only) as file:
+            file.write(content)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}; make room, or see who may write there") from None
     return path

@@ -16,6 +16,7 @@ import msgspec
 
 from tailrace.errors import UNREADABLE, UserError
 from tailrace.events import Event, drop_cut_line, owner_only
+from tailrace.host.whole_file import whole_file
 from tailrace.registers.events import EventKind
 
 
@@ -149,13 +150,12 @@ class SampleFile:
         kept = {place for place in self._places if wanted(place)}
         if kept == self._places:
             return
-        partial = self._path.with_name(f".{self._path.name}.partial")
-        try:
-            with self._path.open("rb") as old, open(partial, "wb", opener=owner_only) as new:
-                new.writelines(line for line in old if _PLACE.decode(line).place in kept)
-            partial.replace(self._path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with (
+            whole_file(self._path) as partial,
+            self._path.open("rb") as old,
+            open(partial, "wb", opener=owner_only) as new,
+        ):
+            new.writelines(line for line in old if _PLACE.decode(line).place in kept)
         self._places = kept
 
     def _refused(self, error: OSError) -> UserError:

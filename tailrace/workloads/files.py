@@ -4,7 +4,6 @@ Both carry the version of the schema and the provenance: Parquet in its metadata
 lines leave nulls out.
 """
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import msgspec
 import polars as pl
 
 from tailrace.errors import UNREADABLE, TraceError, one_line
+from tailrace.host.whole_file import whole_file
 from tailrace.workloads.trace import COLUMNS, FORMAT, Provenance, Trace
 
 _KEY = "tailrace_trace"
@@ -45,14 +45,11 @@ def write_trace(trace: Trace, path: Path) -> None:
     """
     check_name(path)
     write = _write_parquet if path.suffix == ".parquet" else _write_lines
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        write(trace, partial)
-        os.replace(partial, path)
+        with whole_file(path) as partial:
+            write(trace, partial)
     except OSError as error:
         raise TraceError(f"{path} cannot be written: {error.strerror or one_line(error)}") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_trace(path: Path) -> Trace:
