@@ -7,6 +7,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from tailrace.report.text import number, percent
 from tailrace.workloads.characterization.description import Description
 from tailrace.workloads.characterization.distribution import Distribution
 from tailrace.workloads.files import read_trace
@@ -48,25 +49,21 @@ def figures(description: Description) -> Iterator[tuple[str, str]]:
     if d.correlation is not None:
         yield "correlation of prompt and response", f"{d.correlation:.2f}"
     if d.prompt_share is not None:
-        yield "variance of log-length that the prompt explains", f"{d.prompt_share:.1%}"
-    for percent, recall in d.longest_recall.items():
-        yield f"longest {percent} % found by a prompt's other samples", f"{recall:.1%}"
+        yield "variance of log-length that the prompt explains", percent(d.prompt_share)
+    for part, recall in d.longest_recall.items():
+        yield f"longest {part} % found by a prompt's other samples", percent(recall)
     if d.tail_share is not None:
-        yield "generation with fewer than a tenth running", f"{d.tail_share:.1%}"
+        yield "generation with fewer than a tenth running", percent(d.tail_share)
     if d.kept_share is not None:
-        yield "kept by the filter", f"{d.kept_share:.1%}"
+        yield "kept by the filter", percent(d.kept_share)
 
 
 def _amounts(name: str, distribution: Distribution | None) -> Iterator[tuple[str, str]]:
     if distribution is None:
         return
-    yield f"{name}, mean", _number(distribution.mean)
-    for percent in (50, 90, 99):
-        yield f"{name}, p{percent}", _number(distribution.percentiles[percent])
-    yield f"{name}, most", _number(distribution.most)
+    yield f"{name}, mean", number(distribution.mean)
+    for part in (50, 90, 99):
+        yield f"{name}, p{part}", number(distribution.percentiles[part])
+    yield f"{name}, most", number(distribution.most)
     yield f"{name}, most over p90", f"{distribution.tail:.1f}"
     yield f"{name}, variation", f"{distribution.variation:.2f}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -118,6 +118,11 @@ class Trace:
         """The numbers of the steps, ascending."""
         return self.samples["step"].unique().sort().to_list()
 
+    @property
+    def groups(self) -> int:
+        """The number of groups, in all steps together."""
+        return int(self.samples.select(pl.struct("step", "group").n_unique()).item())
+
 
 def _complete(samples: pl.DataFrame, source: str) -> pl.DataFrame:
     if samples.is_empty():

@@ -11,8 +11,6 @@ from tailrace.workloads.characterization.prompts import LONGEST, intraclass_corr
 from tailrace.workloads.characterization.steps import tail_share
 from tailrace.workloads.trace import Provenance, Trace
 
-_PROMPT = pl.struct("step", "group")
-
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One step."""
@@ -61,7 +59,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             provenance=trace.provenance,
             samples=len(samples),
-            groups=samples.select(_PROMPT.n_unique()).item(),
+            groups=trace.groups,
             prompt_tokens=_whole(samples["prompt_tokens"]),
             response_tokens=_whole(samples["response_tokens"]),
             correlation=_correlation(samples),
@@ -103,7 +101,7 @@ def _correlation(samples: pl.DataFrame) -> float | None:
 
 
 def _prompt_share(samples: pl.DataFrame) -> float | None:
-    prompts = samples.select(_PROMPT.rank("dense")).to_series()
+    prompts = samples.select(pl.struct("step", "group").rank("dense")).to_series()
     return intraclass_correlation(samples["response_tokens"], prompts)
 
 
