@@ -1,5 +1,7 @@
 """Files that a command writes."""
 
+from collections.abc import Iterable
+from glob import glob
 from pathlib import Path
 
 from tailrace.errors import UserError
@@ -17,3 +19,15 @@ def check_new_file(option: str, path: Path, *, force: bool) -> None:
         raise UserError(f"{option} {path} exists; give another file, or replace it with --force")
     if not path.parent.is_dir():
         raise UserError(f"{option} {path} cannot be made: {path.parent} is not a directory")
+
+
+def check_apart(output: Path, inputs: Iterable[str | Path]) -> None:
+    """Check that a file that is to be replaced is none of the `inputs`, which are files or patterns of them.
+
+    Raises:
+        UserError: it is one of them.
+    """
+    for given in map(str, inputs):
+        files = (path for path in map(Path, (given, *glob(given, recursive=True))) if path.is_file())
+        if any(map(output.samefile, files)):
+            raise UserError(f"--output {output} is an input of this command; give another file")

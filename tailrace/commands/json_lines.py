@@ -3,14 +3,13 @@
 import os
 import sys
 from collections.abc import Iterable
-from glob import glob
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from tailrace.commands.files import check_new_file
+from tailrace.commands.files import check_apart, check_new_file
 from tailrace.errors import UserError
 
 
@@ -35,7 +34,7 @@ class JsonLines:
         if path is not None:
             self._replace = force or (path.exists() and not path.is_file())  # a device or a pipe has nothing to lose
             if path.is_file():
-                _check_apart(path, inputs)
+                check_apart(path, inputs)
             check_new_file("--output", path, force=self._replace)
 
     @property
@@ -78,10 +77,3 @@ class JsonLines:
                 os.truncate(self._path, self._length)
             raise UserError(f"{self._path or 'standard output'} cannot be written: {error.strerror}") from None
         self._length += size
-
-
-def _check_apart(output: Path, inputs: Iterable[str | Path]) -> None:
-    for given in map(str, inputs):
-        files = (path for path in map(Path, (given, *glob(given, recursive=True))) if path.is_file())
-        if any(map(output.samefile, files)):
-            raise UserError(f"--output {output} is an input of this command; give another file")

@@ -1,11 +1,12 @@
 """`tailrace trace import`: reads the trace of another program, and writes it as one of Tailrace's."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 
-from tailrace.commands.files import check_new_file
+from tailrace.commands.files import check_apart, check_new_file
 from tailrace.report.text import counted
 from tailrace.workloads.files import check_name, write_trace
 from tailrace.workloads.importers.factory import import_trace
@@ -33,17 +34,19 @@ def trace_import(
     """
     check_name(output)
     check_new_file("--output", output, force=force)
+    if output.is_file():
+        check_apart(output, files)
     trace = import_trace(files, provenance, format=format)
     if task is not None:
-        trace = Trace.of(trace.samples.with_columns(pl.lit(task).alias("task")), trace.provenance)
+        trace = replace(trace, samples=trace.samples.with_columns(pl.lit(task).alias("task")))
     write_trace(trace, output)
     return f"{output}: {summary(trace)}"
 
 
 def summary(trace: Trace) -> str:
     """Say how much a trace holds."""
-    samples = trace.samples
     if trace.provenance.is_service:
         return f"{counted(len(trace), 'request')} of a service"
-    groups = samples.select(pl.struct("step", "group").n_unique()).item()
-    return f"{counted(len(trace), 'sample')} in {counted(groups, 'group')} and {counted(len(trace.steps), 'step')}"
+    return (
+        f"{counted(len(trace), 'sample')} in {counted(trace.groups, 'group')} and {counted(len(trace.steps), 'step')}"
+    )

@@ -58,6 +58,12 @@ def test_a_trace_is_replaced_only_when_asked(tailrace_here: Command, groups: Pat
     assert tailrace_here("trace", "import", str(groups), "--output", str(output), "--force").returncode == 0
 
 
+def test_an_input_is_never_replaced(tailrace_here: Command, groups: Path) -> None:
+    done = tailrace_here("trace", "import", str(groups), "--output", str(groups), "--force")
+    assert (done.returncode, groups.read_text()) == (2, GROUPS)
+    assert "is an input of this command; give another file" in done.stderr
+
+
 def test_every_format_is_named_in_the_help_and_on_its_page(tailrace_here: Command) -> None:
     page = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
     shown = tailrace_here("trace", "import", "--help").stdout
