@@ -351,6 +351,26 @@ def trace_import(
     typer.echo(import_files(files, output, provenance, format=format, task=task, force=force))
 
 
+@trace.command("export")
+def trace_export(
+    run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", metavar="RUN", parser=_path)],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            help="The trace: a .parquet or .jsonl file; by default RUN/workload.parquet, which is replaced.",
+            metavar="TRACE",
+            parser=_path,
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the trace where it exists.")] = False,
+) -> None:
+    """Write the trace of a run: the lengths, times and rewards of its samples."""
+    from tailrace.commands.trace_export import trace_export as export_run
+
+    typer.echo(export_run(run, output, force=force))
+
+
 @trace.command()
 def describe(
     traces: Annotated[list[Path], typer.Argument(help="Traces, side by side.", metavar="TRACE...", parser=_path)],

@@ -28,7 +28,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "models": NOUNS,
         "planning": NOUNS,
         "workloads": NOUNS,
-        "report": NOUNS | {"activity"},
+        "report": NOUNS | {"activity", "workloads"},
         "transfer": NOUNS | {"planning"},
         "engine": NOUNS | {"planning", "models"},
         "trainer": NOUNS | {"algorithms", "models"},

@@ -34,6 +34,9 @@ class ObserveConfig(Config):
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Serve metrics to Prometheus at http://127.0.0.1:PORT/metrics while the run lasts; by default they are not
     served."""
+    trace: bool = False
+    """Write the lengths and times of all samples into workload.jsonl while the run goes on, as a trace of its workload
+    without texts. `tailrace trace export` makes the same of any run afterwards."""
     sample_groups: Annotated[int, Field(ge=0, le=1000)] = 2
     """Number of groups of every step, and of prompts of every evaluation, whose texts are kept in samples.jsonl; 0
     keeps none."""

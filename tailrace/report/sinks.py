@@ -28,6 +28,7 @@ from tailrace.report.prometheus import SETTING, PrometheusSink
 from tailrace.report.run_data import shown_step
 from tailrace.report.sample_text import figures, grouped, reward_words, visible
 from tailrace.report.samples import SampleRecord, samples_in
+from tailrace.report.trace_sink import TraceSink
 
 LENGTHS_TAG = "train/response_tokens"
 _TEXT = create_summary_metadata(display_name="", description="")
@@ -67,6 +68,8 @@ def open_sinks(observe: ObserveConfig, run_dir: Path, config: Mapping[str, Any])
         sinks.append(WandbSink(observe.wandb_project, run_dir, config))
     if observe.tensorboard:
         sinks.append(TensorBoardSink(run_dir / run_files.TENSORBOARD))
+    if observe.trace:
+        sinks.append(TraceSink(run_dir))
     if observe.metrics_port is not None:
         sinks.append(PrometheusSink(observe.metrics_port))
     return sinks

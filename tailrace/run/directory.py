@@ -30,6 +30,7 @@ class RunDirectory:
         self.config = path / run_files.CONFIG
         self.events = path / run_files.EVENTS
         self.samples = path / run_files.SAMPLES
+        self.trace = path / run_files.WORKLOAD_TRACE
         self.checkpoints = path / run_files.CHECKPOINTS
         self.staging = self.checkpoints / run_files.STAGING
         self.tensorboard = path / run_files.TENSORBOARD
@@ -201,6 +202,7 @@ class RunDirectory:
             if new:
                 failed.callback(self.events.unlink, missing_ok=True)
                 failed.callback(self.samples.unlink, missing_ok=True)
+                failed.callback(self.trace.unlink, missing_ok=True)
                 failed.callback(self.config.unlink, missing_ok=True)
             yield
             failed.pop_all()

@@ -23,6 +23,7 @@ class RewardTask(Task):
         super().__init__(context, name, workers=pool.capacity)
         self._pool = pool
         self._failures = FailureReport()
+        self._group_size = context.config.algorithm.group_size
         configured = context.config.rewards.failure_reward
         self._on_failure = float("nan") if configured is None else configured
 
@@ -30,8 +31,13 @@ class RewardTask(Task):
         """Grade the rows of the claim; it usually has one."""
         with self._activity.busy():
             grades = [await self._pool.grade(grading_request(row)) for row in claim.rows]
-        span.info = self._failures.info(grades)
+        graded = [self._graded(row, grade) for row, grade in zip(claim.rows, grades, strict=True)]
+        span.info = {**self._failures.info(grades), "graded": graded}
         return {row.id: self._cells(grade) for row, grade in zip(claim.rows, grades, strict=True)}
+
+    def _graded(self, row: Row, grade: Grade) -> tuple[int, int, float | None]:
+        """Group, number in it, and reward of a row: the trace of a run finds its rewards by them."""
+        return row.group_id, row.order % self._group_size, grade.reward
 
     def _cells(self, grade: Grade) -> dict[str, Value]:
         reward = self._on_failure if grade.reward is None else grade.reward

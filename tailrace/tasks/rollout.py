@@ -13,6 +13,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
+from typing import cast
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from tailrace.registers.events import EventKind
 from tailrace.tasks.context import Generation, TaskContext
 from tailrace.transfer.queue.base import Claim, Row
 from tailrace.transfer.queue.holding import VOID, ack_if_held, give_back, held, next_claim
-from tailrace.types import Request, Sample, Value
+from tailrace.types import IntArray, Request, Sample, Value
 
 _ROUNDING = 0.01
 """The most by which a log-probability may exceed 0."""
@@ -40,6 +41,7 @@ class RolloutTask:
         self._activity = context.activity
         self._log = context.log
         self._samples_per_step = context.samples_per_step
+        self._group_size = config.algorithm.group_size
         self._sampling = config.sampling
         self._max_staleness = config.pipeline.max_staleness
         self._engine = generation.engine
@@ -101,7 +103,7 @@ class RolloutTask:
                 if not await ack_if_held(self._queue, claim, {row.id: self._outputs(sample)}):
                     span.info = VOID
                     return
-                self._log.emit(self._sample_event(sample, start, self._step(row)))
+                self._log.emit(self._sample_event(sample, row, start))
         if rows:
             raise EngineError(
                 f"the engine ended its stream without samples of {len(rows)} of {len(claim.rows)} requests; "
@@ -126,17 +128,19 @@ class RolloutTask:
             "finish_reason": sample.finish_reason.value,
         }
 
-    def _sample_event(self, sample: Sample, start: float, step: int) -> Event:
+    def _sample_event(self, sample: Sample, row: Row, start: float) -> Event:
         return Event(
             task=EventKind.SAMPLE,
             actor="engine",
             start=start,
             end=self._log.now(),
-            step=step,
+            step=self._step(row),
             tokens=len(sample.response_ids),
             version=int(sample.weight_versions[0]),
             info={
                 "group": sample.group_id,
+                "sample": row.order % self._group_size,
+                "prompt_tokens": len(cast("IntArray", row.cells["prompt_ids"])),
                 "finish_reason": sample.finish_reason.value,
                 "last_version": int(sample.weight_versions[-1]),
             },

@@ -2,6 +2,7 @@
 
 trace              the schema of a trace: a sample with its lengths, times, turns and tool calls
 files              traces as Parquet, and as JSON lines for people
+run_trace          the trace of a run, from its events
 importers          traces of others, each format a file
 characterization   what a trace looks like, in figures
 """

@@ -67,8 +67,18 @@ def read_trace(path: Path) -> Trace:
         raise TraceError(f"{path} cannot be read: {error.strerror or one_line(error)}") from None
 
 
-def _header(trace: Trace) -> bytes:
-    return msgspec.json.encode(_Header(tailrace_trace=FORMAT, provenance=trace.provenance))
+def header_line(provenance: Provenance) -> bytes:
+    """Write the first line of a .jsonl file."""
+    return _header(provenance) + b"\n"
+
+
+def line_of(sample: Mapping[str, Any]) -> bytes:
+    """Write a row of a trace as a line of a .jsonl file."""
+    return msgspec.json.encode(_without_nulls(sample)) + b"\n"
+
+
+def _header(provenance: Provenance) -> bytes:
+    return msgspec.json.encode(_Header(tailrace_trace=FORMAT, provenance=provenance))
 
 
 def _decoded(header: bytes, path: Path) -> Provenance:
@@ -87,7 +97,7 @@ def _decoded(header: bytes, path: Path) -> Provenance:
 
 
 def _write_parquet(trace: Trace, path: Path) -> None:
-    trace.samples.write_parquet(path, compression="zstd", metadata={_KEY: _header(trace).decode()})
+    trace.samples.write_parquet(path, compression="zstd", metadata={_KEY: _header(trace.provenance).decode()})
 
 
 def _read_parquet(path: Path) -> Trace:
@@ -101,9 +111,8 @@ def _read_parquet(path: Path) -> Trace:
 
 def _write_lines(trace: Trace, path: Path) -> None:
     with path.open("wb") as file:
-        file.write(_header(trace) + b"\n")
-        for row in trace.samples.iter_rows(named=True):
-            file.write(msgspec.json.encode(_without_nulls(row)) + b"\n")
+        file.write(header_line(trace.provenance))
+        file.writelines(map(line_of, trace.samples.iter_rows(named=True)))
 
 
 def _without_nulls(value: Any) -> Any:

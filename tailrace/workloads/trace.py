@@ -60,7 +60,7 @@ COLUMNS: Mapping[str, Column] = {
     "response_tokens": Column(pl.Int32(), "Tokens that the policy generated, in all turns.", is_required=True),
     "finish_reason": Column(pl.String(), "Why the response ended: stop, length or abort."),
     "reward": Column(pl.Float64(), "The reward."),
-    "reward_s": Column(pl.Float64(), "Seconds from the response to its reward."),
+    "reward_s": Column(pl.Float64(), "Seconds that its grading took."),
     "kept": Column(pl.Boolean(), "Whether the algorithm trained on the sample; false where its group was filtered."),
     "first_version": Column(pl.Int32(), "The oldest weight version that made one of the tokens."),
     "last_version": Column(pl.Int32(), "The newest one."),

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from tailrace.cluster.local import LocalCluster
@@ -20,10 +21,12 @@ from tailrace.report.run_data import RunData
 from tailrace.report.samples import read_samples
 from tailrace.report.timeline import timeline
 from tailrace.report.trace import trace_events
+from tailrace.report.trace_sink import trace_of_run
 from tailrace.report.worker_figures import worker_sections
 from tailrace.run.evaluation import pass_at
 from tailrace.run.step_metrics import failure_metrics, reward_metrics
 from tailrace.run.train import train
+from tailrace.workloads.files import read_trace
 from tests.conftest import TinyModel
 from tests.helpers.runs import small_run, write_prompts
 from tests.run.test_evaluation import graded
@@ -62,6 +65,7 @@ def _run(name: str, directory: Path, model: Path) -> Path:
         write_prompts(directory / "prompts.jsonl"),
         pipeline=PIPELINES[name],
         algorithm__kl={"coefficient": 0.01},
+        observe__trace=True,
         **({} if name == "colocated" else {"weights": {"mode": name}}),
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -158,6 +162,38 @@ def test_every_mode_keeps_the_texts_of_the_same_prompts(directory_of: Callable[[
     )
     assert ours == theirs
     assert [one[0] for one in ours].count("training") == 4 * 2 * 4
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_trace_of_a_run_equals_what_its_events_tell_sample_by_sample(
+    directory_of: Callable[[str], Path], observed: Observed, name: str
+) -> None:
+    exported = trace_of_run(directory_of(name))
+    told = {
+        (event.info["group"], event.info["sample"]): (event.step, event.tokens, event.start, event.end)
+        for event in observed(name)
+        if event.task == "sample" and event.step is not None
+    }
+    columns = ("group", "sample", "step", "response_tokens", "start", "end")
+    rows = {row[:2]: row[2:] for row in exported.samples.select(columns).iter_rows()}
+    assert rows == told
+    assert len(rows) == 4 * 2 * 4
+    steps = {event.step: event.metrics for event in observed(name) if event.task == "step"}
+    means = exported.samples.group_by("step").agg(pl.col("reward", "response_tokens").mean())
+    for step, reward, tokens in means.iter_rows():
+        assert steps[step]["reward"] == pytest.approx(reward)
+        assert steps[step]["response_tokens_mean"] == pytest.approx(tokens)
+    assert exported.samples["prompt_tokens"].min() > 0  # type: ignore[operator]
+    assert exported.samples["reward_s"].min() >= 0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_trace_written_while_the_run_goes_on_equals_the_exported_one(
+    directory_of: Callable[[str], Path], name: str
+) -> None:
+    written, exported = read_trace(directory_of(name) / "workload.jsonl"), trace_of_run(directory_of(name))
+    assert written.samples.equals(exported.samples)
+    assert written.provenance == exported.provenance
 
 
 @pytest.mark.parametrize("name", PIPELINES)

@@ -1,0 +1,102 @@
+"""The trace of a run: its samples, as its events tell them.
+
+    sample    a response: step, group, sample, tokens, versions, times
+    graded    its reward and the seconds of its grading, in the event of any task that grades
+
+A response that was made or graded again, since its row was lost, counts as it was the last time.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import polars as pl
+
+from tailrace.errors import TraceError
+from tailrace.events import Event
+from tailrace.registers.events import EventKind
+from tailrace.workloads.trace import COLUMNS, Provenance, Trace
+
+Key = tuple[int, int]
+"""A group and the number of a sample in it."""
+
+
+class RunSamples:
+    """Collects the samples of a run from its events."""
+
+    def __init__(self) -> None:
+        self._samples: dict[Key, dict[str, Any]] = {}
+        self._grades: dict[Key, dict[str, Any]] = {}
+
+    def add(self, event: Event) -> None:
+        """Take an event; those that tell nothing of a sample are passed over."""
+        if event.task == EventKind.SAMPLE and event.step is not None:
+            if "sample" not in event.info:
+                raise TraceError(
+                    "the events are of an earlier Tailrace, which did not write the number and the prompt of a "
+                    "sample; make the run again"
+                )
+            self._samples[_key(event.info)] = _sample(event)
+        elif "graded" in event.info and not event.info.get("void"):
+            for group, sample, reward in event.info["graded"]:
+                self._grades[group, sample] = {"reward": reward, "reward_s": event.end - event.start}
+
+    def take(self, *, before_step: int | None = None) -> list[dict[str, Any]]:
+        """Return the samples of the steps before `before_step`, or all, as rows of a trace; they are forgotten."""
+        keys = [
+            key for key, sample in self._samples.items() if before_step is None or int(sample["step"]) < before_step
+        ]
+        rows = [self._samples.pop(key) | self._grades.pop(key, {}) for key in keys]
+        return sorted(rows, key=lambda row: (row["step"], row["group"], row["sample"]))
+
+
+def trace_of_events(events: Iterable[Event], provenance: Provenance) -> Trace:
+    """Make the trace of a run of its events, without those of work that was lost (`drop_superseded`).
+
+    Raises:
+        TraceError: no response was finished, or the events are of an earlier version.
+    """
+    samples = RunSamples()
+    for event in events:
+        samples.add(event)
+    rows = samples.take()
+    if not rows:
+        raise TraceError(f"{provenance.source} has not finished a response yet; a trace needs at least one")
+    return Trace.of(pl.DataFrame(rows, schema={name: COLUMNS[name].dtype for name in _NAMES}), provenance)
+
+
+def run_provenance(name: str, info: Mapping[str, Any]) -> Provenance:
+    """The provenance of the trace of a run. `info`: that of its event `run`."""
+    config = info.get("config") or {}
+    return Provenance(
+        source=name,
+        model=str(config.get("model", {}).get("path") or ""),
+        hardware=str(info.get("machine") or ""),
+        algorithm=str(config.get("algorithm", {}).get("type") or ""),
+        max_new_tokens=config.get("sampling", {}).get("max_new_tokens"),
+    )
+
+
+_NAMES = (
+    *("step", "group", "sample", "prompt_tokens", "response_tokens", "finish_reason", "reward", "reward_s"),
+    *("first_version", "last_version", "start", "end"),
+)
+"""The columns that the events of a run fill."""
+
+
+def _key(info: Mapping[str, Any]) -> Key:
+    return info["group"], info["sample"]
+
+
+def _sample(event: Event) -> dict[str, Any]:
+    return {
+        "step": event.step,
+        "group": event.info["group"],
+        "sample": event.info["sample"],
+        "prompt_tokens": event.info["prompt_tokens"],
+        "response_tokens": event.tokens,
+        "finish_reason": event.info["finish_reason"],
+        "first_version": event.version,
+        "last_version": event.info["last_version"],
+        "start": event.start,
+        "end": event.end,
+    }
