@@ -24,7 +24,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "types": {"config"},
         "algorithms": NOUNS,
         "rewards": NOUNS,
-        "prompts": NOUNS,
+        "prompts": NOUNS | {"workloads"},
         "models": NOUNS,
         "planning": NOUNS,
         "workloads": NOUNS,
@@ -34,10 +34,11 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "trainer": NOUNS | {"algorithms", "models"},
         "cluster": NOUNS | {"transfer"},
         "conformance": NOUNS | {"engine", "trainer", "algorithms"},
-        "tasks": NOUNS | {"activity", "transfer", "engine", "trainer", "algorithms", "rewards", "prompts", "planning"},
+        "tasks": NOUNS
+        | {"activity", "transfer", "engine", "trainer", "algorithms", "rewards", "prompts", "planning", "workloads"},
         "run": NOUNS
         | {"activity", "tasks", "cluster", "transfer", "engine", "trainer", "algorithms", "rewards", "prompts"}
-        | {"models", "planning", "report"},
+        | {"models", "planning", "report", "workloads"},
         "api": NOUNS | {"run", "prompts", "rewards"},
         "commands": NOUNS
         | {

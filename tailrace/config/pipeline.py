@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tailrace.config.base import Config
+from tailrace.config.base import Config, PathText
 
 
 class PipelineConfig(Config):
@@ -22,6 +22,10 @@ class PipelineConfig(Config):
     in_order: bool = False
     """For streaming only: train groups in the order of their prompts, not in the order in which they finish. The update
     is then bit-identical to the synchronous one."""
+    replay: PathText | None = None
+    """A trace to play (`tailrace bench`): the responses of group k are as long as those of its group k, whatever the
+    model says; waits of the recorded lengths stand for tools and graders. Evaluations are not touched. All machines
+    read the file at this path."""
 
 
 class ObserveConfig(Config):

@@ -73,7 +73,16 @@ class ReasoningGymSource(Config):
     """Parameters of the generator, such as {min_terms: 2}."""
 
 
-AnySource = JsonlSource | ParquetSource | DatasetSource | HubSource | ReasoningGymSource
+class TraceSource(Config):
+    """Prompts of random tokens, as long as those of a trace: one for each of its groups, in their order. They are fed
+    as they are, without a chat template."""
+
+    type: Literal["trace"] = "trace"
+    path: PathText
+    """The trace: a .parquet or .jsonl file."""
+
+
+AnySource = JsonlSource | ParquetSource | DatasetSource | HubSource | ReasoningGymSource | TraceSource
 PromptSource = Annotated[AnySource, Field(discriminator="type")]
 
 

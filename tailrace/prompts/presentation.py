@@ -30,14 +30,31 @@ def present(rows: Iterable[Row], config: Presentation, tokenizer: "PreTrainedTok
         PromptError: the rows cannot be read, one cannot be presented or has no tokens, or the tokenizer lacks the chat
             template that is asked for.
     """
-    _check_presentation(config, tokenizer)
     rows = list(rows)
+    if rows and all(row.tokens is not None for row in rows):
+        return _dummies(rows, tokenizer)
+    _check_presentation(config, tokenizer)
     _check_metadata(rows)
     prompts = _tokenize(rows, config, tokenizer) if rows else []
     for prompt in prompts:
         if not len(prompt.prompt_ids):
             raise PromptError(f"prompt {prompt.prompt_id} has no tokens")
     return prompts
+
+
+def _dummies(rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Prompt]:
+    """Prompts of random tokens that are not special. The place of a row is its seed."""
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    plain = np.array([token for token in range(len(tokenizer)) if token not in special], np.int64)
+    return [
+        Prompt(
+            prompt_id=row.prompt_id,
+            text=f"{row.prompt_id}: {row.tokens} random tokens",
+            question="",
+            prompt_ids=np.random.default_rng(place).choice(plain, row.tokens),
+        )
+        for place, row in enumerate(rows)
+    ]
 
 
 def _check_presentation(config: Presentation, tokenizer: "PreTrainedTokenizerBase") -> None:

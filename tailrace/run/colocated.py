@@ -84,7 +84,8 @@ class Colocated(Placement):
         """Start grading processes, engine and trainer."""
         _log.info("loading the model for engine and trainer")
         self._parts = await open_parts(self._config, self._inputs, stack)
-        await check_answers(self._config.rewards, self._inputs.prompts.by_source, self._parts.pool)
+        if self._config.pipeline.replay is None:  # otherwise nothing is graded
+            await check_answers(self._config.rewards, self._inputs.prompts.by_source, self._parts.pool)
 
     async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
         """Connect the parts and the queue."""

@@ -18,6 +18,7 @@ from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import ResponseText, load_tokenizer
 from tailrace.prompts.load import PromptSet, load_prompts
+from tailrace.tasks.replay import load_replay
 from tailrace.trainer.factory import check_trainer
 from tailrace.types import Prompt
 
@@ -111,6 +112,12 @@ def load_inputs(config: RunConfig) -> Inputs:
     make_backend(config.engine).check_cache(
         model_dir, longest_prompt=prompts.longest, max_new_tokens=config.sampling.max_new_tokens
     )
+    if config.pipeline.replay is not None:
+        load_replay(config.pipeline.replay).check(
+            groups=config.trainer.steps * config.groups_per_step,
+            group_size=config.algorithm.group_size,
+            max_new_tokens=config.sampling.max_new_tokens,
+        )
     return Inputs(model_dir=model_dir, prompts=prompts, decode=decode)
 
 

@@ -29,6 +29,10 @@ async def _make(task: TableTask, context: TaskContext) -> Service:
 
             assert context.generation is not None, "only the pool with the engine has a task that generates"
             return RolloutTask(context, task.name, context.generation)
+        case Grade() if context.config.pipeline.replay is not None:
+            from tailrace.tasks.replay import ReplayRewardTask, load_replay
+
+            return ReplayRewardTask(context, task.name, load_replay(context.config.pipeline.replay))
         case Grade():
             return RewardTask(context, task.name, await context.grader_pool())
         case Score():

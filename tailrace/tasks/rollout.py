@@ -11,20 +11,23 @@ that the claim has ended, its generation stops: the other rows go back, or come 
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from typing import cast
 
 import numpy as np
 
+from tailrace.engine.base import SampleStream
 from tailrace.errors import EngineError
 from tailrace.events import Event
 from tailrace.planning.admission import oldest_version
 from tailrace.registers.events import EventKind
 from tailrace.tasks.context import Generation, TaskContext
+from tailrace.tasks.replay import ReplayStream, load_replay, response_mask
 from tailrace.transfer.queue.base import Claim, Row
 from tailrace.transfer.queue.holding import VOID, ack_if_held, give_back, held, next_claim
 from tailrace.types import IntArray, Request, Sample, Value
+from tailrace.workloads.replay import Replay, Script
 
 _ROUNDING = 0.01
 """The most by which a log-probability may exceed 0."""
@@ -45,6 +48,7 @@ class RolloutTask:
         self._sampling = config.sampling
         self._max_staleness = config.pipeline.max_staleness
         self._engine = generation.engine
+        self._replay = None if config.pipeline.replay is None else load_replay(config.pipeline.replay)
         self._decode = generation.decode
         self._room = _Room(generation.room, config.algorithm.group_size)
         self._gate = generation.gate
@@ -93,22 +97,33 @@ class RolloutTask:
         rows = {next(self._request_ids): row for row in claim.rows}
         start = self._log.now()
         span.tokens = 0
-        async with aclosing(
-            self._engine.submit([self._request(number, row) for number, row in rows.items()])
-        ) as samples:
+        async with aclosing(self._submit(rows)) as samples:
             async for sample in samples:
                 row = _row_of(sample, rows)
-                span.tokens += len(sample.response_ids)
+                mask = self._mask(sample, row)
+                tokens = int(mask.sum())
+                span.tokens += tokens
                 taken.free(1)
-                if not await ack_if_held(self._queue, claim, {row.id: self._outputs(sample)}):
+                if not await ack_if_held(self._queue, claim, {row.id: self._outputs(sample, mask)}):
                     span.info = VOID
                     return
-                self._log.emit(self._sample_event(sample, row, start))
+                self._log.emit(self._sample_event(sample, row, start, tokens))
         if rows:
             raise EngineError(
                 f"the engine ended its stream without samples of {len(rows)} of {len(claim.rows)} requests; "
                 "`submit` gives one of each, or raises an error"
             )
+
+    def _submit(self, rows: Mapping[int, Row]) -> SampleStream:
+        requests = [self._request(number, row) for number, row in rows.items()]
+        if self._replay is None:
+            return self._engine.submit(requests)
+        return ReplayStream(
+            self._engine, requests, {number: self._script(self._replay, row) for number, row in rows.items()}
+        )
+
+    def _script(self, replay: Replay, row: Row) -> Script:
+        return replay.script(row.group_id, row.order % self._group_size)
 
     def _request(self, number: int, row: Row) -> Request:
         prompt_ids, seed = row.cells["prompt_ids"], row.cells["seed"]
@@ -118,24 +133,30 @@ class RolloutTask:
             request_id=number, group_id=row.group_id, prompt_ids=prompt_ids, sampling=self._sampling, seed=seed
         )
 
-    def _outputs(self, sample: Sample) -> dict[str, Value]:
+    def _mask(self, sample: Sample, row: Row) -> IntArray:
+        """[R]: 1 for the tokens that the model has generated."""
+        if self._replay is None:
+            return np.ones(len(sample.response_ids), np.int64)
+        return response_mask(self._script(self._replay, row))
+
+    def _outputs(self, sample: Sample, mask: IntArray) -> dict[str, Value]:
         return {
             "response_ids": sample.response_ids,
-            "response_mask": np.ones(len(sample.response_ids), np.int64),
+            "response_mask": mask,
             "rollout_log_probs": sample.rollout_log_probs,
             "weight_versions": sample.weight_versions,
             "response": self._decode(sample.response_ids.tolist()),
             "finish_reason": sample.finish_reason.value,
         }
 
-    def _sample_event(self, sample: Sample, row: Row, start: float) -> Event:
+    def _sample_event(self, sample: Sample, row: Row, start: float, tokens: int) -> Event:
         return Event(
             task=EventKind.SAMPLE,
             actor="engine",
             start=start,
             end=self._log.now(),
             step=self._step(row),
-            tokens=len(sample.response_ids),
+            tokens=tokens,
             version=int(sample.weight_versions[0]),
             info={
                 "group": sample.group_id,

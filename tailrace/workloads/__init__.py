@@ -4,5 +4,6 @@ trace              the schema of a trace: a sample with its lengths, times, turn
 files              traces as Parquet, and as JSON lines for people
 run_trace          the trace of a run, from its events
 importers          traces of others, each format a file
+replay             a trace as the script of a run's responses
 characterization   what a trace looks like, in figures
 """

@@ -33,6 +33,8 @@ class Row:
     answer: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """A JSON value."""
+    tokens: int | None = None
+    """The number of random tokens that the model reads in place of `prompt`; None presents `prompt`."""
 
 
 def table_rows(

@@ -9,6 +9,7 @@ from tailrace.config.prompts import (
     ParquetSource,
     PromptSource,
     ReasoningGymSource,
+    TraceSource,
 )
 from tailrace.prompts.sources.base import Row
 from tailrace.prompts.sources.dataset import dataset_rows, hub_rows
@@ -38,3 +39,7 @@ def source_rows(config: PromptSource, key: str) -> Iterator[Row]:
             from tailrace.prompts.sources.reasoning_gym import reasoning_gym_rows
 
             return reasoning_gym_rows(config, key)
+        case TraceSource():
+            from tailrace.prompts.sources.trace import trace_rows
+
+            return trace_rows(config)

@@ -1,0 +1,119 @@
+"""A trace as the script of a run: how long each response is, what its tools return and when, and its reward.
+
+The k-th group of a run plays the k-th group of the trace, by step and number; after the last, the first comes again.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Self
+
+from tailrace.errors import TraceError
+from tailrace.workloads.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What the model generates at a stretch, and what its tools answer."""
+
+    generated_tokens: int
+    returned_tokens: int = 0
+    """Tokens of the tools' answers that the model reads before the next turn."""
+    tool_s: float = 0.0
+    """Seconds that the tools take; calls of one turn are made one after the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """One response. It has at least one turn."""
+
+    prompt_tokens: int
+    turns: tuple[Turn, ...]
+    reward: float | None = None
+    reward_s: float = 0.0
+    """Seconds of its grading."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens after the prompt: what the model generates and what its tools return."""
+        return sum(turn.generated_tokens + turn.returned_tokens for turn in self.turns)
+
+    def cut(self, max_new_tokens: int) -> Self | "Script":
+        """The script of a response that ends after `max_new_tokens`, those of tools among them."""
+        turns: list[Turn] = []
+        left = max_new_tokens
+        for turn in self.turns:
+            generated = min(turn.generated_tokens, left)
+            left -= generated + turn.returned_tokens
+            if left <= 0:  # what the tools return would not leave room for another token
+                turns.append(Turn(generated_tokens=generated))
+                break
+            turns.append(turn)
+        return Script(prompt_tokens=self.prompt_tokens, turns=tuple(turns), reward=self.reward, reward_s=self.reward_s)
+
+
+class Replay:
+    """The scripts of all groups."""
+
+    def __init__(self, groups: Sequence[Sequence[Script]]) -> None:
+        """`groups`: in the order in which the run takes them; none is empty."""
+        self.groups = groups
+
+    @classmethod
+    def of(cls, trace: Trace) -> Self:
+        """Read the scripts of a trace."""
+        rows = trace.samples.iter_rows(named=True)  # in the order of step, group and sample
+        return cls([[_script(row) for row in group] for _, group in groupby(rows, key=_group)])
+
+    def script(self, group: int, sample: int) -> Script:
+        """The script of a sample, by the number of its group in the run and its own number in the group."""
+        return self.groups[group % len(self.groups)][sample]
+
+    def check(self, *, groups: int, group_size: int, max_new_tokens: int) -> None:
+        """Check that a run of so many groups can play the trace.
+
+        Raises:
+            TraceError: groups or samples are missing, or a response is too long.
+        """
+        if len(self.groups) < groups:
+            raise TraceError(
+                f"pipeline.replay has {len(self.groups)} groups, and the run takes {groups}; lower trainer.steps or "
+                "trainer.train_batch_size"
+            )
+        for number, group in enumerate(self.groups[:groups]):
+            if len(group) < group_size:
+                raise TraceError(
+                    f"pipeline.replay has {len(group)} samples in its group {number}, and algorithm.group_size is "
+                    f"{group_size}; lower it to {min(map(len, self.groups[:groups]))} or less"
+                )
+            if (longest := max(script.tokens for script in group[:group_size])) > max_new_tokens:
+                raise TraceError(
+                    f"pipeline.replay has a response of {longest} tokens in its group {number}, and "
+                    f"sampling.max_new_tokens is {max_new_tokens}; raise it"
+                )
+
+
+def _group(row: Mapping[str, Any]) -> tuple[int, int]:
+    return row["step"], row["group"]
+
+
+def _script(row: Mapping[str, Any]) -> Script:
+    turns = row["turns"] or [{"prompt_tokens": row["prompt_tokens"], "generated_tokens": row["response_tokens"]}]
+    seconds: dict[int, float] = {}
+    for call in row["tool_calls"] or ():
+        seconds[call["turn"]] = seconds.get(call["turn"], 0.0) + (call["seconds"] or 0.0)
+    return Script(
+        prompt_tokens=row["prompt_tokens"],
+        turns=tuple(_turns(turns, seconds)),
+        reward=row["reward"],
+        reward_s=row["reward_s"] or 0.0,
+    )
+
+
+def _turns(turns: Sequence[Mapping[str, Any]], seconds: Mapping[int, float]) -> Iterator[Turn]:
+    """The turns that generate something. Tools return what the context grows by between one turn and the next."""
+    kept = [(number, turn) for number, turn in enumerate(turns) if turn["generated_tokens"]]
+    for (number, turn), (following, after) in zip(kept, [*kept[1:], (len(turns), None)], strict=True):
+        grown = 0 if after is None else after["prompt_tokens"] - turn["prompt_tokens"] - turn["generated_tokens"]
+        tool_s = sum(seconds.get(between, 0.0) for between in range(number, following))
+        yield Turn(generated_tokens=turn["generated_tokens"], returned_tokens=max(0, grown), tool_s=tool_s)
