@@ -17,6 +17,7 @@ import polars as pl
 
 from tailrace.errors import TraceError
 from tailrace.workloads.importers.base import Count, Importer, Length, Seconds, fields, lines, records
+from tailrace.workloads.parts import as_lists
 from tailrace.workloads.trace import TOOL_CALL, TURN, Provenance, Trace
 
 
@@ -203,18 +204,8 @@ def _conversations(found: Sequence[_Conversation]) -> pl.DataFrame:
         "seconds": [call.latency_s for call in calls],
         "returned_tokens": [call.response_token_len for call in calls],
         "status": [call.status for call in calls],
-        "cached": [None for _ in calls],
     }
     return samples.with_columns(
-        _lists(of_turns, TURN, [len(record.turns) for record in found]).alias("turns"),
-        _lists(of_calls, TOOL_CALL, [len(record.tool_calls) for record in found]).alias("tool_calls"),
+        as_lists(of_turns, TURN, [len(record.turns) for record in found]).alias("turns"),
+        as_lists(of_calls, TOOL_CALL, [len(record.tool_calls) for record in found]).alias("tool_calls"),
     )
-
-
-def _lists(columns: Mapping[str, object], kind: pl.Struct, counts: list[int]) -> pl.Series:
-    """Cut columns of parts into lists of structs, of `counts` parts each; null for a count of 0."""
-    parts = pl.DataFrame(columns, schema={field.name: field.dtype for field in kind.fields}).to_struct("part")
-    rows = pl.DataFrame({"row": range(len(counts)), "count": counts})
-    owners = rows.select(pl.col("row").repeat_by("count").explode().drop_nulls())
-    lists = owners.with_columns(parts).group_by("row", maintain_order=True).agg("part")
-    return rows.join(lists, on="row", how="left", maintain_order="left")["part"]
