@@ -1,0 +1,38 @@
+"""What a distribution of one amount is."""
+
+from typing import Annotated, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e12)]
+Real = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+
+class FitError(ValueError):
+    """Raised where a distribution cannot be fitted. The message says why and names no file."""
+
+
+class Marginal(Protocol):
+    """The distribution of one amount. It is also a tagged struct, so that a file can hold it."""
+
+    def quantile(self, shares: Array) -> Array:
+        """Return the values below which these shares of the distribution lie.
+
+        Args:
+            shares: [n] between 0 and 1.
+        """
+
+    def cdf(self, values: Array) -> Array:
+        """Return the share of the distribution at or below each of [n] values."""
+
+    @property
+    def degrees(self) -> int:
+        """The number of free parameters."""
+
+
+class Tagged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
+    """A struct that a file names by its `type`."""
