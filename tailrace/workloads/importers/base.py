@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from gzip import BadGzipFile
 from gzip import open as open_gzip
 from pathlib import Path
@@ -50,11 +51,27 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     Raises:
         TraceError: the file cannot be read.
     """
+    with _readable(path), open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, line
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return all that is in a file.
+
+    Raises:
+        TraceError: the file cannot be read.
+    """
+    with _readable(path), open_text(path) as file:
+        return file.read()
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a file into a TraceError."""
     try:
-        with open_text(path) as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line
+        yield
     except FileNotFoundError:
         raise TraceError(f"{path} does not exist") from None
     except (OSError, EOFError) as error:

@@ -7,11 +7,14 @@ from tailrace.errors import TraceError, did_you_mean
 from tailrace.workloads.importers.base import Importer, lines
 from tailrace.workloads.importers.groups import Groups
 from tailrace.workloads.importers.polytrace import PolyTrace
+from tailrace.workloads.importers.polytrace_fits import Mathematics, ToolUse
+from tailrace.workloads.importers.servegen import ServeGen
 from tailrace.workloads.importers.services import Azure, Mooncake
 from tailrace.workloads.trace import Provenance, Trace
 
 IMPORTERS: Mapping[str, Importer] = {
-    importer.name: importer for importer in (PolyTrace(), Groups(), Azure(), Mooncake())
+    importer.name: importer
+    for importer in (PolyTrace(), Groups(), Azure(), Mooncake(), ServeGen(), Mathematics(), ToolUse())
 }
 
 

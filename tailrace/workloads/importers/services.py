@@ -20,7 +20,8 @@ from tailrace.workloads.importers.base import Importer, Length, fields, lines, r
 from tailrace.workloads.trace import Provenance, Trace
 
 _AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
-_REQUEST = {"start": pl.Float64, "prompt_tokens": pl.Int64, "response_tokens": pl.Int64}
+REQUEST = {"start": pl.Float64, "prompt_tokens": pl.Int64, "response_tokens": pl.Int64}
+"""The columns of requests; `start` is in seconds."""
 
 
 class Azure(Importer):
@@ -34,7 +35,7 @@ class Azure(Importer):
 
     def read(self, files: Sequence[Path], provenance: Provenance) -> Trace:
         """See `Importer`."""
-        return _service(pl.concat([_azure(file) for file in files]), provenance)
+        return as_service(pl.concat([_azure(file) for file in files]), provenance)
 
 
 def _azure(file: Path) -> pl.DataFrame:
@@ -42,7 +43,7 @@ def _azure(file: Path) -> pl.DataFrame:
     _, header = next(table, (0, b""))
     if _columns(header) != _AZURE:
         raise TraceError(f"{file} does not begin as the Azure trace, with {','.join(_AZURE)}")
-    return pl.DataFrame([_azure_request(file, *line) for line in table], schema=_REQUEST, orient="row")
+    return pl.DataFrame([_azure_request(file, *line) for line in table], schema=REQUEST, orient="row")
 
 
 def _columns(line: bytes) -> list[str]:
@@ -91,12 +92,13 @@ class Mooncake(Importer):
                 "prompt_tokens": [record.input_length for record in found],
                 "response_tokens": [record.output_length for record in found],
             },
-            schema=_REQUEST,
+            schema=REQUEST,
         )
-        return _service(frame, provenance)
+        return as_service(frame, provenance)
 
 
-def _service(requests: pl.DataFrame, provenance: Provenance) -> Trace:
+def as_service(requests: pl.DataFrame, provenance: Provenance) -> Trace:
+    """Return the trace of requests, which have the columns of `REQUEST`."""
     samples = requests.with_columns(
         pl.lit(0).alias("step"),
         pl.int_range(pl.len()).alias("group"),
