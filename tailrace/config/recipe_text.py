@@ -61,9 +61,18 @@ def drops_a_comment(text: str) -> bool:
     return "#" in text[node.end_mark.index if node else 0 :]
 
 
-def write_yaml(values: Mapping[str, Any]) -> str:
-    """Return the text from which `read_yaml` makes `values`."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+def write_yaml(values: Mapping[str, Any], *, leaves_in_line: bool = False) -> str:
+    """Return the text from which `read_yaml` makes `values`. `leaves_in_line`: mappings and lists without others within
+    are written in one line, as far as it has room."""
+    flow = None if leaves_in_line else False
+    return yaml.dump(
+        values,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=flow,
+        width=120 if leaves_in_line else None,
+    )
 
 
 def in_yaml(value: Any, limit: int = 100) -> str:
