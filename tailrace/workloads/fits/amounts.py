@@ -1,0 +1,36 @@
+"""An amount of samples: its distribution, and the share of its variance that the prompt explains."""
+
+import numpy as np
+import polars as pl
+
+from tailrace.workloads.characterization.prompts import intraclass_correlation
+from tailrace.workloads.fits.choice import choose
+from tailrace.workloads.marginals.base import Array
+from tailrace.workloads.marginals.factory import AnyMarginal
+from tailrace.workloads.parameters import Amount
+
+
+def fit_amount(values: pl.Series, prompts: pl.Series, family: str) -> Amount:
+    """Fit the values of [n] samples, of which `prompts` are the numbers of their prompts.
+
+    Raises:
+        FitError: see `choose`.
+    """
+    array = as_floats(values)
+    return with_prompts(choose(array, family), array, prompts)
+
+
+def with_prompts(distribution: AnyMarginal, values: Array, prompts: pl.Series) -> Amount:
+    """Return the amount of a distribution, with the share of [n] values that their prompts explain.
+
+    The estimate may be below 0 by chance, and is 0 then. Groups of one sample tell nothing of it; it is 0 as well.
+    """
+    share = intraclass_correlation(np.maximum(values, 1), prompts)
+    if share is None or share <= 0:
+        return Amount(distribution=distribution)
+    return Amount(distribution=distribution, prompt_share=share)
+
+
+def as_floats(values: pl.Series) -> Array:
+    """Return a column as an array, for fits."""
+    return values.cast(pl.Float64).to_numpy()

@@ -1,0 +1,107 @@
+"""Fits conversations: numbers of turns, tokens of turns, tools, and what the engine's cache holds."""
+
+import polars as pl
+from scipy import stats
+
+from tailrace.workloads.fits.amounts import as_floats, fit_amount, with_prompts
+from tailrace.workloads.fits.choice import choose
+from tailrace.workloads.marginals.factory import AnyMarginal
+from tailrace.workloads.marginals.shares import Shares
+from tailrace.workloads.parameters import Amount, Tool, Turns
+from tailrace.workloads.parts import calls_of, turns_of
+from tailrace.workloads.trace import Trace
+
+_ENOUGH = 200
+"""The least turns of one number that have a distribution of their own."""
+_CHANCE = 0.01
+"""The probability of as different distributions by chance, below which two numbers of turns differ."""
+
+
+def has_turns(trace: Trace) -> bool:
+    """Whether a trace has samples of two turns and more."""
+    return bool((trace.samples["turns"].list.len() > 1).any())
+
+
+def fit_turns(trace: Trace, family: str) -> Turns:
+    """Fit the conversations of a trace that has them.
+
+    Raises:
+        FitError: see `choose`.
+    """
+    turns = turns_of(trace).with_columns(pl.col("generated_tokens").clip(1))
+    is_final = pl.col("turn") == pl.col("count") - 1
+    first, final, calling = turns.filter(pl.col("turn") == 0), turns.filter(is_final), turns.filter(~is_final)
+    calls = calls_of(trace)
+    return Turns(
+        count=with_prompts(Shares.fit(as_floats(first["count"])), as_floats(first["count"]), first["prompt"]),
+        calling=_by_number(calling, "turn", family),
+        final=_by_number(final, "count", family),
+        turn_correlation=_correlation(turns),
+        tool=_tool(calls, turns["added"].drop_nulls(), family),
+        template_tokens=_template(calls, turns),
+        first_cached_share=_held(first["cached_tokens"], first["prompt_tokens"]),
+        later_cached_share=_held(turns["cached_tokens"], turns["context"]),
+    )
+
+
+def _by_number(turns: pl.DataFrame, number: str, family: str) -> list[Amount]:
+    """Fit turns by the column `number`, each one apart as long as it differs from all larger ones."""
+    amounts = []
+    for value in range(turns[number].min(), turns[number].max()):  # type: ignore[arg-type]
+        here, later = turns.filter(pl.col(number) == value), turns.filter(pl.col(number) > value)
+        if not _differ(here["generated_tokens"], later["generated_tokens"]):
+            break
+        amounts.append(fit_amount(here["generated_tokens"], here["prompt"], family))
+        turns = later
+    return [*amounts, fit_amount(turns["generated_tokens"], turns["prompt"], family)]
+
+
+def _correlation(turns: pl.DataFrame) -> float:
+    """Return the rank correlation of calling turns with the last turn of their samples, 0 where it is negative.
+
+    Ranks are among the turns of one number in conversations of as many turns, which differ in their lengths.
+    """
+    ranks = turns.with_columns((pl.col("generated_tokens").rank() / pl.len()).over("count", "turn").alias("rank"))
+    pairs = ranks.with_columns(pl.col("rank").last().over("row").alias("last")).filter(
+        pl.col("turn") < pl.col("count") - 1
+    )
+    found = pairs.select(pl.corr("rank", "last")).item()
+    return 0.0 if found is None else max(0.0, float(found))
+
+
+def _differ(here: pl.Series, later: pl.Series) -> bool:
+    return min(len(here), len(later)) >= _ENOUGH and stats.ks_2samp(here, later).pvalue < _CHANCE
+
+
+def _tool(calls: pl.DataFrame, added: pl.Series, family: str) -> Tool:
+    """Fit the calls. Where a trace does not say what they have returned, it is what the next turn reads in addition."""
+    returned = calls["returned_tokens"].drop_nulls()
+    names = calls["name"].unique()
+    hits, misses = calls.filter(pl.col("cached")), calls.filter(pl.col("cached").is_null() | ~pl.col("cached"))
+    share = calls["cached"].mean()
+    return Tool(
+        name=names[0] if len(names) == 1 else None,
+        returned_tokens=choose(as_floats(returned if len(returned) else added.clip(0)), family),
+        seconds=_seconds(misses, family),
+        hit_share=None if share is None else float(share),  # type: ignore[arg-type]
+        hit_seconds=_seconds(hits, family),
+    )
+
+
+def _seconds(calls: pl.DataFrame, family: str) -> AnyMarginal | None:
+    known = calls["seconds"].drop_nulls()
+    return choose(as_floats(known), family) if len(known) else None
+
+
+def _template(calls: pl.DataFrame, turns: pl.DataFrame) -> int:
+    """Return the median of the tokens that come to the context before a turn, beyond what calls have returned."""
+    returned = calls.group_by("row", pl.col("turn").cast(pl.Int64) + 1).agg(pl.col("returned_tokens").sum())
+    joined = turns.select("row", "turn", "added").join(returned, on=["row", "turn"])
+    beyond = (joined["added"] - joined["returned_tokens"]).median()
+    return 0 if beyond is None else max(0, round(float(beyond)))  # type: ignore[arg-type]
+
+
+def _held(cached: pl.Series, tokens: pl.Series) -> float | None:
+    """Return the share of tokens that the cache held, over all turns where both are known."""
+    known = pl.DataFrame({"cached": cached, "tokens": tokens}).drop_nulls()
+    return min(1.0, float(known["cached"].sum()) / float(known["tokens"].sum())) if len(known) else None

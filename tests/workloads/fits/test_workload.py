@@ -1,0 +1,167 @@
+"""A workload that is fitted to samples gives the same samples again."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.errors import TraceError
+from tailrace.workloads.fits.goodness import goodness
+from tailrace.workloads.fits.workload import fit_workload
+from tailrace.workloads.marginals.gamma import Gamma
+from tailrace.workloads.marginals.lognormal import Lognormal
+from tailrace.workloads.marginals.quantiles import Quantiles
+from tailrace.workloads.parameters import Regime, Single, Trend, Turns
+from tailrace.workloads.samplers.fitted import Fitted
+from tailrace.workloads.trace import Provenance, Trace
+from tests.workloads.samplers.test_fitted import LENGTHS, MIXTURE, TALK, draw, parameters, single
+
+
+def of_lengths(lengths: list[int], **provenance: Any) -> Trace:
+    """A trace with a group for each length."""
+    numbers = {"step": 0, "group": range(len(lengths)), "sample": 0, "prompt_tokens": 9, "response_tokens": lengths}
+    return Trace.of(pl.DataFrame(numbers), Provenance(source="here", **provenance))
+
+
+def fitted_single(trace: Trace, **options: Any) -> Single:
+    response = fit_workload(trace, "w", **options).response
+    assert isinstance(response, Single)
+    return response
+
+
+@settings(max_examples=6)
+@given(
+    distribution=st.sampled_from([LENGTHS, MIXTURE, Gamma(shape=1.5, scale=400.0)]),
+    share=st.floats(0.0, 0.6),
+    correlation=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 20),
+)
+def test_samples_of_a_fit_have_the_quantiles_and_the_prompts_of_what_was_fitted(
+    distribution: Any, share: float, correlation: float, seed: int
+) -> None:
+    true = draw(parameters(single(distribution, share, rank_correlation=correlation)), groups=500, seed=seed)
+    found = fit_workload(true, "again")
+    for each in goodness(true, Fitted(found)):
+        assert each.errors == {50: pytest.approx(0, abs=8), 90: pytest.approx(0, abs=8), 99: pytest.approx(0, abs=16)}
+        assert each.ks < 0.06, each.name
+    assert isinstance(found.response, Single)
+    assert found.response.tokens.prompt_share == pytest.approx(max(share, correlation**2), abs=0.1)
+    assert found.response.rank_correlation == pytest.approx(correlation, abs=0.12)
+
+
+def test_conversations_are_fitted_with_all_their_parts() -> None:
+    talk = msgspec.structs.replace(TALK, turn_correlation=0.3)
+    true = draw(parameters(talk), groups=600, seed=1)
+    response = fit_workload(true, "again").response
+    assert isinstance(response, Turns)
+    assert response.count.distribution.shares == pytest.approx([0.2, 0.3, 0.5], abs=0.03)  # type: ignore[union-attr]
+    assert response.count.prompt_share == pytest.approx(0.3, abs=0.05)
+    assert [amount.distribution.quantile(np.array([0.5]))[0] for amount in response.calling] == (
+        pytest.approx([np.exp(3.5), np.exp(6.0)], rel=0.06)
+    )
+    assert response.final[0].distribution.quantile(np.array([0.5])) == pytest.approx([np.exp(5.0)], rel=0.06)
+    assert response.final[0].prompt_share == pytest.approx(0.4, abs=0.06)
+    assert response.turn_correlation == pytest.approx(0.3 * 0.8, abs=0.08)  # the prompt explains a part of last turns
+    assert (response.template_tokens, response.tool.name) == (17, "search")
+    assert response.tool.hit_share == pytest.approx(0.25, abs=0.03)
+    assert response.tool.seconds is not None
+    assert response.tool.seconds.quantile(np.array([0.5])) == pytest.approx([1.5], rel=0.05)
+    assert response.first_cached_share == pytest.approx(0.9, abs=0.01)
+    assert response.later_cached_share == pytest.approx(1.0)
+    for each in goodness(true, Fitted(fit_workload(true, "again"))):
+        assert each.worst < 15, each.name
+
+
+def test_samples_at_the_limit_are_counted_and_the_others_fitted() -> None:
+    limited = Provenance(source="test", max_new_tokens=2000)
+    true = draw(parameters(single(capped_share=0.2), provenance=limited), groups=800)
+    response = fitted_single(true)
+    assert response.capped_share == pytest.approx(0.2, abs=0.02)
+    assert isinstance(response.tokens.distribution, Lognormal)
+    assert response.tokens.distribution.log_mean == pytest.approx(6.0, abs=0.03)
+    again = draw(fit_workload(true, "again"), groups=800, seed=3).samples
+    assert (again["finish_reason"] == "length").mean() == pytest.approx(0.2, abs=0.03)
+
+
+def test_drift_is_taken_from_the_lengths_and_given_back() -> None:
+    true = draw(parameters(single(), drift=Trend(per_step=0.1, steps=10)), steps=10, groups=200)
+    found = fit_workload(true, "again")
+    assert isinstance(found.drift, Trend)
+    assert isinstance(found.response, Single)
+    assert isinstance(found.response.tokens.distribution, Lognormal)
+    assert found.response.tokens.distribution.log_mean == pytest.approx(6.0, abs=0.05)
+    again = draw(found, steps=10, groups=200, seed=2).samples
+    by_step = [
+        each.group_by("step").agg(pl.col("response_tokens").log().mean()).sort("step") for each in (true.samples, again)
+    ]
+    assert by_step[0]["response_tokens"].to_list() == pytest.approx(by_step[1]["response_tokens"].to_list(), abs=0.12)
+    flat = draw(parameters(single(), drift=Regime(step=4, change=0.5)), steps=10, groups=200)
+    assert isinstance(fit_workload(flat, "again").drift, Regime)
+
+
+def test_shares_of_filters_and_rewards_are_those_of_the_trace() -> None:
+    true = draw(parameters(single(), kept_share=0.3, correct_share=0.6, reward_s=LENGTHS, task="t"), groups=300)
+    found = fit_workload(true, "again")
+    assert found.kept_share == pytest.approx(true.samples["kept"].mean())
+    assert found.correct_share == pytest.approx(true.samples["reward"].mean())
+    assert found.reward_s is not None
+    assert found.task == "t"
+    assert found.response_figures.mean == pytest.approx(true.samples["response_tokens"].mean())
+    assert found.response_figures.most == true.samples["response_tokens"].max()
+
+
+def test_prompts_that_are_equally_long_stay_so() -> None:
+    random = np.random.default_rng(0)
+    found = fit_workload(of_lengths(random.integers(5, 900, 300).tolist()), "w")
+    assert isinstance(found.prompt_tokens, Quantiles)
+    assert draw(found, groups=9).samples["prompt_tokens"].unique().to_list() == [9]
+
+
+def test_what_cannot_be_fitted_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TraceError, match="here has 99 samples; a fit needs 100 or more"):
+        fit_workload(of_lengths(list(range(1, 100))), "w")
+    with pytest.raises(TraceError, match="here has 7 tokens in every response; a fit needs different lengths"):
+        fit_workload(of_lengths([7] * 200), "w")
+    with pytest.raises(TraceError, match="family 'normal' is none of auto, lognormal, gamma, mixture, quantiles"):
+        fit_workload(of_lengths(list(range(1, 200))), "w", family="normal")
+    with pytest.raises(TraceError, match="here ends nearly all responses at max_new_tokens, 8"):
+        fit_workload(of_lengths([7, *[8] * 150], max_new_tokens=8), "w")
+    monkeypatch.setattr("tailrace.workloads.marginals.mixture._ROUNDS", 1)
+    with pytest.raises(
+        TraceError, match="here: the mixture of 2 components does not converge in 1 rounds; take another"
+    ):
+        fit_workload(of_lengths(list(range(1, 200))), "w", family="mixture")
+
+
+def test_goodness_is_zero_for_the_trace_itself_and_names_what_is_off() -> None:
+    class Same(Fitted):
+        def sample(self, **_: int) -> Trace:
+            return true
+
+    true = draw(parameters(TALK, reward_s=LENGTHS), groups=100)
+    found = goodness(true, Same(parameters(TALK)))
+    assert [each.name for each in found] == [
+        "prompt tokens",
+        "response tokens",
+        "turns",
+        "tokens of turn 1",
+        "tokens of turn 2",
+        "tokens of turn 3",
+        "tokens that a turn reads",
+        "tokens from tools",
+        "seconds of tools",
+        "seconds of rewards",
+    ]
+    assert {(each.ks, each.worst, each.most_error) for each in found} == {(0.0, 0.0, 0.0)}
+    longer = Fitted(parameters(single(Lognormal(log_mean=6.0 + np.log(2), log_deviation=0.6))))
+    response = {each.name: each for each in goodness(draw(parameters(single())), longer)}["response tokens"]
+    assert response.errors == {
+        50: pytest.approx(100, abs=8),
+        90: pytest.approx(100, abs=8),
+        99: pytest.approx(100, abs=15),
+    }
+    assert response.ks > 0.4
