@@ -319,7 +319,11 @@ def trace_import(
     ],
     format: Annotated[
         str | None,
-        typer.Option("--format", help="polytrace, groups, azure or mooncake; by default told from the first line."),
+        typer.Option(
+            "--format",
+            help="polytrace, groups, azure, mooncake, servegen, polytrace-math or polytrace-tools; by default told "
+            "from the first line, but for the last two.",
+        ),
     ] = None,
     task: Annotated[str | None, typer.Option("--task", help="Kind of task, such as mathematics.")] = None,
     source: Annotated[str | None, typer.Option("--source", help="Origin of the files; by default their names.")] = None,
@@ -380,6 +384,61 @@ def describe(
     from tailrace.commands.trace_describe import describe as describe_traces
 
     describe_traces(traces, as_json=json)
+
+
+@trace.command()
+def fit(
+    recorded: Annotated[Path, typer.Argument(help="A trace.", metavar="TRACE", parser=_path)],
+    output: Annotated[
+        Path, typer.Option("--output", help="The parameters: a .yaml file.", metavar="FILE", parser=_path)
+    ],
+    name: Annotated[str | None, typer.Option("--name", help="Of the workload; by default that of the file.")] = None,
+    family: Annotated[
+        str,
+        typer.Option(
+            "--family",
+            help="Of all distributions: lognormal, gamma, mixture or quantiles; auto takes the best of each.",
+        ),
+    ] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Replace the file where it exists.")] = False,
+) -> None:
+    """Fit the parameters of a workload to a trace, and print how near its samples come to the trace."""
+    from tailrace.commands.trace_fit import trace_fit
+
+    trace_fit(recorded, output, name=name, family=family, force=force)
+
+
+@trace.command("sample")
+def trace_sample(
+    workload: Annotated[
+        str,
+        typer.Argument(
+            help="A workload that ships, a .yaml file of parameters, or a trace, whose groups are drawn again."
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", help="The trace: a .parquet or .jsonl file.", metavar="TRACE", parser=_path),
+    ],
+    steps: Annotated[int, typer.Option("--steps", help="Steps.", min=1)] = 1,
+    groups: Annotated[int, typer.Option("--groups", help="Groups of each step.", min=1)] = 64,
+    group_size: Annotated[int, typer.Option("--group-size", help="Samples of each group.", min=1)] = 8,
+    seed: Annotated[int, typer.Option("--seed", help="Fixes every value.", min=0)] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace the trace where it exists.")] = False,
+) -> None:
+    """Draw a trace from a workload."""
+    from tailrace.commands.trace_sample import trace_sample as draw
+
+    amounts = {"steps": steps, "groups": groups, "group_size": group_size, "seed": seed}
+    typer.echo(draw(workload, output, **amounts, force=force))
+
+
+@trace.command()
+def workloads() -> None:
+    """List the workloads that ship."""
+    from tailrace.commands.trace_sample import show_library
+
+    show_library()
 
 
 @app.command()
