@@ -442,6 +442,72 @@ def workloads() -> None:
 
 
 @app.command()
+def bench(
+    workload: Annotated[
+        str,
+        typer.Argument(
+            help="A workload that ships, such as math-32b, a file of parameters, or a trace, which is played as it was "
+            "recorded.",
+            metavar="WORKLOAD",
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A recipe, bench by default, and changes to it, such as pipeline.streaming=true.",
+            metavar="[RECIPE] [KEY=VALUE]...",
+        ),
+    ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--compare",
+            help="Run two configurations in turns. A and B are further arguments for each, in quotes, such as '' and "
+            "'pipeline.streaming=true'.",
+            metavar="A B",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="Of --compare: the number of pairs.", min=1)] = 3,
+    adapter: Annotated[
+        str | None,
+        typer.Option("--adapter", help="A command that plays the workload with another framework.", metavar="COMMAND"),
+    ] = None,
+    adapter_timeout: Annotated[
+        float, typer.Option("--adapter-timeout", help="Seconds that the command may take.", min=1)
+    ] = 3600.0,
+    warm_up: Annotated[int, typer.Option("--warm-up", help="First steps that do not count.", min=0)] = 1,
+    scale: Annotated[float, typer.Option("--scale", help="Multiply all lengths by this.", min=0.001, max=1000)] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the lengths that are drawn.", min=0)] = 0,
+    resample: Annotated[
+        bool, typer.Option("--resample", help="Draw groups of a trace, for steps of the recipe's size.")
+    ] = False,
+    random_weights: Annotated[
+        bool,
+        typer.Option(
+            "--random-weights", help="model.path is a config.json, or a directory with one; it has no weights."
+        ),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+) -> None:
+    """Measure a whole run under a workload: real steps, with dummy prompts and responses of given lengths. It needs no
+    trained model, no data and no tools. RUN/bench.json and RUN/report.html keep the figures.
+    """
+    from tailrace.commands.bench import Options
+    from tailrace.commands.bench import bench as run_bench
+
+    options = Options(
+        warm_up=warm_up,
+        scale=scale,
+        seed=seed,
+        resample=resample,
+        random_weights=random_weights,
+        adapter=adapter,
+        adapter_timeout_s=adapter_timeout,
+    )
+    raise typer.Exit(run_bench(workload, arguments or [], options, compare=compare, rounds=rounds, as_json=json))
+
+
+@app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", metavar="RUN", parser=_path)],
 ) -> None:

@@ -28,6 +28,7 @@ TailraceError
 │   └── WorkerDied              a worker's process ended, or was killed because it hung
 ├── RewardError (RuntimeError)  a grader failed, timed out or died
 │   └── NothingGraded           all gradings of a step, or of the first evaluation, failed
+├── BenchError (RuntimeError)   a benchmark that was not played as asked, or an adapter that failed
 ├── AlgorithmError (RuntimeError) the code of an algorithm failed, or returned what it may not
 └── TrainingError (RuntimeError)
     └── NonFiniteError          a loss or gradient that stayed non-finite
@@ -188,6 +189,10 @@ class NothingGraded(RewardError):
                 f"all {len(errors)} gradings of {what} have failed, {count} of them with: {error}; mend the grader "
                 "(rewards.grader), and have it return a number for whatever a response may be"
             )
+
+
+class BenchError(TailraceError, RuntimeError):
+    """A benchmark was not played as asked, or an adapter has failed."""
 
 
 class AlgorithmError(TailraceError, RuntimeError):

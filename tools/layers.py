@@ -40,9 +40,11 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         | {"activity", "tasks", "cluster", "transfer", "engine", "trainer", "algorithms", "rewards", "prompts"}
         | {"models", "planning", "report", "workloads"},
         "api": NOUNS | {"run", "prompts", "rewards"},
+        "bench": NOUNS | {"engine", "models", "report", "run", "workloads"},
         "commands": NOUNS
         | {
             "run",
+            "bench",
             "workloads",
             "algorithms",
             "cluster",

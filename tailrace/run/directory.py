@@ -38,7 +38,6 @@ class RunDirectory:
         self.queue = path / run_files.QUEUE
         self.report = path / run_files.REPORT
         self.evidence = path / run_files.EVIDENCE
-        self._prompts = path / run_files.GIVEN_PROMPTS
         self._lock = path / run_files.LOCK
 
     def check_new(self) -> None:
@@ -161,22 +160,24 @@ class RunDirectory:
             Path(name).unlink(missing_ok=True)  # where writing failed
 
     @contextmanager
-    def holding(self, prompts: bytes | None) -> Iterator[None]:
-        """Write prompts that a program gives to the file that the configuration names. A start that fails removes it.
+    def holding(self, content: bytes | None, name: str = run_files.GIVEN_PROMPTS) -> Iterator[None]:
+        """Write what a program gives to the file that the configuration names. A start that fails removes it.
+
+        `name`: the file, in this directory.
 
         Raises:
-            UserError: they cannot be written, or differ from those that the run began with.
+            UserError: it cannot be written, or the run began with another content.
         """
-        if prompts is None:
+        if content is None:
             yield
             return
-        file = self._prompts
+        file = self.path / name
         around = [path for path in file.parents if not path.exists()]
         try:
-            if self.events.exists() and file.exists() and file.read_bytes() != prompts:
-                raise UserError(f"prompts are not those that the run in {self.path} began with; give the same")
+            if self.events.exists() and file.exists() and file.read_bytes() != content:
+                raise UserError(f"{file.stem} are not those that the run in {self.path} began with; give the same")
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(prompts)
+            file.write_bytes(content)
         except OSError as error:
             raise _refused(self.path, error) from None
         try:

@@ -5,6 +5,7 @@ lines leave nulls out.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,13 @@ def write_trace(trace: Trace, path: Path) -> None:
         raise TraceError(f"{path} cannot be written: {error.strerror or one_line(error)}") from None
 
 
+def parquet_of(trace: Trace) -> bytes:
+    """Return the content of a .parquet file of the trace."""
+    content = BytesIO()
+    _write_parquet(trace, content)
+    return content.getvalue()
+
+
 def read_trace(path: Path) -> Trace:
     """Read a trace.
 
@@ -96,8 +104,8 @@ def _decoded(header: bytes, path: Path) -> Provenance:
     return decoded.provenance
 
 
-def _write_parquet(trace: Trace, path: Path) -> None:
-    trace.samples.write_parquet(path, compression="zstd", metadata={_KEY: _header(trace.provenance).decode()})
+def _write_parquet(trace: Trace, file: Path | BytesIO) -> None:
+    trace.samples.write_parquet(file, compression="zstd", metadata={_KEY: _header(trace.provenance).decode()})
 
 
 def _read_parquet(path: Path) -> Trace:

@@ -3,13 +3,15 @@
 The k-th group of a run plays the k-th group of the trace, by step and number; after the last, the first comes again.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Self
 
+import polars as pl
+
 from tailrace.errors import TraceError
-from tailrace.workloads.trace import Trace
+from tailrace.workloads.trace import COLUMNS, Provenance, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,22 @@ class Script:
         """Tokens after the prompt: what the model generates and what its tools return."""
         return sum(turn.generated_tokens + turn.returned_tokens for turn in self.turns)
 
-    def cut(self, max_new_tokens: int) -> Self | "Script":
+    def scaled(self, factor: float) -> "Script":
+        """The script with all lengths multiplied by `factor`, and at least 1. Seconds stay."""
+        return replace(
+            self,
+            prompt_tokens=_times(self.prompt_tokens, factor),
+            turns=tuple(
+                Turn(
+                    generated_tokens=_times(turn.generated_tokens, factor),
+                    returned_tokens=_times(turn.returned_tokens, factor) if turn.returned_tokens else 0,
+                    tool_s=turn.tool_s,
+                )
+                for turn in self.turns
+            ),
+        )
+
+    def cut(self, max_new_tokens: int) -> "Script":
         """The script of a response that ends after `max_new_tokens`, those of tools among them."""
         turns: list[Turn] = []
         left = max_new_tokens
@@ -49,7 +66,11 @@ class Script:
                 turns.append(Turn(generated_tokens=generated))
                 break
             turns.append(turn)
-        return Script(prompt_tokens=self.prompt_tokens, turns=tuple(turns), reward=self.reward, reward_s=self.reward_s)
+        return replace(self, turns=tuple(turns))
+
+
+def _times(tokens: int, factor: float) -> int:
+    return max(1, round(tokens * factor))
 
 
 class Replay:
@@ -64,6 +85,29 @@ class Replay:
         """Read the scripts of a trace."""
         rows = trace.samples.iter_rows(named=True)  # in the order of step, group and sample
         return cls([[_script(row) for row in group] for _, group in groupby(rows, key=_group)])
+
+    def trace(self, provenance: Provenance, *, groups_per_step: int) -> Trace:
+        """The scripts as a trace, whose steps have so many groups each."""
+        rows = [
+            _row(number // groups_per_step, number % groups_per_step, sample, script)
+            for number, group in enumerate(self.groups)
+            for sample, script in enumerate(group)
+        ]
+        return Trace.of(pl.DataFrame(rows, {name: column.dtype for name, column in COLUMNS.items()}), provenance)
+
+    def map(self, change: Callable[[Script], Script]) -> "Replay":
+        """The replay with every script changed."""
+        return Replay([[change(script) for script in group] for group in self.groups])
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(script.prompt_tokens for group in self.groups for script in group)
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens of the longest response, those of tools among them."""
+        return max(script.tokens for group in self.groups for script in group)
 
     def script(self, group: int, sample: int) -> Script:
         """The script of a sample, by the number of its group in the run and its own number in the group."""
@@ -108,6 +152,28 @@ def _script(row: Mapping[str, Any]) -> Script:
         reward=row["reward"],
         reward_s=row["reward_s"] or 0.0,
     )
+
+
+def _row(step: int, group: int, sample: int, script: Script) -> dict[str, Any]:
+    turns, context = [], script.prompt_tokens
+    for turn in script.turns:
+        turns.append({"prompt_tokens": context, "generated_tokens": turn.generated_tokens})
+        context += turn.generated_tokens + turn.returned_tokens
+    calls = [
+        {"turn": number, "seconds": turn.tool_s, "returned_tokens": turn.returned_tokens}
+        for number, turn in enumerate(script.turns[:-1])
+    ]
+    return {
+        "step": step,
+        "group": group,
+        "sample": sample,
+        "prompt_tokens": script.prompt_tokens,
+        "response_tokens": sum(turn.generated_tokens for turn in script.turns),
+        "reward": script.reward,
+        "reward_s": script.reward_s,
+        "turns": turns if len(turns) > 1 else None,
+        "tool_calls": calls or None,
+    }
 
 
 def _turns(turns: Sequence[Mapping[str, Any]], seconds: Mapping[int, float]) -> Iterator[Turn]:

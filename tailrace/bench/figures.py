@@ -1,0 +1,157 @@
+"""What the events of a run say about its time. Pure: events in, figures out.
+
+The first steps warm up and do not count; the measured time is from the end of the last of them to the end of the run's
+last step. Stages overlap: each has the seconds in which it was at work (PolyTrace, section 4.2).
+"""
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from tailrace.errors import UserError
+from tailrace.events import Event
+from tailrace.registers.events import EventKind
+from tailrace.report.workers import STATE_TITLES, worker_of, worker_order
+
+STAGES: Mapping[str, frozenset[str]] = {
+    "generation": frozenset({EventKind.ROLLOUT}),
+    "reward": frozenset({EventKind.REWARD}),
+    "reference": frozenset({EventKind.REFERENCE}),
+    "advantage": frozenset({EventKind.ADVANTAGE}),
+    "update": frozenset({EventKind.ACTOR, EventKind.OPTIMIZER}),
+    "weights": frozenset(
+        {EventKind.UPDATE_WEIGHTS, EventKind.WEIGHTS_PUBLISH, EventKind.WEIGHTS_TRANSFER, EventKind.WEIGHTS_WAIT}
+    ),
+}
+"""The kinds of events of each stage."""
+_DONE = 0.9
+"""The part of a step's samples after which its tail begins."""
+
+
+class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One training step."""
+
+    step: int
+    seconds: float
+    """From the end of the step before to its own."""
+    stages: dict[str, float]
+    """Seconds within that time in which each stage was at work."""
+    samples: int
+    response_tokens: int
+    tail_share: float
+    """The part of the generation of its samples that was left when 90 % of them were done."""
+
+
+class WorkerFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the measured time of one worker went."""
+
+    worker: str
+    shares: dict[str, float]
+    """The part of its time in each state: busy, data, weights, idle (`tailrace.activity`)."""
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """All steps after the warm-up together."""
+
+    steps: list[StepFigures]
+    seconds: float
+    """End-to-end seconds of these steps."""
+    step_s: float
+    """Their mean."""
+    stages: dict[str, float]
+    """Mean seconds a step in which each stage was at work."""
+    samples_per_s: float
+    tokens_per_s: float
+    """Response tokens that were trained on."""
+    tokens_per_s_device: float
+    training_tokens_per_s: float | None
+    """Response tokens for each second in which the update was at work; None where no event tells of updates."""
+    tail_share: float
+    """Mean over the steps."""
+    workers: list[WorkerFigures]
+
+
+def figures_of(events: Sequence[Event], *, warm_up: int, devices: int) -> Figures:
+    """Work out the figures of a run.
+
+    Args:
+        events: of one attempt.
+        warm_up: steps that do not count.
+        devices: that generate or train.
+
+    Raises:
+        UserError: no step is left after the warm-up.
+    """
+    ends = {event.step: event.end for event in events if event.task == EventKind.STEP and event.step is not None}
+    if len(ends) <= warm_up:
+        raise UserError(
+            f"the run has {len(ends)} steps, and {warm_up} of them warm up; raise trainer.steps, or lower --warm-up"
+        )
+    first = min(event.start for event in events if event.task in STAGES["generation"] | {EventKind.STEP})
+    bounds = [first, *(ends[step] for step in sorted(ends))]
+    windows = list(zip(sorted(ends), bounds, bounds[1:], strict=False))[warm_up:]
+    steps = [_step(events, step, start, end) for step, start, end in windows]
+    return _whole(steps, _workers(events, windows[0][1], windows[-1][2]), devices)
+
+
+def _step(events: Sequence[Event], step: int, start: float, end: float) -> StepFigures:
+    samples = [event for event in events if event.task == EventKind.SAMPLE and event.step == step]
+    return StepFigures(
+        step=step,
+        seconds=end - start,
+        stages={stage: _busy(events, kinds, start, end) for stage, kinds in STAGES.items()},
+        samples=len(samples),
+        response_tokens=sum(event.tokens or 0 for event in samples),
+        tail_share=_tail(samples),
+    )
+
+
+def _busy(events: Iterable[Event], kinds: frozenset[str], start: float, end: float) -> float:
+    """Seconds between `start` and `end` in which at least one event of `kinds` lasted."""
+    spans = sorted((max(start, event.start), min(end, event.end)) for event in events if event.task in kinds)
+    seconds, reached = 0.0, start
+    for begin, stop in spans:
+        seconds += max(0.0, stop - max(begin, reached))
+        reached = max(reached, stop)
+    return seconds
+
+
+def _tail(samples: Sequence[Event]) -> float:
+    if not samples:
+        return 0.0
+    ends = sorted(event.end for event in samples)
+    begin, most = min(event.start for event in samples), ends[max(0, int(_DONE * len(ends)) - 1)]
+    return (ends[-1] - most) / (ends[-1] - begin) if ends[-1] > begin else 0.0
+
+
+def _workers(events: Iterable[Event], start: float, end: float) -> Iterator[WorkerFigures]:
+    """The states of each worker; an event that lasts beyond the bounds counts in part."""
+    seconds: dict[str, dict[str, float]] = {}
+    for event in events:
+        inside = min(end, event.end) - max(start, event.start)
+        if event.task == EventKind.ACTIVITY and inside > 0:
+            states = seconds.setdefault(worker_of(event), dict.fromkeys(STATE_TITLES, 0.0))
+            for state in states:
+                states[state] += event.metrics.get(state, 0.0) * inside / (event.end - event.start)
+    for worker in sorted(seconds, key=worker_order):
+        total = sum(seconds[worker].values())
+        yield WorkerFigures(worker=worker, shares={state: s / total for state, s in seconds[worker].items()})
+
+
+def _whole(steps: list[StepFigures], workers: Iterable[WorkerFigures], devices: int) -> Figures:
+    seconds = sum(step.seconds for step in steps)
+    tokens = sum(step.response_tokens for step in steps)
+    updating = sum(step.stages["update"] for step in steps)
+    return Figures(
+        steps=steps,
+        seconds=seconds,
+        step_s=seconds / len(steps),
+        stages={stage: statistics.fmean(step.stages[stage] for step in steps) for stage in STAGES},
+        samples_per_s=sum(step.samples for step in steps) / seconds,
+        tokens_per_s=tokens / seconds,
+        tokens_per_s_device=tokens / seconds / devices,
+        training_tokens_per_s=tokens / updating if updating else None,
+        tail_share=statistics.fmean(step.tail_share for step in steps),
+        workers=list(workers),
+    )

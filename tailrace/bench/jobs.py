@@ -1,0 +1,127 @@
+"""The work of a benchmark as a file, for the adapter of another framework.
+
+An adapter is a command. It gets the name of a directory with `jobs.jsonl`, plays the jobs there with its framework, and
+leaves `events.jsonl`: the events of Tailrace (docs/metrics.md), of which these are needed, with times in seconds:
+
+    step      {"task": "step", "actor": "trainer", "start": 0.0, "end": 9.5, "step": 0}
+    sample    {"task": "sample", "actor": "engine", "start": 0.1, "end": 4.2, "step": 0, "tokens": 120,
+               "info": {"group": 0, "sample": 3}}
+
+and of which it may write any other, such as `rollout`, `actor` and `update_weights`, where it can time them.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from tailrace.bench.setup import Setup
+from tailrace.errors import BenchError
+from tailrace.events import Event
+from tailrace.host.whole_file import whole_file
+from tailrace.models.resolve import resolve_model
+from tailrace.registers.events import EventKind
+from tailrace.types import Prompt
+from tailrace.workloads.replay import Replay, Turn
+
+FORMAT = 1
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line: what to run."""
+
+    tailrace_jobs: int
+    """The version of the format."""
+    model: str
+    """A Hugging Face directory."""
+    device: str
+    precision: str
+    """Of the training: fp32 or bf16."""
+    threads: int | None
+    """PyTorch threads, where the recipe says."""
+    steps: int
+    groups_per_step: int
+    group_size: int
+    max_new_tokens: int
+    """Tokens of the longest response."""
+    temperature: float
+    lr: float
+    seed: int
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample to generate."""
+
+    turns: list[Turn]
+    """The lengths to be generated exactly; between two turns a tool takes `tool_s` and returns `returned_tokens`."""
+    reward: float | None
+    reward_s: float
+    """Seconds that its grading takes."""
+
+
+class GroupOfJobs(msgspec.Struct, frozen=True, kw_only=True):
+    """A line for each group, by step and number."""
+
+    step: int
+    group: int
+    """The number of the group in the run."""
+    prompt_ids: list[int]
+    samples: list[Job]
+
+
+def write_jobs(setup: Setup, prompts: Iterable[Prompt], path: Path) -> None:
+    """Write the jobs of a benchmark; `prompts` has one for each group."""
+    config, replay = setup.config, Replay.of(setup.trace)
+    header = Header(
+        tailrace_jobs=FORMAT,
+        model=str(resolve_model(config.model)),
+        device=config.device,
+        precision=config.trainer.precision,
+        threads=config.threads,
+        steps=config.trainer.steps,
+        groups_per_step=config.groups_per_step,
+        group_size=config.algorithm.group_size,
+        max_new_tokens=config.sampling.max_new_tokens,
+        temperature=config.sampling.temperature,
+        lr=config.trainer.lr,
+        seed=config.seed,
+    )
+    lines: list[msgspec.Struct] = [header]
+    for number, (prompt, group) in enumerate(zip(prompts, replay.groups, strict=True)):
+        jobs = [Job(turns=list(script.turns), reward=script.reward, reward_s=script.reward_s) for script in group]
+        step = number // config.groups_per_step
+        lines.append(GroupOfJobs(step=step, group=number, prompt_ids=prompt.prompt_ids.tolist(), samples=jobs))
+    with whole_file(path) as partial:
+        partial.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+
+def check_played(events: Iterable[Event], setup: Setup) -> None:
+    """Check that every response was made, with exactly its length.
+
+    Raises:
+        BenchError: a response is missing or of another length, or a step is.
+    """
+    made: dict[tuple[int, int], int] = {}
+    steps = set()
+    for event in events:
+        if event.task == EventKind.SAMPLE and event.step is not None:
+            made[_key(event.info)] = event.tokens or 0
+        elif event.task == EventKind.STEP:
+            steps.add(event.step)
+    for number, group in enumerate(Replay.of(setup.trace).groups):
+        for sample, script in enumerate(group):
+            asked, was = sum(turn.generated_tokens for turn in script.turns), made.get((number, sample))
+            if was != asked:
+                said = "was not made" if was is None else f"has {was} tokens"
+                raise BenchError(f"the response of group {number}, sample {sample}, {said}; {asked} were asked for")
+    if missing := set(range(setup.config.trainer.steps)) - steps:
+        raise BenchError(f"step {min(missing)} was not trained; the benchmark has {setup.config.trainer.steps} steps")
+
+
+def _key(info: Mapping[str, object]) -> tuple[int, int]:
+    try:
+        return msgspec.convert((info.get("group"), info.get("sample")), tuple[int, int])
+    except msgspec.ValidationError:
+        raise BenchError(
+            f"a sample event has the info {dict(info)!r}; expected the numbers `group` and `sample`"
+        ) from None

@@ -1,0 +1,150 @@
+"""The set-up of a benchmark: which lengths are played, and the configuration of the run that plays them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tailrace.config.load import load_config
+from tailrace.config.model import ModelConfig
+from tailrace.config.run import RunConfig
+from tailrace.engine.factory import make_backend
+from tailrace.errors import ConfigError, TraceError
+from tailrace.models.random import random_model
+from tailrace.models.resolve import resolve_model
+from tailrace.registers import run_files
+from tailrace.workloads.files import read_trace
+from tailrace.workloads.replay import Replay
+from tailrace.workloads.trace import Provenance, Trace
+
+TRACES = (".parquet", ".jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A benchmark before it begins."""
+
+    workload: str
+    """The name of the workload, or the file of its trace."""
+    trace: Trace
+    """What is played."""
+    config: RunConfig
+    """The run that plays it. `trace` is to be at its `pipeline.replay` then."""
+    cut: int
+    """Responses that `sampling.max_new_tokens` has cut off."""
+
+    @property
+    def devices(self) -> int:
+        """The devices of the run: one for each rank of its engines and, with separate workers, one for the trainer."""
+        ranks = getattr(self.config.engine, "ranks", 1)
+        if self.config.pipeline.placement == "colocated":
+            return int(ranks)
+        return int(ranks * self.config.cluster.rollout.workers + 1)
+
+
+def make_setup(
+    workload: str,
+    recipe: Path,
+    overrides: Sequence[str],
+    *,
+    seed: int = 0,
+    scale: float = 1.0,
+    resample: bool = False,
+    random_weights: bool = False,
+) -> Setup:
+    """Make the set-up of a benchmark. Nothing is written.
+
+    Args:
+        workload: see `open_workload`. A file of a trace is played as it was recorded: its steps and groups take the
+            place of the recipe's `trainer.steps`, `trainer.train_batch_size` and `algorithm.group_size`.
+        recipe: see `load_config`. Its prompts, rewards and evaluations have no effect.
+        overrides: changes to the recipe. They may also shorten a recorded trace.
+        seed: of the sampling.
+        scale: all lengths are multiplied by it.
+        resample: draw whole groups of a trace with replacement, in steps of the recipe's size.
+        random_weights: `model.path` is an architecture; see `random_model`.
+
+    Raises:
+        UserError: there is no such workload, the recipe is wrong, or a prompt with its response exceeds the context.
+    """
+    is_recorded = Path(workload).suffix in TRACES and not resample
+    recorded = read_trace(Path(workload)) if is_recorded else None
+    sizes = [] if recorded is None else _sizes(recorded, workload)
+    config = load_config(recipe, [*sizes, *overrides])
+    if random_weights:
+        model = ModelConfig(path=str(random_model(Path(config.model.path))))
+        config = config.model_copy(update={"model": model})
+    if recorded is None:
+        from tailrace.workloads.samplers.factory import open_workload  # scipy takes a second
+
+        recorded = open_workload(workload).sample(
+            steps=config.trainer.steps,
+            groups=config.groups_per_step,
+            group_size=config.algorithm.group_size,
+            seed=seed,
+        )
+    whole = Replay.of(recorded).map(lambda script: script.scaled(scale) if scale != 1 else script)
+    limit = config.sampling.max_new_tokens
+    played = whole.map(lambda script: script.cut(limit))
+    _check_context(workload, played, config)
+    provenance = Provenance(source=recorded.provenance.source, model=recorded.provenance.model)
+    return Setup(
+        workload=workload,
+        trace=played.trace(provenance, groups_per_step=config.groups_per_step),
+        config=_playing(config, played),
+        cut=sum(script.tokens > limit for group in whole.groups for script in group),
+    )
+
+
+def _sizes(trace: Trace, name: str) -> list[str]:
+    """The size of a run that plays a trace as it was recorded, as overrides.
+
+    Raises:
+        TraceError: its steps have different numbers of groups, or its groups of samples.
+    """
+    groups = trace.samples.group_by("step", "group").len()["len"].unique().to_list()
+    steps = trace.samples.group_by("step").agg(pl.col("group").n_unique())["group"].unique().to_list()
+    if len(groups) > 1 or len(steps) > 1:
+        what = f"groups of {_range(groups)} samples" if len(groups) > 1 else f"steps of {_range(steps)} groups"
+        raise TraceError(f"{name} has {what}, and a run has them all of one size; draw from it with --resample")
+    return [
+        f"trainer.steps={len(trace.steps)}",
+        f"trainer.train_batch_size={groups[0] * steps[0]}",
+        f"algorithm.group_size={groups[0]}",
+    ]
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return f"{min(numbers)} to {max(numbers)}"
+
+
+def _check_context(workload: str, played: Replay, config: RunConfig) -> None:
+    context = make_backend(config.engine).context_length(resolve_model(config.model))
+    prompt, response = played.longest_prompt, played.longest_response
+    if prompt + response > context:
+        raise ConfigError(
+            f"{workload} has prompts of up to {prompt} and responses of up to {response} tokens, and the context of "
+            f"the engine is {context}; shorten it with --scale {_shorter(context / (prompt + response))} or "
+            f"sampling.max_new_tokens={max(1, context - prompt)}"
+        )
+
+
+def _shorter(factor: float) -> str:
+    """A factor with two digits, rounded down and a little more: each length is rounded by itself."""
+    return f"{max(0.01, int(95 * factor) / 100):g}"
+
+
+def _playing(config: RunConfig, played: Replay) -> RunConfig:
+    """The configuration of a run that does nothing but play the trace in its directory."""
+    path = str(Path(config.output_dir) / run_files.PLAYED_TRACE)
+    changes: dict[str, dict[str, Any]] = {
+        "prompts": {"source": {"type": "trace", "path": path}, "held_out": 0, "shuffle": False},
+        "pipeline": {**config.pipeline.model_dump(), "replay": path},
+        "sampling": {**config.sampling.model_dump(), "max_new_tokens": played.longest_response},
+        "evaluation": {},
+        "checkpoint": {"every": config.trainer.steps, "keep": 1},
+        "observe": {"tensorboard": False, "sample_groups": 0},
+    }
+    return RunConfig.model_validate(config.model_dump() | changes)

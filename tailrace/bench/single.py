@@ -1,0 +1,117 @@
+"""One benchmark: a run that plays a workload, in a directory of its own, with `bench.json` at its end."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import msgspec
+
+from tailrace.bench.figures import Figures, figures_of
+from tailrace.bench.jobs import check_played, write_jobs
+from tailrace.bench.setup import Setup
+from tailrace.errors import BenchError, one_line
+from tailrace.events import Event, read_events
+from tailrace.host.compute import prepare_torch
+from tailrace.registers import run_files
+from tailrace.report.run_data import write_file
+from tailrace.run.directory import RunDirectory
+from tailrace.run.inputs import load_inputs
+from tailrace.run.train import train
+from tailrace.workloads.files import parquet_of
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one benchmark."""
+
+    workload: str
+    system: str
+    """tailrace, or the command of an adapter."""
+    samples: int
+    prompt_tokens: int
+    """In all samples together, those of the warm-up among them."""
+    response_tokens: int
+    longest_response: int
+    cut: int
+    """Responses that were cut off at `sampling.max_new_tokens`."""
+    warm_up: int
+    figures: Figures
+
+
+class Interrupted(Exception):
+    """Ctrl-C has ended the run."""
+
+
+def run_single(setup: Setup, *, warm_up: int, adapter: str | None = None, adapter_timeout_s: float = 3600.0) -> Result:
+    """Play a workload and work out the figures. The run's directory keeps events, report and figures, but no weights.
+
+    Args:
+        setup: what is played, and by which run.
+        warm_up: steps that do not count.
+        adapter: the command that plays it in place of Tailrace; see `tailrace.bench.jobs`.
+        adapter_timeout_s: seconds that the command may take.
+
+    Raises:
+        UserError: the run cannot begin as configured. Nothing is left then.
+        BenchError: the adapter has failed, or a response is not as long as asked for.
+        Interrupted: Ctrl-C has ended it.
+        TailraceError: the run has failed.
+    """
+    directory = RunDirectory(Path(setup.config.output_dir))
+    directory.check_new()
+    with directory.holding(parquet_of(setup.trace), run_files.PLAYED_TRACE):
+        if adapter is None:
+            _train(setup, directory)
+        else:
+            _adapted(setup, directory, adapter, adapter_timeout_s)
+    events = read_events(directory.events)
+    check_played(events, setup)
+    result = _result(setup, events, warm_up, adapter)
+    write_file(directory.path, run_files.BENCH, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    return result
+
+
+def _train(setup: Setup, directory: RunDirectory) -> None:
+    with redirect_stdout(sys.stderr):  # standard output is for the figures
+        code = train(setup.config, resume=False)
+    for weights in (directory.model, directory.checkpoints):
+        shutil.rmtree(weights, ignore_errors=True)
+    if code:
+        raise Interrupted
+
+
+def _adapted(setup: Setup, directory: RunDirectory, adapter: str, timeout_s: float) -> None:
+    prepare_torch(setup.config.device, setup.config.threads)
+    prompts = load_inputs(setup.config).prompts.train
+    write_jobs(setup, prompts, directory.path / run_files.JOBS)
+    command = [*shlex.split(adapter), str(directory.path)]
+    try:
+        code = subprocess.run(command, timeout=timeout_s, stdout=sys.stderr, check=False).returncode
+    except OSError as error:
+        raise BenchError(f"the adapter {adapter!r} cannot be started: {one_line(error)}") from None
+    except subprocess.TimeoutExpired:
+        raise BenchError(
+            f"the adapter {adapter!r} has not ended within {timeout_s:g} s; raise --adapter-timeout"
+        ) from None
+    if code:
+        raise BenchError(f"the adapter {adapter!r} ended with exit code {code}; see its output above")
+    if not directory.events.is_file():
+        raise BenchError(f"the adapter {adapter!r} left no {directory.events}; see docs/workloads.md for what it holds")
+
+
+def _result(setup: Setup, events: Sequence[Event], warm_up: int, adapter: str | None) -> Result:
+    samples = setup.trace.samples
+    return Result(
+        workload=setup.workload,
+        system=adapter or "tailrace",
+        samples=len(samples),
+        prompt_tokens=int(samples["prompt_tokens"].sum()),
+        response_tokens=int(samples["response_tokens"].sum()),
+        longest_response=setup.config.sampling.max_new_tokens,
+        cut=setup.cut,
+        warm_up=warm_up,
+        figures=figures_of(events, warm_up=warm_up, devices=setup.devices),
+    )

@@ -1,0 +1,74 @@
+"""The figures of a benchmark for people."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from tailrace.bench.compare import Comparison
+from tailrace.bench.figures import STAGES
+from tailrace.bench.single import Result
+from tailrace.report.text import counted, number, percent
+from tailrace.report.workers import STATE_TITLES
+
+
+def print_result(result: Result) -> None:
+    """Print a line on what was played, the whole, each step, and each worker."""
+    console = Console()
+    played = f"{counted(result.samples, 'sample')}, {result.response_tokens:,} response tokens"
+    cut = f", {counted(result.cut, 'response')} cut off at {result.longest_response:,}" if result.cut else ""
+    warm_up = f"; warm-up: {counted(result.warm_up, 'step')}" if result.warm_up else ""
+    console.print(f"{result.workload}: {played}{cut}{warm_up}", highlight=False, soft_wrap=True)
+    for table in (_whole(result), _steps(result), _workers(result)):
+        if table.row_count:
+            console.print()
+            console.print(table)
+
+
+def print_comparison(comparisons: Sequence[Comparison], names: tuple[str, str]) -> None:
+    """Print a row for each figure."""
+    table = _table("", f"A: {names[0] or 'as given'}", f"B: {names[1] or 'as given'}", "B / A", "95 % interval")
+    for one in comparisons:
+        interval = "" if one.interval is None else f"{one.interval[0]:.3f} to {one.interval[1]:.3f}"
+        table.add_row(one.name, number(one.a), number(one.b), f"{one.ratio:.3f}", interval)
+    Console().print(table)
+
+
+def _whole(result: Result) -> Table:
+    figures = result.figures
+    table = _table("after the warm-up" if result.warm_up else "all steps", "")
+    table.add_row("seconds", number(figures.seconds))
+    table.add_row("seconds a step", number(figures.step_s))
+    table.add_row("samples a second", number(figures.samples_per_s))
+    table.add_row("response tokens a second", number(figures.tokens_per_s))
+    table.add_row("response tokens a second and device", number(figures.tokens_per_s_device))
+    if figures.training_tokens_per_s is not None:
+        table.add_row("response tokens a second of updates", number(figures.training_tokens_per_s))
+    table.add_row("tail: generation after 90 % of a step's samples", percent(figures.tail_share))
+    return table
+
+
+def _steps(result: Result) -> Table:
+    steps = result.figures.steps
+    stages = [stage for stage in STAGES if any(step.stages[stage] for step in steps)]
+    table = _table("step", "seconds", *stages, "tokens", "tail")
+    for step in steps:
+        seconds = (number(step.stages[stage]) for stage in stages)
+        tail = percent(step.tail_share)
+        table.add_row(str(step.step + 1), number(step.seconds), *seconds, f"{step.response_tokens:,}", tail)
+    return table
+
+
+def _workers(result: Result) -> Table:
+    table = _table("worker", *STATE_TITLES.values())
+    for worker in result.figures.workers:
+        table.add_row(worker.worker, *(percent(worker.shares[state]) for state in STATE_TITLES))
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column(first)
+    for column in others:
+        table.add_column(column, justify="right")
+    return table

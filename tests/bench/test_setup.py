@@ -1,0 +1,84 @@
+"""Which lengths a benchmark plays, and with which configuration."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.bench.setup import Setup, make_setup
+from tailrace.errors import ConfigError, ModelError, TraceError
+from tailrace.workloads.replay import Replay
+from tests.conftest import TinyModel
+from tests.helpers.traces import LENGTHS, write_lengths
+
+
+def played(setup: Setup) -> list[list[int]]:
+    return [[script.tokens for script in group] for group in Replay.of(setup.trace).groups]
+
+
+def test_a_trace_is_played_as_it_was_recorded(tmp_path: Path, recipe: Path) -> None:
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["sampling.max_new_tokens=50"])
+    config = setup.config
+    assert played(setup) == [group for step in LENGTHS for group in step]
+    assert (config.trainer.steps, config.groups_per_step, config.algorithm.group_size) == (2, 3, 2)
+    assert config.sampling.max_new_tokens == 30
+    assert (config.prompts.held_out, config.prompts.shuffle, config.prompts.source.type) == (0, False, "trace")
+    assert config.pipeline.replay == str(tmp_path / "run" / "given" / "workload.parquet")
+    assert not (tmp_path / "run").exists()
+
+
+def test_changes_make_a_recorded_trace_shorter(tmp_path: Path, recipe: Path) -> None:
+    changes = ["trainer.steps=1", "sampling.max_new_tokens=10"]
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, changes)
+    assert setup.config.trainer.steps == 1
+    assert played(setup)[0] == [10, 4]
+    assert setup.cut == 5
+    halved = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, [], scale=0.5)
+    assert played(halved)[:2] == [[12, 2], [2, 3]]
+    assert Replay.of(halved.trace).longest_prompt == 11
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([[[1, 2]], [[1, 2], [3, 4]]], "has steps of 1 to 2 groups, and a run has them all of one size"),
+        (
+            [[[1, 2], [3]]],
+            "has groups of 1 to 2 samples, and a run has them all of one size; draw from it with --resample",
+        ),
+    ],
+)
+def test_an_irregular_trace_cannot_be_played_as_it_is(tmp_path: Path, recipe: Path, lengths: Any, message: str) -> None:
+    with pytest.raises(TraceError, match=re.escape(message)):
+        make_setup(write_lengths(tmp_path / "a.parquet", lengths), recipe, [])
+
+
+def test_a_workload_that_cannot_fit_the_context_says_how_it_could(tmp_path: Path, recipe: Path) -> None:
+    trace = write_lengths(tmp_path / "a.parquet", [[[600, 2]]])
+    changes = ["sampling.max_new_tokens=900"]
+    with pytest.raises(
+        ConfigError, match=r"prompts of up to 20 and responses of up to 600 .* context .* is 512; "
+    ) as error:
+        make_setup(trace, recipe, changes)
+    [scale, limit] = re.findall(r"--scale ([\d.]+) or sampling.max_new_tokens=(\d+)", str(error.value))[0]
+    assert make_setup(trace, recipe, changes, scale=float(scale)).config.sampling.max_new_tokens <= 492
+    assert make_setup(trace, recipe, [f"sampling.max_new_tokens={limit}"]).config.sampling.max_new_tokens == 492
+
+
+def test_weights_can_be_random_where_there_is_an_architecture(
+    tmp_path: Path, recipe: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAILRACE_CACHE", str(tmp_path / "cache"))
+    architecture = tmp_path / "config.json"
+    architecture.write_bytes((tiny_model("llama") / "config.json").read_bytes())
+    changes = [f"model.path={architecture}"]
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, changes, random_weights=True)
+    model = Path(setup.config.model.path)
+    assert (model / "model.safetensors").is_file()
+    assert make_setup(
+        write_lengths(tmp_path / "a.parquet"), recipe, changes, random_weights=True
+    ).config.model.path == str(model)
+    architecture.write_text("{")
+    with pytest.raises(ModelError, match=f"{architecture} is not the config.json of a model"):
+        make_setup(write_lengths(tmp_path / "a.parquet"), recipe, changes, random_weights=True)

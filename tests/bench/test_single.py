@@ -1,0 +1,62 @@
+"""A benchmark plays its workload with Tailrace, or with the adapter of another framework."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tailrace.bench.setup import make_setup
+from tailrace.bench.single import run_single
+from tailrace.errors import BenchError, UserError
+from tests.helpers.traces import write_lengths
+
+ADAPTER = shlex.join([sys.executable, str(Path(__file__).parents[1] / "helpers" / "bench_adapter.py")])
+
+
+def test_a_benchmark_leaves_its_figures_and_no_weights(tmp_path: Path, recipe: Path) -> None:
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["sampling.max_new_tokens=12"])
+    result = run_single(setup, warm_up=1)
+    [step] = result.figures.steps
+    assert (result.samples, result.cut, step.samples) == (12, 3, 6)
+    assert step.response_tokens == 9 + 3 + 11 + 12 + 12 + 12
+    assert sum(result.figures.workers[0].shares.values()) == pytest.approx(1)
+    run = tmp_path / "run"
+    assert json.loads((run / "bench.json").read_text())["figures"]["step_s"] == result.figures.step_s
+    assert {path.name for path in run.iterdir()} >= {"events.jsonl", "report.html", "given"}
+    assert not (run / "model").exists()
+    assert not (run / "checkpoints").exists()
+    with pytest.raises(UserError, match="holds a run already"):
+        run_single(setup, warm_up=1)
+
+
+def test_an_adapter_plays_the_same_jobs(tmp_path: Path, recipe: Path) -> None:
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["sampling.max_new_tokens=50"])
+    result = run_single(setup, warm_up=0, adapter=ADAPTER)
+    assert [step.seconds for step in result.figures.steps] == [30, 14]
+    assert result.figures.training_tokens_per_s is None
+    header, first, *_ = map(json.loads, (tmp_path / "run" / "jobs.jsonl").read_text().splitlines())
+    assert (header["steps"], header["groups_per_step"], header["group_size"]) == (2, 3, 2)
+    assert len(first["prompt_ids"]) == 20
+    assert [job["turns"][0]["generated_tokens"] for job in first["samples"]] == [30, 4]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        (f"{ADAPTER} 1", "the response of group 0, sample 0, has 29 tokens; 30 were asked for"),
+        ("false", "the adapter 'false' ended with exit code 1"),
+        ("true", "the adapter 'true' left no .*events.jsonl"),
+        ("no-such-program", "the adapter 'no-such-program' cannot be started"),
+    ],
+)
+def test_an_adapter_that_does_not_play_its_jobs_is_an_error(
+    tmp_path: Path,
+    recipe: Path,
+    adapter: str,
+    message: str,
+) -> None:
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["sampling.max_new_tokens=50"])
+    with pytest.raises(BenchError, match=message):
+        run_single(setup, warm_up=0, adapter=adapter)
