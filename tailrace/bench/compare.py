@@ -118,7 +118,7 @@ def _comparison(name: str, values: Sequence[tuple[float, float]]) -> Comparison:
 def _interval(logarithms: Sequence[float]) -> tuple[float, float] | None:
     if len(logarithms) < 2:
         return None
-    from scipy.stats import t as student  # type: ignore[import-untyped]
+    from scipy.stats import t as student
 
     mean, count = statistics.fmean(logarithms), len(logarithms)
     half = float(student.ppf((1 + LEVEL) / 2, count - 1)) * statistics.stdev(logarithms) / math.sqrt(count)
