@@ -148,3 +148,9 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """The share of groups that the algorithm's filter keeps."""
     prompt_figures: Figures
     response_figures: Figures
+
+    def __post_init__(self) -> None:
+        """Check the limit, so that a file without one is refused where it is needed."""
+        capped = isinstance(self.response, Single) and self.response.capped_share is not None
+        if capped and self.provenance.max_new_tokens is None:
+            raise ValueError("`response.capped_share` needs `provenance.max_new_tokens`")

@@ -55,6 +55,14 @@ def test_a_wrong_field_is_named_by_its_place(tmp_path: Path) -> None:
         read_parameters(path)
 
 
+def test_a_share_at_the_limit_needs_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "w.yaml"
+    write_parameters(WHOLE, path)
+    path.write_text(path.read_text().replace(", max_new_tokens: 900", ""))
+    with pytest.raises(TraceError, match=r"`response\.capped_share` needs `provenance\.max_new_tokens`"):
+        read_parameters(path)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"none\.yaml does not exist"):
         read_parameters(tmp_path / "none.yaml")

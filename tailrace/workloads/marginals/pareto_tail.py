@@ -1,10 +1,11 @@
 """A distribution whose largest values follow Pareto's law: the share above x falls as a power of x."""
 
-from typing import Self
+from typing import Annotated, Self
 
+import msgspec
 import numpy as np
 
-from tailrace.workloads.marginals.base import Array, FitError, Positive, Share, Tagged
+from tailrace.workloads.marginals.base import Array, FitError, Positive, Tagged
 from tailrace.workloads.marginals.gamma import Gamma
 from tailrace.workloads.marginals.lognormal import Lognormal
 from tailrace.workloads.marginals.mixture import Mixture
@@ -17,10 +18,15 @@ class ParetoTail(Tagged, frozen=True, tag="pareto_tail"):
 
     body: Body
     threshold: Positive
-    share: Share
+    share: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)]
     """Of the values above the threshold."""
     exponent: Positive
     """The share above x falls as x to the power of minus this."""
+
+    def __post_init__(self) -> None:
+        """Check the threshold, so that a file with a wrong one is refused."""
+        if self._body_share <= 0:
+            raise ValueError(f"`body` has nothing below the threshold of {self.threshold:g}")
 
     @property
     def degrees(self) -> int:
@@ -51,11 +57,13 @@ class ParetoTail(Tagged, frozen=True, tag="pareto_tail"):
         The exponent is that of Hill (1975, "A simple general approach to inference about the tail of a distribution").
 
         Raises:
-            FitError: no value is above the threshold.
+            FitError: no value is above the threshold, or the tail is so heavy that it has no mean.
         """
         threshold = float(np.quantile(values, 1 - share))
         above = values[values > threshold]
         if not above.size:
             raise FitError(f"no value is above {threshold:g}, where a tail would begin")
         exponent = 1 / float(np.log(above / threshold).mean())
+        if exponent <= 1:
+            raise FitError(f"the tail above {threshold:g} has an exponent of {exponent:.2g}, with which it has no mean")
         return cls(body=body, threshold=threshold, share=len(above) / len(values), exponent=exponent)

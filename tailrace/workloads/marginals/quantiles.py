@@ -5,7 +5,7 @@ from typing import Annotated, Self
 import msgspec
 import numpy as np
 
-from tailrace.workloads.marginals.base import Array, Real, Share, Tagged
+from tailrace.workloads.marginals.base import Array, Share, Tagged
 
 _FITTED = np.array([*np.linspace(0, 0.98, 50), 0.99, 0.995, 0.999, 1.0])
 
@@ -15,7 +15,7 @@ class Quantiles(Tagged, frozen=True, tag="quantiles"):
 
     shares: Annotated[list[Share], msgspec.Meta(min_length=2)]
     """Ascending, from 0 to 1."""
-    values: list[Real]
+    values: list[Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]]
     """The quantile of each share, ascending."""
 
     def __post_init__(self) -> None:

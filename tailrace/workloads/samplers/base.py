@@ -5,6 +5,9 @@ from abc import ABC, abstractmethod
 from tailrace.errors import TraceError
 from tailrace.workloads.trace import Trace
 
+MOST_TOKENS = 2**30
+"""The limit of lengths where a workload has none: what a trace can hold."""
+
 
 class Workload(ABC):
     """What samples of an RL step are drawn from."""

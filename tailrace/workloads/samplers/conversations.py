@@ -11,6 +11,7 @@ from tailrace.types import FinishReason
 from tailrace.workloads.marginals.base import Array
 from tailrace.workloads.parameters import Amount, Parameters, Tool, Turns
 from tailrace.workloads.parts import as_lists
+from tailrace.workloads.samplers.base import MOST_TOKENS
 from tailrace.workloads.samplers.scores import mixed, score_share, shares_of
 from tailrace.workloads.trace import TOOL_CALL, TURN
 
@@ -23,8 +24,8 @@ class Conversations:
     def __init__(self, parameters: Parameters, response: Turns) -> None:
         """Draw with these parameters."""
         self._response = response
-        self._limit = parameters.provenance.max_new_tokens or np.inf
-        self._context = parameters.provenance.context or np.inf
+        self._limit = parameters.provenance.max_new_tokens or MOST_TOKENS
+        self._context = parameters.provenance.context or MOST_TOKENS
         self._count = _Drawn(response.count)
         self._calling = _of_numbers(response.calling, response.most)
         self._final = _of_numbers(response.final, response.most)

@@ -3,8 +3,8 @@
 import numpy as np
 import polars as pl
 
-from tailrace.workloads.parameters import Parameters, Single
-from tailrace.workloads.samplers.base import Workload, check_amounts
+from tailrace.workloads.parameters import Parameters, Single, Turns
+from tailrace.workloads.samplers.base import MOST_TOKENS, Workload, check_amounts
 from tailrace.workloads.samplers.conversations import Conversations
 from tailrace.workloads.samplers.scores import shares_of
 from tailrace.workloads.samplers.single import SingleTurns
@@ -18,9 +18,8 @@ class Fitted(Workload):
         """Draw with these parameters."""
         self.name = parameters.name
         self._parameters = parameters
-        response = parameters.response
-        kind = SingleTurns if isinstance(response, Single) else Conversations
-        self._responses: SingleTurns | Conversations = kind(parameters, response)  # type: ignore[arg-type]
+        self._most = (parameters.provenance.context or MOST_TOKENS) - 1  # tokens of a prompt
+        self._responses = _responses(parameters)
 
     def sample(self, *, steps: int, groups: int, group_size: int, seed: int) -> Trace:
         """See `Workload`."""
@@ -32,8 +31,7 @@ class Fitted(Workload):
 
     def _step(self, step: int, groups: int, size: int, random: np.random.Generator) -> pl.DataFrame:
         scores = random.standard_normal(groups)
-        most = np.inf if self._parameters.provenance.context is None else self._parameters.provenance.context - 1
-        prompts = np.clip(np.rint(self._parameters.prompt_tokens.quantile(shares_of(scores))), 1, most)
+        prompts = np.clip(np.rint(self._parameters.prompt_tokens.quantile(shares_of(scores))), 1, self._most)
         responses = self._responses.draw(random, step, prompts, scores, size)
         numbers = {
             "step": np.full(groups * size, step),
@@ -54,3 +52,11 @@ class Fitted(Workload):
         if parameters.kept_share is not None:
             columns["kept"] = pl.Series(np.repeat(random.random(groups) < parameters.kept_share, size))
         return columns
+
+
+def _responses(parameters: Parameters) -> SingleTurns | Conversations:
+    match parameters.response:
+        case Single() as single:
+            return SingleTurns(parameters, single)
+        case Turns() as turns:
+            return Conversations(parameters, turns)

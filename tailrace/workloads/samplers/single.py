@@ -8,6 +8,7 @@ import polars as pl
 from tailrace.types import FinishReason
 from tailrace.workloads.marginals.base import Array
 from tailrace.workloads.parameters import Parameters, Single
+from tailrace.workloads.samplers.base import MOST_TOKENS
 from tailrace.workloads.samplers.scores import mixed, score_share, shares_of
 
 
@@ -18,8 +19,8 @@ class SingleTurns:
         """Draw with these parameters."""
         self._response = response
         self._drift = parameters.drift
-        self._limit = parameters.provenance.max_new_tokens
-        self._context = parameters.provenance.context
+        self._limit = parameters.provenance.max_new_tokens or MOST_TOKENS
+        self._context = parameters.provenance.context or MOST_TOKENS
         correlation = float(2 * np.sin(np.pi * response.rank_correlation / 6))  # of normal scores with these ranks
         share = score_share(partial(self._lengths, factor=1.0), response.tokens.prompt_share)
         self._share = max(share, correlation**2)  # the prompt explains what its length explains
@@ -36,16 +37,14 @@ class SingleTurns:
         effects = self._sign * mixed(scores, random.standard_normal(len(scores)), self._of_length)
         own = mixed(np.repeat(effects, size), random.standard_normal(len(scores) * size), self._share)
         wanted = self._lengths(shares_of(own), factor=1.0 if self._drift is None else self._drift.factor(step))
-        room = np.full(len(wanted), np.inf if self._limit is None else self._limit)
-        if self._context is not None:
-            room = np.minimum(room, self._context - np.repeat(prompts, size))
+        room = np.minimum(self._limit, self._context - np.repeat(prompts, size))
         reasons = np.where(wanted >= room, FinishReason.LENGTH.value, FinishReason.STOP.value)
         return pl.DataFrame({"response_tokens": np.minimum(wanted, room), "finish_reason": reasons})
 
     def _lengths(self, shares: Array, *, factor: float) -> Array:
         """Return the tokens at these shares of the distribution. Those of capped samples are the limit."""
         tokens, capped = self._response.tokens.distribution, self._response.capped_share
-        if capped is None or self._limit is None:
+        if capped is None:
             return np.maximum(1, np.rint(tokens.quantile(shares) * factor))
         below = float(tokens.cdf(np.array([self._limit - 0.5]))[0])  # of what is rounded to less than the limit
         ended = tokens.quantile(np.minimum(shares / (1 - capped), 1) * below) if capped < 1 else shares

@@ -18,6 +18,13 @@ from tailrace.workloads.marginals.quantiles import Quantiles
 from tailrace.workloads.marginals.shares import Shares
 
 LOGNORMAL = Lognormal(log_mean=6.0, log_deviation=0.8)
+TAIL = {
+    "type": "pareto_tail",
+    "body": {"type": "lognormal", "log_mean": 6.0, "log_deviation": 0.2},
+    "threshold": 900.0,
+    "share": 0.1,
+    "exponent": 2.0,
+}
 CONTINUOUS = [
     LOGNORMAL,
     Gamma(shape=1.5, scale=200.0),
@@ -73,9 +80,11 @@ def test_a_lognormal_has_the_moments_that_it_was_made_of() -> None:
     assert (drawn.mean(), drawn.std()) == (pytest.approx(9329.0, rel=1e-3), pytest.approx(8651.5, rel=0.01))
 
 
-def test_a_tail_needs_values_above_its_threshold() -> None:
+def test_a_tail_needs_values_above_its_threshold_and_a_mean() -> None:
     with pytest.raises(FitError, match="no value is above 7"):
         ParetoTail.fit(np.full(10, 7.0), LOGNORMAL, 0.1)
+    with pytest.raises(FitError, match=r"has an exponent of 0\.5, with which it has no mean"):
+        ParetoTail.fit((1 - (np.arange(10_000) + 0.5) / 10_000) ** -2, LOGNORMAL, 0.1)
 
 
 def test_whole_numbers_have_their_shares() -> None:
@@ -102,6 +111,9 @@ def test_quantiles_of_equal_values_are_that_value() -> None:
         ({"type": "quantiles", "shares": [0.1, 1.0], "values": [1.0, 2.0]}, "from 0 to 1"),
         ({"type": "quantiles", "shares": [0.0, 1.0], "values": [1.0]}, "1 `values` for 2"),
         ({"type": "shares", "shares": [0.5, 0.4]}, "add up to 0.9"),
+        ({"type": "quantiles", "shares": [0.0, 1.0], "values": [-1.0, 1.0]}, ">= 0.0"),
+        (TAIL | {"share": 1.0}, "< 1.0"),
+        (TAIL | {"threshold": 1e-9}, "nothing below the threshold of 1e-09"),
         ({"type": "weibull"}, "weibull"),
     ],
 )

@@ -14,6 +14,7 @@ from tailrace.workloads.characterization.prompts import intraclass_correlation
 from tailrace.workloads.marginals.gamma import Gamma
 from tailrace.workloads.marginals.lognormal import Lognormal
 from tailrace.workloads.marginals.mixture import Mixture
+from tailrace.workloads.marginals.pareto_tail import ParetoTail
 from tailrace.workloads.marginals.quantiles import Quantiles
 from tailrace.workloads.marginals.shares import Shares
 from tailrace.workloads.parameters import (
@@ -28,6 +29,7 @@ from tailrace.workloads.parameters import (
     Turns,
 )
 from tailrace.workloads.parts import turns_of
+from tailrace.workloads.samplers.base import MOST_TOKENS
 from tailrace.workloads.samplers.fitted import Fitted
 from tailrace.workloads.trace import Provenance, Trace
 
@@ -51,18 +53,16 @@ TALK = Turns(
 
 
 def parameters(response: Single | Turns, **changes: Any) -> Parameters:
-    plain = Parameters(
-        tailrace_workload=FORMAT,
-        name="w",
-        about="",
-        rests_on="",
-        provenance=Provenance(source="test"),
-        prompt_tokens=Lognormal(log_mean=5.0, log_deviation=0.4),
-        response=response,
-        prompt_figures=Figures(mean=1.0),
-        response_figures=Figures(mean=1.0),
-    )
-    return msgspec.structs.replace(plain, **changes)
+    plain: dict[str, Any] = {
+        "name": "w",
+        "about": "",
+        "rests_on": "",
+        "provenance": Provenance(source="test"),
+        "prompt_tokens": Lognormal(log_mean=5.0, log_deviation=0.4),
+        "prompt_figures": Figures(mean=1.0),
+        "response_figures": Figures(mean=1.0),
+    }
+    return Parameters(tailrace_workload=FORMAT, response=response, **plain | changes)
 
 
 def single(distribution: Any = LENGTHS, prompt_share: float = 0.0, **changes: Any) -> Single:
@@ -130,6 +130,15 @@ def test_as_many_samples_as_the_parameter_says_end_at_the_limit() -> None:
     assert drawn.filter(pl.col("finish_reason") == "length")["response_tokens"].unique().to_list() == [2000]
     others = drawn.filter(pl.col("finish_reason") == "stop")["response_tokens"]
     assert others.median() == pytest.approx(np.exp(6.0), rel=0.05)
+
+
+def test_lengths_without_a_limit_end_at_what_a_trace_can_hold() -> None:
+    heavy = ParetoTail(body=LENGTHS, threshold=900.0, share=0.5, exponent=0.1)
+    for response in (single(heavy), msgspec.structs.replace(TALK, final=[Amount(distribution=heavy)])):
+        drawn = draw(parameters(response, prompt_tokens=heavy), groups=50).samples
+        most = drawn.select(pl.sum_horizontal(pl.col("prompt_tokens", "response_tokens").cast(pl.Int64)).max()).item()
+        assert most == MOST_TOKENS
+        assert "length" in drawn["finish_reason"]
 
 
 def test_lengths_drift_over_steps() -> None:
