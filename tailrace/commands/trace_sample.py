@@ -35,12 +35,15 @@ def trace_sample(
 
 
 def show_library() -> None:
-    """Print the workloads that ship, with the response lengths of their sources."""
+    """Print the workloads that ship, with the response tokens of their sources."""
     table = Table(box=None, pad_edge=False, header_style="")
-    for heading in ("workload", "response tokens, mean", "p50", "p90", "p99", "about"):
-        table.add_column(heading, justify="left" if heading in ("workload", "about") else "right")
+    for heading in ("workload", "mean", "p50", "p90", "p99", "about"):
+        table.add_column(
+            heading, justify="left" if heading in ("workload", "about") else "right", no_wrap=heading != "about"
+        )
     for name, parameters in library().items():
         figures = parameters.response_figures
         shown = [figures.mean, figures.p50, figures.p90, figures.p99]
         table.add_row(name, *("" if value is None else number(round(value)) for value in shown), parameters.about)
+    print("Response tokens of the sources:")
     Console().print(table)

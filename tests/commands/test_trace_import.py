@@ -38,7 +38,11 @@ def test_what_cannot_be_imported_leaves_nothing(tailrace_here: Command, groups: 
     for arguments, message in {
         ("--max-new-tokens", "2"): "groups.jsonl, row 1 (step 0, group 4, sample 0): response_tokens is 3; expected",
         ("--format", "azure"): f"{groups} does not begin as the Azure trace",
-        ("--format", "group"): "format 'group' is none of polytrace, groups, azure, mooncake; did you mean 'groups'?",
+        (
+            "--format",
+            "group",
+        ): "format 'group' is none of polytrace, groups, azure, mooncake, servegen, polytrace-math, polytrace-tools"
+        "; did you mean 'groups'?",
     }.items():
         done = tailrace_here("trace", "import", str(groups), "--output", str(output), *arguments)
         assert done.returncode == 2
