@@ -31,7 +31,7 @@ class _Line(msgspec.Struct):
     """A line of a trace. The scale is that of the rate, and the variation that of the shape."""
 
     start: Seconds
-    rate: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
+    rate: Annotated[float, msgspec.Meta(ge=0.0, le=1e4)]
     variation: str
     family: str
     shape: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
@@ -68,17 +68,17 @@ class ServeGen(Importer):
 
 
 def _clients(files: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
-    """Yield the two files of each client."""
-    given = {file.name: file for file in files}
-    for name, file in given.items():
-        client = name.removesuffix(_TRACE).removesuffix(_DATASET)
-        if client == name:
+    """Yield the two files of each client, which lie side by side."""
+    for file in files:
+        client = file.name.removesuffix(_TRACE).removesuffix(_DATASET)
+        if client == file.name:
             raise TraceError(f"{file} is named neither NAME{_TRACE} nor NAME{_DATASET}, as ServeGen's files are")
-        for other in (f"{client}{_TRACE}", f"{client}{_DATASET}"):
-            if other not in given:
-                raise TraceError(f"{file} needs {other}; give both files of a client")
-        if name.endswith(_TRACE):
-            yield file, given[f"{client}{_DATASET}"]
+        trace, dataset = file.with_name(f"{client}{_TRACE}"), file.with_name(f"{client}{_DATASET}")
+        for other in (trace, dataset):
+            if other not in files:
+                raise TraceError(f"{file} needs {other.name} beside it; give both files of a client")
+        if file == trace:
+            yield trace, dataset
 
 
 def _requests(trace: Path, dataset: Path, random: np.random.Generator) -> Iterator[pl.DataFrame]:

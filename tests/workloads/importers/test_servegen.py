@@ -51,6 +51,8 @@ def test_the_same_requests_are_drawn_each_time_and_clients_are_one_service(tmp_p
     assert import_trace(files, HERE).samples.equals(import_trace(files, HERE).samples)
     both = import_trace([*files, *client(tmp_path, name="chunk-2")], HERE)
     assert len(both) == 2 * 906
+    (tmp_path / "other").mkdir()
+    assert len(import_trace([*files, *client(tmp_path / "other")], HERE)) == 2 * 906
 
 
 def test_gaps_have_the_variation_of_their_family(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_what_is_not_of_servegen_is_named(trace: str, dataset: Any, message: str
 
 def test_a_client_needs_both_of_its_files(tmp_path: Path) -> None:
     files = client(tmp_path)
-    with pytest.raises(TraceError, match=r"needs chunk-1-dataset\.json; give both files of a client"):
+    with pytest.raises(TraceError, match=r"needs chunk-1-dataset\.json beside it; give both files of a client"):
         import_trace(files[:1], HERE)
     other = tmp_path / "other.csv"
     other.write_text(TRACE)
