@@ -8,17 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
-
 from tailrace.events import Event
 from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import Shown, metric, shown_in
 from tailrace.report.adaptive_tp import adaptive_tp_figure
 from tailrace.report.figures import Section, detail_sections, progress_sections
+from tailrace.report.markup import as_json, charts_as_json, environment
 from tailrace.report.run_data import (
     RunData,
     first_and_last,
@@ -59,25 +55,18 @@ def write_report(run_dir: Path) -> Path:
 
 def render(run: RunData) -> str:
     """Render the page of `run`."""
-    environment = Environment(
-        loader=PackageLoader("tailrace.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     progress, details = progress_sections(run), detail_sections(run)
     progress.extend(worker_sections(run))
     if (adaptive_tp := adaptive_tp_figure(run)) is not None:
         progress.append(Section("Engine", [adaptive_tp]))
-    environment.filters |= {
+    page = environment()
+    page.filters |= {
         "visible": visible,
         "page_text": page_text,
         "reward_words": reward_words,
         "sample_figures": sample_figures,
     }
-    figures = [figure for section in (*progress, *details) for figure in section.figures]
-    return environment.get_template("report.html.j2").render(
+    return page.get_template("report.html.j2").render(
         run=run,
         facts=_facts(run),
         state=_state(run),
@@ -85,19 +74,12 @@ def render(run: RunData) -> str:
         cards=list(_cards(run)),
         progress=progress,
         details=details,
-        figures=_json({figure.id: {"data": figure.data, "layout": figure.layout} for figure in figures}),
-        timeline=_json(timeline(run)),
+        figures=charts_as_json([*progress, *details]),
+        timeline=as_json(timeline(run)),
         evaluations=_evaluations(run),
         samples=sample_pages(run.texts),
         config=sorted(_flatten(run.config)),
-        plotly_js=Markup(get_plotlyjs()),
     )
-
-
-def _json(value: Any) -> Markup:
-    """Encode a value as JSON that can stand inside a script element."""
-    text = msgspec.json.encode(value).decode()
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _warnings(run: RunData) -> Iterator[tuple[str, str]]:
