@@ -7,9 +7,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from tailrace.report.text import number, percent
+from tailrace.report.text import interval, number, percent, signed_percent
 from tailrace.workloads.characterization.description import Description
 from tailrace.workloads.characterization.distribution import Distribution
+from tailrace.workloads.characterization.trend import Trend
 from tailrace.workloads.files import read_trace
 
 
@@ -43,19 +44,44 @@ def figures(description: Description) -> Iterator[tuple[str, str]]:
     yield from _amounts("response tokens", d.response_tokens)
     yield from _amounts("of correct samples", d.correct)
     yield from _amounts("of wrong samples", d.wrong)
-    yield from _amounts("turns", d.turns)
-    yield from _amounts("seconds of tools", d.tool_seconds)
-    yield from _amounts("tokens from tools", d.returned_tokens)
-    if d.correlation is not None:
-        yield "correlation of prompt and response", f"{d.correlation:.2f}"
-    if d.prompt_share is not None:
-        yield "variance of log-length that the prompt explains", percent(d.prompt_share)
-    for part, recall in d.longest_recall.items():
-        yield f"longest {part} % found by a prompt's other samples", percent(recall)
+    yield from _of_conversations(d)
+    yield from _of_prompts(d)
     if d.tail_share is not None:
         yield "generation with fewer than a tenth running", percent(d.tail_share)
+    yield from _trend("prompt tokens", d.prompt_trend)
+    yield from _trend("response tokens", d.response_trend)
+    yield from _trend("turns", d.turns_trend)
     if d.kept_share is not None:
         yield "kept by the filter", percent(d.kept_share)
+    yield from _amounts("staleness", d.staleness)
+
+
+def _of_conversations(d: Description) -> Iterator[tuple[str, str]]:
+    if d.turns is not None:
+        yield from _amounts("turns", d.turns.counts)
+        yield from _amounts("tokens of a turn", d.turns.turn_tokens)
+        yield from _amounts("tokens read in the last turn", d.turns.context_tokens)
+    if d.tools is not None:
+        yield "calls of tools", f"{d.tools.calls:,}"
+        yield from _amounts("seconds of tools", d.tools.seconds)
+        yield from _amounts("tokens from tools", d.tools.returned_tokens)
+
+
+def _of_prompts(d: Description) -> Iterator[tuple[str, str]]:
+    if d.correlation is not None:
+        yield "correlation of prompt and response", f"{d.correlation.pearson:.2f}"
+        yield "correlation of their ranks", f"{d.correlation.spearman:.2f}"
+    share = d.no_prompt_share if d.prompt_share is None else percent(d.prompt_share)
+    yield "variance of log-length that the prompt explains", share
+    for part, recall in d.longest_recall.items():
+        yield f"longest {part} % found by a prompt's other samples", percent(recall)
+
+
+def _trend(name: str, trend: Trend | None) -> Iterator[tuple[str, str]]:
+    if trend is not None:
+        yield f"{name}, drift a step", f"{signed_percent(trend.drift)} ({interval(trend.low, trend.high)})"
+        change = trend.change
+        yield f"{name}, change of level", f"step {change.step + 1}, p = {change.p_value:.2g}"
 
 
 def _amounts(name: str, distribution: Distribution | None) -> Iterator[tuple[str, str]]:

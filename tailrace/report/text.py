@@ -34,6 +34,16 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
+def signed_percent(fraction: float) -> str:
+    """Write a change in percent: 0.0125 as +1.2 %."""
+    return f"{100 * fraction:+.1f} %"
+
+
+def interval(low: float, high: float) -> str:
+    """Write an interval of changes in percent: -0.5 to +1.2 %."""
+    return f"{100 * low:+.1f} to {100 * high:+.1f} %"
+
+
 def setting(config: Any, key: str) -> str:
     """Return the value of a dotted key of a recorded configuration; empty where it has none."""
     value = config

@@ -1,23 +1,26 @@
 """All figures of a trace."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from tailrace.workloads.characterization.distribution import Distribution
-from tailrace.workloads.characterization.prompts import LONGEST, intraclass_correlation, longest_recall
-from tailrace.workloads.characterization.steps import tail_share
+from tailrace.workloads.characterization.correlation import Correlation
+from tailrace.workloads.characterization.distribution import Distribution, known
+from tailrace.workloads.characterization.histogram import BinnedDistribution, JointHistogram
+from tailrace.workloads.characterization.prompts import LONGEST, PromptMap, intraclass_correlation
+from tailrace.workloads.characterization.steps import (
+    StepDistances,
+    StepFigures,
+    correct_and_wrong,
+    kept_share,
+    staleness,
+)
+from tailrace.workloads.characterization.tools import Tools
+from tailrace.workloads.characterization.trend import Trend
+from tailrace.workloads.characterization.turns import Turns
 from tailrace.workloads.trace import Provenance, Trace
-
-
-class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One step."""
-
-    step: int
-    prompt_tokens: Distribution
-    response_tokens: Distribution
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,12 +29,14 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     provenance: Provenance
     samples: int
     groups: int
-    prompt_tokens: Distribution
-    response_tokens: Distribution
-    correlation: float | None
-    """Pearson's, of the tokens of prompt and response; None where one of them never varies."""
+    prompt_tokens: BinnedDistribution
+    response_tokens: BinnedDistribution
+    joint: JointHistogram
+    correlation: Correlation | None
+    """Of the tokens of prompt and response; None where one of them never varies."""
     prompt_share: float | None
-    """See `intraclass_correlation`."""
+    """See `intraclass_correlation`. `no_prompt_share` says why there is none."""
+    prompt_map: PromptMap | None
     longest_recall: dict[int, float]
     """See `longest_recall`, by percentage: the mean over steps, weighted by samples. Empty for groups of one."""
     tail_share: float | None
@@ -42,82 +47,76 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """Response tokens of samples with a positive reward."""
     wrong: Distribution | None
     """Those of the other samples with a reward."""
-    turns: Distribution | None
-    """Turns of a sample."""
-    tool_seconds: Distribution | None
-    returned_tokens: Distribution | None
-    """Tokens that a tool call has returned."""
+    staleness: Distribution | None
+    """Versions between the oldest weights that made a sample and those that its step trained."""
+    turns: Turns | None
+    tools: Tools | None
+    prompt_trend: Trend | None
+    response_trend: Trend | None
+    turns_trend: Trend | None
+    distances: StepDistances | None
     steps: list[StepFigures]
 
     @classmethod
     def of(cls, trace: Trace) -> "Description":
         """Describe a trace."""
         samples = trace.samples
-        rewarded = samples.filter(pl.col("reward").is_not_null())
-        calls = samples["tool_calls"].drop_nulls().explode().drop_nulls()
-        kept = samples["kept"].mean()
+        frames = samples.partition_by("step", maintain_order=True)
+        steps = [StepFigures.of(frame, is_service=trace.provenance.is_service) for frame in frames]
+        prompt_tokens, response_tokens = samples["prompt_tokens"], samples["response_tokens"]
+        groups = samples.select(pl.struct("step", "group").rle_id()).to_series()
+        prompt_share = intraclass_correlation(response_tokens, groups)
+        correct, wrong = correct_and_wrong(samples)
         return cls(
             provenance=trace.provenance,
             samples=len(samples),
             groups=trace.groups,
-            prompt_tokens=_whole(samples["prompt_tokens"]),
-            response_tokens=_whole(samples["response_tokens"]),
-            correlation=_correlation(samples),
-            prompt_share=_prompt_share(samples),
-            longest_recall=_recall(samples),
-            tail_share=None if trace.provenance.is_service else _over_steps(samples, tail_share),
-            kept_share=None if kept is None else float(kept),  # type: ignore[arg-type]
-            correct=Distribution.of(rewarded.filter(pl.col("reward") > 0)["response_tokens"]),
-            wrong=Distribution.of(rewarded.filter(pl.col("reward") <= 0)["response_tokens"]),
-            turns=Distribution.of(samples["turns"].drop_nulls().list.len()),
-            tool_seconds=Distribution.of(calls.struct.field("seconds").drop_nulls()),
-            returned_tokens=Distribution.of(calls.struct.field("returned_tokens").drop_nulls()),
-            steps=[
-                StepFigures(
-                    step=int(frame["step"][0]),
-                    prompt_tokens=_whole(frame["prompt_tokens"]),
-                    response_tokens=_whole(frame["response_tokens"]),
-                )
-                for frame in _steps(samples)
-            ],
+            prompt_tokens=known(BinnedDistribution.binned(prompt_tokens)),
+            response_tokens=known(BinnedDistribution.binned(response_tokens)),
+            joint=JointHistogram.of(prompt_tokens, response_tokens),
+            correlation=Correlation.of(prompt_tokens, response_tokens),
+            prompt_share=prompt_share,
+            prompt_map=PromptMap.of(samples),
+            longest_recall=_mean_recall(steps),
+            tail_share=_mean_tail(steps),
+            kept_share=kept_share(samples),
+            correct=correct,
+            wrong=wrong,
+            staleness=Distribution.of(staleness(samples)),
+            turns=Turns.of(samples),
+            tools=Tools.of(samples),
+            prompt_trend=_trend(samples, pl.col("prompt_tokens")),
+            response_trend=_trend(samples, pl.col("response_tokens")),
+            turns_trend=_trend(samples, pl.col("turns").list.len()),
+            distances=StepDistances.of(frames, prompt_share),
+            steps=steps,
         )
 
-
-def _steps(samples: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    yield from samples.partition_by("step", maintain_order=True)
-
-
-def _whole(values: pl.Series) -> Distribution:
-    distribution = Distribution.of(values)
-    assert distribution is not None, "a trace has samples"
-    return distribution
-
-
-def _correlation(samples: pl.DataFrame) -> float | None:
-    pair = samples.select("prompt_tokens", "response_tokens").to_numpy().astype(np.float64)
-    if not pair.std(axis=0).all():
-        return None
-    return float(np.corrcoef(pair, rowvar=False)[0, 1])
+    @property
+    def no_prompt_share(self) -> str:
+        """Why it is unknown how much of the variance the prompt explains; empty where it is known."""
+        if self.prompt_share is not None:
+            return ""
+        if self.samples == self.groups:
+            return "one sample a group"
+        return "one group" if self.groups == 1 else "equal lengths"
 
 
-def _prompt_share(samples: pl.DataFrame) -> float | None:
-    prompts = samples.select(pl.struct("step", "group").rank("dense")).to_series()
-    return intraclass_correlation(samples["response_tokens"], prompts)
-
-
-def _over_steps(samples: pl.DataFrame, figure: Callable[[pl.Series], float]) -> float:
-    return float(np.mean([figure(frame["response_tokens"]) for frame in _steps(samples)]))
-
-
-def _recall(samples: pl.DataFrame) -> dict[int, float]:
-    recalls: dict[int, float] = {}
+def _mean_recall(steps: Sequence[StepFigures]) -> dict[int, float]:
+    recalls = {}
     for percent in LONGEST:
-        found = [
-            (recall, len(step))
-            for step in _steps(samples)
-            if (recall := longest_recall(step["response_tokens"], step["group"], percent)) is not None
-        ]
-        if found:
-            values, weights = zip(*found, strict=True)
-            recalls[percent] = float(np.average(values, weights=weights))
+        known_steps = [step for step in steps if percent in step.longest_recall]
+        if known_steps:
+            values = [step.longest_recall[percent] for step in known_steps]
+            recalls[percent] = float(np.average(values, weights=[step.response_tokens.count for step in known_steps]))
     return recalls
+
+
+def _mean_tail(steps: Sequence[StepFigures]) -> float | None:
+    shares = [step.tail_share for step in steps if step.tail_share is not None]
+    return float(np.mean(shares)) if shares else None
+
+
+def _trend(samples: pl.DataFrame, amount: pl.Expr) -> Trend | None:
+    logs = samples.group_by("step").agg(amount.log().mean().alias("level")).drop_nulls().sort("step")
+    return Trend.of(logs["step"].to_list(), logs["level"].to_list())

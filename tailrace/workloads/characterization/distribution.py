@@ -1,10 +1,11 @@
 """The distribution of one amount, such as the tokens of responses."""
 
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 
@@ -47,3 +48,18 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     def tail(self) -> float:
         """The greatest value over the 90th percentile (PolyTrace, section 3)."""
         return self.most / self.percentiles[90] if self.percentiles[90] else 0.0
+
+
+D = TypeVar("D", bound=Distribution)
+
+
+def known(distribution: D | None) -> D:
+    """The distribution of values of which there are some: a trace has samples."""
+    assert distribution is not None
+    return distribution
+
+
+def mean(values: pl.Series) -> float | None:
+    """The mean of the values that are known, or the share of true ones; None without any."""
+    known_values = values.drop_nulls()
+    return float(known_values.to_numpy().mean()) if len(known_values) else None

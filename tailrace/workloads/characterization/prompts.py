@@ -3,11 +3,41 @@
 PolyTrace (section 3.1, figure 5) sees similar lengths within a prompt. StreamRL (section 5.2) ranks prompts by length.
 """
 
+from typing import Self
+
+import msgspec
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 LONGEST = (20, 10, 5)
 """The percentages of longest samples whose recall is told."""
+MAPPED_PROMPTS = 128
+"""The most prompts of a map."""
+MAPPED_SAMPLES = 64
+"""The most samples of each of them."""
+
+
+class PromptMap(msgspec.Struct, frozen=True, kw_only=True):
+    """The lengths of the responses to the prompts of one step (PolyTrace, figure 5)."""
+
+    step: int
+    """The one with the most samples; of several, the first."""
+    lengths: list[list[int]]
+    """[p][samples] tokens, from the prompt with the least mean to that with the greatest: at most `MAPPED_PROMPTS`,
+    evenly chosen, and at most `MAPPED_SAMPLES` of each."""
+
+    @classmethod
+    def of(cls, samples: pl.DataFrame) -> Self | None:
+        """Map one step of a trace; None where no prompt has two samples."""
+        step = samples["step"].value_counts().sort("count", "step", descending=[True, False])["step"][0]
+        lengths = pl.col("response_tokens")
+        groups = samples.filter(pl.col("step") == step).group_by("group", maintain_order=True).agg(lengths)
+        if groups["response_tokens"].list.len().max() == 1:
+            return None
+        ordered = groups.sort(lengths.list.mean(), maintain_order=True)["response_tokens"].list.head(MAPPED_SAMPLES)
+        places = np.linspace(0, len(ordered) - 1, min(len(ordered), MAPPED_PROMPTS)).round().astype(int)
+        return cls(step=int(step), lengths=ordered.gather(places).to_list())
 
 
 def intraclass_correlation(lengths: npt.ArrayLike, groups: npt.ArrayLike) -> float | None:

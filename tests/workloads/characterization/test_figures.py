@@ -3,12 +3,18 @@
 import math
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.workloads.characterization.distribution import Distribution
-from tailrace.workloads.characterization.prompts import intraclass_correlation, longest_recall
+from tailrace.workloads.characterization.prompts import (
+    MAPPED_PROMPTS,
+    PromptMap,
+    intraclass_correlation,
+    longest_recall,
+)
 from tailrace.workloads.characterization.steps import tail_share
 
 
@@ -53,6 +59,23 @@ def test_the_longest_are_found_by_the_other_samples_of_their_prompts() -> None:
     assert longest_recall(lengths, np.repeat(np.arange(5), 2), 20) == 0.0
     assert longest_recall([5, 6], [0, 1], 20) is None
     assert longest_recall([5, 6, 50, 60, 900], [0, 0, 1, 1, 2], 50) == 1.0  # a sample alone is left out
+
+
+def test_a_map_has_the_prompts_of_the_largest_step_from_short_to_long() -> None:
+    samples = pl.DataFrame(
+        {"step": [0, 1, 1, 1, 1], "group": [0, 0, 0, 1, 1], "response_tokens": [7, 90, 70, 5, 6]},
+    )
+    found = PromptMap.of(samples)
+    assert found is not None
+    assert (found.step, found.lengths) == (1, [[5, 6], [90, 70]])
+    assert PromptMap.of(samples.filter(pl.col("step") == 0)) is None  # one sample a group
+
+
+def test_a_map_of_many_prompts_keeps_some_from_the_shortest_to_the_longest() -> None:
+    groups = np.repeat(np.arange(500), 2)
+    found = PromptMap.of(pl.DataFrame({"step": 0 * groups, "group": groups, "response_tokens": groups + 1}))
+    assert found is not None
+    assert (len(found.lengths), found.lengths[0], found.lengths[-1]) == (MAPPED_PROMPTS, [1, 1], [500, 500])
 
 
 def test_a_step_drains_alone_for_the_share_of_its_longest() -> None:
