@@ -6,7 +6,7 @@ from typing import Any
 
 from tailrace.events import Event
 from tailrace.registers.events import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, EventKind
-from tailrace.report.figures import Figure, axis, right_axis
+from tailrace.report.charts import Figure, axis, right_axis
 from tailrace.report.run_data import RunData
 from tailrace.report.workers import worker_order
 

@@ -2,8 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,41 +10,17 @@ import numpy as np
 from tailrace.events import Event
 from tailrace.registers.events import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, EventKind, about, title
 from tailrace.registers.metrics import STALENESS, TIME, charted_in, has_chart, metric
+from tailrace.report.charts import Figure, Section, axis, sections
 from tailrace.report.run_data import RunData, metric_names, metric_series, shown_step
 
 _STEP = "Training step"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A chart with its title and caption."""
-
-    id: str
-    title: str
-    caption: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-    wide: bool = False
-    """Whether it takes the whole width of the page."""
-    height: int = 300
-    """Height in pixels."""
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Charts that belong together."""
-
-    title: str
-    figures: list[Figure]
-    table: Sequence[Mapping[str, str]] = ()
-    """Rows of a table below the charts, all with the same columns; the keys of the first row are their names."""
 
 
 def progress_sections(run: RunData) -> list[Section]:
     """Return the charts that show whether training works, and how fast. Charts and sections without data are left
     out."""
     steps = run.steps
-    return _sections(
+    return sections(
         {
             "Learning": [reward_figure(run), accuracy_figure(run)],
             "Responses": [lengths_figure(run), early_late_figure(run)],
@@ -58,7 +33,7 @@ def progress_sections(run: RunData) -> list[Section]:
 def detail_sections(run: RunData) -> list[Section]:
     """Return the charts to look into when something is odd, including every metric without another chart."""
     steps = run.steps
-    return _sections(
+    return sections(
         {
             "Optimization": _series_figures(steps, charted_in("Optimization")),
             "Reward failures": [failures_figure(run)],
@@ -262,16 +237,6 @@ def failures_figure(run: RunData) -> Figure | None:
     return Figure(id="failures", title="Reward failures", caption=caption, data=data, layout=layout)
 
 
-def axis(title: str, **properties: Any) -> dict[str, Any]:
-    """Return an axis of a layout, with further properties of plotly."""
-    return {"title": {"text": title}, **properties}
-
-
-def right_axis(title: str, **properties: Any) -> dict[str, Any]:
-    """Return a second vertical axis, on the right."""
-    return axis(title, overlaying="y", side="right", showgrid=False, **properties)
-
-
 def task_colours(tasks: Iterable[str]) -> list[str]:
     """Return a colour for each task: its own, or one of those that are left."""
     spare = (RED, PURPLE, ORANGE, GREEN, BLUE, GREY)
@@ -284,11 +249,6 @@ def moving_mean(values: Sequence[float], window: int) -> list[float]:
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
     return [float(mean) for mean in (sums[ends] - sums[starts]) / (ends - starts)]
-
-
-def _sections(figures: Mapping[str, Sequence[Figure | None]]) -> list[Section]:
-    made = {title: [figure for figure in group if figure is not None] for title, group in figures.items()}
-    return [Section(title, group) for title, group in made.items() if group]
 
 
 def _series_figures(events: Sequence[Event], names: Iterable[str]) -> list[Figure | None]:

@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
-from tailrace.report.figures import Section
+from tailrace.report.charts import Section
 
 
 def environment() -> Environment:

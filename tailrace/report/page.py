@@ -13,7 +13,8 @@ from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import Shown, metric, shown_in
 from tailrace.report.adaptive_tp import adaptive_tp_figure
-from tailrace.report.figures import Section, detail_sections, progress_sections
+from tailrace.report.charts import Section
+from tailrace.report.figures import detail_sections, progress_sections
 from tailrace.report.markup import as_json, charts_as_json, environment
 from tailrace.report.run_data import (
     RunData,
@@ -32,6 +33,7 @@ from tailrace.report.text import counted, duration, number, setting, write, writ
 from tailrace.report.timeline import timeline
 from tailrace.report.worker_figures import worker_sections
 from tailrace.report.workers import restarts, worker_of
+from tailrace.report.workload.run import run_sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ def render(run: RunData) -> str:
     """Render the page of `run`."""
     progress, details = progress_sections(run), detail_sections(run)
     progress.extend(worker_sections(run))
+    workload = run_sections(run)
     if (adaptive_tp := adaptive_tp_figure(run)) is not None:
         progress.append(Section("Engine", [adaptive_tp]))
     page = environment()
@@ -73,8 +76,9 @@ def render(run: RunData) -> str:
         warnings=list(_warnings(run)),
         cards=list(_cards(run)),
         progress=progress,
+        workload=workload,
         details=details,
-        figures=charts_as_json([*progress, *details]),
+        figures=charts_as_json([*progress, *workload, *details]),
         timeline=as_json(timeline(run)),
         evaluations=_evaluations(run),
         samples=sample_pages(run.texts),

@@ -5,18 +5,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from tailrace.events import Event
 from tailrace.registers.events import BLUE, GREY, ORANGE, RED, EventKind
-from tailrace.report.figures import Figure, Section, axis, right_axis, task_colours
+from tailrace.report.charts import Figure, Section, axis, drawn, right_axis, thinned
+from tailrace.report.figures import task_colours
 from tailrace.report.run_data import RunData, metric_names
 from tailrace.report.text import duration, number, percent
 from tailrace.report.workers import STATE_TITLES, WorkerSummary, summaries, weight_flights
 
 _COLOURS = {"busy": BLUE, "data": ORANGE, "weights": RED, "idle": "#b8c1ca"}
-_POINTS = 600
-"""Maximum number of points of a line; beyond that a point is the mean of several."""
 _FIFTHS = [0, 0.2, 0.4, 0.6, 0.8, 1]
 _TIME = "Time since the start (s)"
 
@@ -24,21 +21,17 @@ _TIME = "Time since the start (s)"
 def worker_sections(run: RunData) -> list[Section]:
     """Return the charts and the table of the workers, and the charts of the queue, where the run has recorded them."""
     workers = summaries(run)
-    of_workers = _made(utilization_figure(workers), weights_figure(run))
-    of_queue = _made(
+    of_workers = drawn([utilization_figure(workers), weights_figure(run)])
+    of_queue = [
         _depths_figure(run, "ready", "Rows that wait for a task", "Rows that the workers of a task could take."),
         _depths_figure(run, "leased", "Rows in work", "Rows that the workers of a task have in hand."),
         _size_figure(run),
-    )
+    ]
     sections = [
         Section("Workers", of_workers, [_table_row(worker) for worker in workers]),
-        Section("Queue", of_queue),
+        Section("Queue", drawn(of_queue)),
     ]
     return [section for section in sections if section.figures]
-
-
-def _made(*figures: Figure | None) -> list[Figure]:
-    return [figure for figure in figures if figure is not None]
 
 
 def _table_row(worker: WorkerSummary) -> dict[str, str]:
@@ -163,10 +156,3 @@ def _line(events: Sequence[Event], metric: str, name: str, line: dict[str, Any])
     x, y = thinned([at for at, _ in points]), thinned([value for _, value in points])
     hover = "%{x:.0f} s: %{y:.3~g}<extra>" + name + "</extra>"
     return {"type": "scatter", "name": name, "x": x, "y": y, "mode": "lines", "line": line, "hovertemplate": hover}
-
-
-def thinned(values: Sequence[float]) -> list[float]:
-    """Return `values`; where there are more than a line has points, the means of as many equal parts."""
-    if len(values) <= _POINTS:
-        return list(values)
-    return [float(part.mean()) for part in np.array_split(np.asarray(values), _POINTS)]

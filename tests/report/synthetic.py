@@ -83,7 +83,9 @@ class SyntheticRun:
         yield Event(task="rollout", actor="rollout", start=start, end=rollout_end, tokens=tokens, version=step, **same)
         self.clock = rollout_end
         failures = {"timeout": 2, "error": 1} if step == self.total_steps // 3 else {}
-        yield self._span("reward", "reward", 0.3, info={"failures": failures} if failures else {}, **same)
+        graded = [[event.info["group"], event.info["sample"], float(event.info["sample"] < 3)] for event in samples]
+        info = {"graded": graded} | ({"failures": failures} if failures else {})
+        yield self._span("reward", "reward", 0.3, info=info, **same)
         yield self._span("advantage", "trainer", 0.02, **same)
         for _ in range(3):
             yield self._span(
@@ -113,7 +115,13 @@ class SyntheticRun:
             step=step,
             tokens=length,
             version=step,
-            info={"group": step * 4 + index // 8, "finish_reason": "length" if length == LIMIT else "stop"},
+            info={
+                "group": step * 4 + index // 8,
+                "sample": index % 8,
+                "prompt_tokens": 40 + index // 8,
+                "last_version": step,
+                "finish_reason": "length" if length == LIMIT else "stop",
+            },
         )
 
     def _metrics(self, step: int, lengths: Any, rollout: float, seconds: float, failures: int) -> dict[str, float]:

@@ -248,3 +248,24 @@ def test_a_page_that_cannot_be_written_is_one_line_and_leaves_the_one_before(tmp
     with pytest.raises(UserError, match=r"report\.html cannot be written: Is a directory"):
         write_report(run_dir)
     assert (run_dir / "report.html").read_bytes() == before
+
+
+def test_the_workload_of_the_run_is_shown(page: str, figures: dict[str, Any]) -> None:
+    titles = re.findall("<h2>(.*?)</h2>", page)
+    assert [title for title in titles if title.startswith("Workload")] == [
+        *("Workload: how long", "Workload: how varied", "Workload: by prompt", "Workload: over steps"),
+        "Workload: what length-aware scheduling can gain",
+    ]
+    lengths = [event.tokens for event in resumed_run() if event.task == "sample" and event.step == 59]
+    *_, median = figures["workload-responses-by-step"]["data"]
+    assert (median["x"][59], median["y"][59]) == (60, np.median([n for n in lengths if n is not None]))
+
+
+def test_a_run_without_responses_has_no_workload(tmp_path: Path) -> None:
+    events = [event for event in resumed_run() if event.task != "sample"]
+    assert "Workload" not in words(report(tmp_path, events))
+
+
+def test_the_report_of_an_older_run_says_why_its_workload_is_missing(tmp_path: Path) -> None:
+    sample = Event(task="sample", actor="engine", start=0, end=1, step=0, tokens=5, info={"group": 0})
+    assert "Workload Not shown: the events are of an earlier Tailrace" in words(report(tmp_path, [sample]))

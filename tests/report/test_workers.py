@@ -7,10 +7,11 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 import pytest
 
 from tailrace.events import Event
+from tailrace.report.charts import thinned
 from tailrace.report.figures import staleness_figure, staleness_of_steps_figure
 from tailrace.report.page import render
 from tailrace.report.run_data import RunData
-from tailrace.report.worker_figures import thinned, utilization_figure, weights_figure, worker_sections
+from tailrace.report.worker_figures import utilization_figure, weights_figure, worker_sections
 from tailrace.report.workers import row_name, summaries, weight_flights, worker_order
 from tests.report.synthetic import resumed_run
 from tests.report.synthetic_workers import separated_run
