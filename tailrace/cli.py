@@ -379,11 +379,16 @@ def trace_export(
 def describe(
     traces: Annotated[list[Path], typer.Argument(help="Traces, side by side.", metavar="TRACE...", parser=_path)],
     json: Annotated[bool, typer.Option("--json", help="Print all figures as a JSON list, by step as well.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page of charts as well.", metavar="PAGE", parser=_path),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the page where it exists.")] = False,
 ) -> None:
-    """Print the figures of traces: lengths, prompts, tails, turns, tools."""
+    """Print the figures of traces: lengths, prompts, steps, tails, turns, tools."""
     from tailrace.commands.trace_describe import describe as describe_traces
 
-    describe_traces(traces, as_json=json)
+    describe_traces(traces, as_json=json, html=html, force=force)
 
 
 @trace.command()

@@ -21,8 +21,8 @@ def check_new_file(option: str, path: Path, *, force: bool) -> None:
         raise UserError(f"{option} {path} cannot be made: {path.parent} is not a directory")
 
 
-def check_apart(output: Path, inputs: Iterable[str | Path]) -> None:
-    """Check that a file that is to be replaced is none of the `inputs`, which are files or patterns of them.
+def check_apart(option: str, output: Path, inputs: Iterable[str | Path]) -> None:
+    """Check that the file that `option` names, which is to be replaced, is none of the `inputs`: files or patterns.
 
     Raises:
         UserError: it is one of them.
@@ -30,4 +30,4 @@ def check_apart(output: Path, inputs: Iterable[str | Path]) -> None:
     for given in map(str, inputs):
         files = (path for path in map(Path, (given, *glob(given, recursive=True))) if path.is_file())
         if any(map(output.samefile, files)):
-            raise UserError(f"--output {output} is an input of this command; give another file")
+            raise UserError(f"{option} {output} is an input of this command; give another file")

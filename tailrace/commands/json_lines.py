@@ -34,7 +34,7 @@ class JsonLines:
         if path is not None:
             self._replace = force or (path.exists() and not path.is_file())  # a device or a pipe has nothing to lose
             if path.is_file():
-                check_apart(path, inputs)
+                check_apart("--output", path, inputs)
             check_new_file("--output", path, force=self._replace)
 
     @property

@@ -1,12 +1,15 @@
 """`tailrace trace describe`: the figures of traces, side by side."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from tailrace.commands.files import check_apart, check_new_file
+from tailrace.errors import UserError, one_line
+from tailrace.host.whole_file import whole_file
 from tailrace.report.text import interval, number, percent, signed_percent
 from tailrace.workloads.characterization.description import Description
 from tailrace.workloads.characterization.distribution import Distribution
@@ -14,23 +17,55 @@ from tailrace.workloads.characterization.trend import Trend
 from tailrace.workloads.files import read_trace
 
 
-def describe(traces: Sequence[Path], *, as_json: bool = False) -> None:
-    """Print the figures of traces: a column for each, or a JSON list.
+def describe(traces: Sequence[Path], *, as_json: bool = False, html: Path | None = None, force: bool = False) -> None:
+    """Print the figures of traces: a column for each, or a JSON list. With `html`, write a page of them as well.
+
+    Args:
+        force: replace the page where it exists.
 
     Raises:
-        TraceError: one of them cannot be read.
+        UserError: one of the traces cannot be read, or the page cannot be made. Nothing is written.
     """
-    descriptions = [Description.of(read_trace(path)) for path in traces]
+    if html is not None:
+        check_new_file("--html", html, force=force)
+        if html.is_file():
+            check_apart("--html", html, traces)
+    descriptions = dict(zip(_names(traces), [Description.of(read_trace(path)) for path in traces], strict=True))
+    if html is not None:
+        _write_page(descriptions, html)
     if as_json:
-        print(msgspec.json.encode(descriptions).decode())
-        return
-    columns = [dict(figures(description)) for description in descriptions]
+        print(msgspec.json.encode(list(descriptions.values())).decode())
+    else:
+        _print_table(descriptions)
+
+
+def _names(traces: Sequence[Path]) -> list[str]:
+    """The names of the files; where two have one name, with their folders, and numbers for a trace given twice."""
+    names = [path.stem for path in traces]
+    if len(set(names)) < len(names):
+        names = [f"{path.absolute().parent.name}/{path.stem}" for path in traces]
+    return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
+
+
+def _write_page(descriptions: Mapping[str, Description], path: Path) -> None:
+    from tailrace.report.workload.page import render  # plotly takes a while to import
+
+    page = render(descriptions)
+    try:
+        with whole_file(path) as partial:
+            partial.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--html {path} cannot be written: {error.strerror or one_line(error)}") from None
+
+
+def _print_table(descriptions: Mapping[str, Description]) -> None:
+    columns = [dict(figures(description)) for description in descriptions.values()]
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("")
-    for path in traces:
-        table.add_column(path.stem, justify="right")
-    for name in dict.fromkeys(name for column in columns for name in column):
-        table.add_row(name, *(column.get(name, "") for column in columns))
+    for name in descriptions:
+        table.add_column(name, justify="right")
+    for figure in dict.fromkeys(figure for column in columns for figure in column):
+        table.add_row(figure, *(column.get(figure, "") for column in columns))
     Console().print(table)
 
 

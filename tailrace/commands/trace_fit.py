@@ -34,7 +34,7 @@ def trace_fit(trace: Path, output: Path, *, name: str | None, family: str, force
     check_family(family)
     check_new_file("--output", output, force=force)
     if output.is_file():
-        check_apart(output, [trace])
+        check_apart("--output", output, [trace])
     recorded = read_trace(trace)
     parameters = fit_workload(recorded, name or output.stem, family=family)
     found = goodness(recorded, Fitted(parameters))

@@ -35,7 +35,7 @@ def trace_import(
     check_name(output)
     check_new_file("--output", output, force=force)
     if output.is_file():
-        check_apart(output, files)
+        check_apart("--output", output, files)
     trace = import_trace(files, provenance, format=format)
     if task is not None:
         trace = replace(trace, samples=trace.samples.with_columns(pl.lit(task).alias("task")))

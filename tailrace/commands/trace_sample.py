@@ -28,7 +28,7 @@ def trace_sample(
     check_name(output)
     check_new_file("--output", output, force=force)
     if output.is_file():
-        check_apart(output, [workload])
+        check_apart("--output", output, [workload])
     trace = open_workload(workload).sample(steps=steps, groups=groups, group_size=group_size, seed=seed)
     write_trace(trace, output)
     return f"{output}: {summary(trace)}"
