@@ -32,25 +32,24 @@ _LISTED_TOOLS = 12
 
 def turn_figures(shown: Sequence[Workload]) -> list[Figure | None]:
     """Return the charts of turns and tools, for the traces with details of them."""
-    conversations = [workload for workload in shown if workload.description.turns is not None]
-    if not conversations:
+    if not _conversations(shown):
         return tool_figures(shown)
     return [
-        counts_figure(conversations),
-        by_turn_figure(conversations),
+        counts_figure(shown),
+        by_turn_figure(shown),
         by_count_figure(
-            conversations,
+            shown,
             lambda part: part.context_tokens,
             id="context-by-count",
             title="Tokens read in the last turn",
             words="A point is the median of the samples with as many turns, a bar the middle 90 %.",
         ),
         by_count_figure(
-            conversations,
+            shown,
             lambda part: part.turn_tokens,
             id="generated-by-count",
             title="Tokens generated in a turn",
-            words=told(conversations, _single_and_several),
+            words=told(shown, _single_and_several),
         ),
         *tool_figures(shown),
     ]
@@ -97,7 +96,7 @@ def counts_figure(shown: Sequence[Workload]) -> Figure:
             "marker": {"color": workload.colour},
             "hovertemplate": f"%{{x}} turns: %{{y:.1%}} of the samples<extra>{workload.name}</extra>",
         }
-        for workload in shown
+        for workload in _conversations(shown)
     ]
     return Figure(
         id="workload-turns",
@@ -110,7 +109,7 @@ def counts_figure(shown: Sequence[Workload]) -> Figure:
 
 def by_turn_figure(shown: Sequence[Workload]) -> Figure:
     """Draw what the model reads and generates in its first turn, its second, and so on."""
-    lines = [drawn for workload in shown for drawn in _turn_lines(workload)]
+    lines = [drawn for workload in _conversations(shown) for drawn in _turn_lines(workload)]
     return Figure(
         id="workload-by-turn",
         title="Tokens of each turn",
@@ -129,7 +128,7 @@ def by_count_figure(
     words: str,
 ) -> Figure:
     """Draw the spread of an amount for samples with one turn, with two, and so on."""
-    data = [_by_count(workload, of) for workload in shown]
+    data = [_by_count(workload, of) for workload in _conversations(shown)]
     return Figure(
         id=f"workload-{id}",
         title=title,
@@ -155,6 +154,10 @@ def _by_count(workload: Workload, of: Callable[[TurnCountFigures], Distribution 
         "marker": marker,
         "error_y": spread([each for _, each in known], workload.colour),
     }
+
+
+def _conversations(shown: Sequence[Workload]) -> list[Workload]:
+    return [workload for workload in shown if workload.description.turns is not None]
 
 
 def _turn_lines(workload: Workload) -> list[dict[str, Any]]:
@@ -183,7 +186,7 @@ def _turns(workload: Workload) -> Turns:
 
 
 def _turns_axis(title: str, shown: Sequence[Workload]) -> dict[str, Any]:
-    return count_axis(title, max(len(_turns(workload).by_turn) for workload in shown))
+    return count_axis(title, max(len(_turns(workload).by_turn) for workload in _conversations(shown)))
 
 
 def _most_turns(description: Description) -> str:
