@@ -35,13 +35,13 @@ def percent(fraction: float) -> str:
 
 
 def signed_percent(fraction: float) -> str:
-    """Write a change in percent: 0.0125 as +1.2 %."""
-    return f"{100 * fraction:+.1f} %"
+    """Write a change in percent: 0.0125 as +1.25 %."""
+    return f"{100 * fraction:+.3g} %"
 
 
 def interval(low: float, high: float) -> str:
-    """Write an interval of changes in percent: -0.5 to +1.2 %."""
-    return f"{100 * low:+.1f} to {100 * high:+.1f} %"
+    """Write an interval of changes in percent: -0.5 to +1.25 %."""
+    return f"{100 * low:+.3g} to {signed_percent(high)}"
 
 
 def setting(config: Any, key: str) -> str:

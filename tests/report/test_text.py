@@ -1,7 +1,7 @@
 import pytest
 
 from tailrace.registers.metrics import metric
-from tailrace.report.text import duration, number, percent, write, write_change
+from tailrace.report.text import duration, interval, number, percent, signed_percent, write, write_change
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,9 @@ def test_duration_carries_over_when_it_rounds(seconds: float, written: str) -> N
 def test_a_fraction_is_written_in_percent_and_its_change_in_points() -> None:
     assert write(metric("accuracy"), 0.125) == percent(0.125) == "12.5 %"
     assert (write_change(metric("accuracy"), 0.025), write_change(metric("reward"), -0.5)) == ("+2.5 points", "-0.5")
+
+
+def test_changes_keep_three_digits_however_small() -> None:
+    assert signed_percent(0.0125) == "+1.25 %"
+    assert signed_percent(-0.000012) == "-0.0012 %"
+    assert interval(-0.005, 0.105) == "-0.5 to +10.5 %"

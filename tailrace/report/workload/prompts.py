@@ -58,5 +58,5 @@ def _share(description: Description) -> str:
     if description.prompt_share is None:
         return ""
     share = max(0.0, description.prompt_share)
-    pattern = "rows of one colour" if share >= 0.5 else "rows of similar colours" if share >= 0.2 else "mixed rows"
+    pattern = "rows of one colour" if share >= 0.8 else "rows of similar colours" if share >= 0.3 else "mixed rows"
     return f"The prompt explains {percent(share)} of the variance of log-length: {pattern}."

@@ -61,7 +61,7 @@ def test_captions_tell_the_figures_of_the_trace(page: str) -> None:
     assert described.prompt_share is not None
     assert f"The prompt explains {100 * described.prompt_share:.1f} % of the variance" in text
     assert described.response_trend is not None
-    assert f"Drift of {100 * described.response_trend.drift:+.1f} % a step" in text
+    assert f"Drift of {100 * described.response_trend.drift:+.3g} % a step" in text
     assert f"Of the longest 20 %: {100 * described.longest_recall[20]:.1f} %" in text
     cached = 100 * (190 / 250 + 340 / 450) / 2
     assert f"After the first turn the cache holds {cached:.1f} % of what is read" in text
