@@ -7,14 +7,16 @@ ranks are made again in the former arrangement. The sequences, whose tokens are 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Literal
 
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.collectives.factory import resolve_collectives
-from tailrace.engine.decoder.factory import local_sizes
+from tailrace.engine.decoder.factory import local_sizes, rank_bytes
 from tailrace.engine.lane import Lane
+from tailrace.engine.profile import StepTimes
 from tailrace.engine.ranks.base import RankDied
 from tailrace.engine.ranks.factory import make_replicas
 from tailrace.engine.ranks.process import ProcessReplica
@@ -26,6 +28,7 @@ from tailrace.engine.scheduling.dispatch import Dispatcher
 from tailrace.engine.scheduling.scheduler import Counts, Scheduler
 from tailrace.engine.scheduling.transplant import Transplant, plan_transplant
 from tailrace.errors import EngineError, TailraceError
+from tailrace.host.stopwatch import Stopwatch
 from tailrace.models.architecture import Architecture
 
 MAX_FAILURES = 3
@@ -48,6 +51,8 @@ class Arrangement:
         self.config = config
         """The configuration, with the current dp and tp."""
         self.counts = Counts()
+        self.stopwatch = Stopwatch()
+        """The time of all steps, by part."""
         self._architecture = architecture
         self._device = device
         self._all_processes = RankProcesses()
@@ -55,9 +60,10 @@ class Arrangement:
         self._failures = 0
         schedulers = self._schedulers(config)  # before any process is started: there may be no room
         replicas = make_replicas(config, architecture, device=device, all_processes=self._all_processes)
-        self.lanes = list(map(Lane, schedulers, replicas))
+        self.lanes = list(map(Lane, schedulers, replicas, repeat(self._times(config))))
         """The lanes, one for each current replica."""
         self.dispatcher = Dispatcher(schedulers)
+        self._sizes = rank_bytes(config, architecture, device=device)
 
     @property
     def can_switch(self) -> bool:
@@ -125,6 +131,13 @@ class Arrangement:
         self._adopt(target, new, dispatcher)
         return replace(report, total_s=time.perf_counter() - began)
 
+    def memory(self) -> dict[str, int]:
+        """See `Engine.memory`; of all ranks together."""
+        tp, ranks, sizes = self.config.tp, self.config.ranks, self._sizes
+        used = tp * sizes.block * sum(lane.take_most_blocks() for lane in self.lanes)
+        cache = ranks * sizes.cache
+        return {"weights": ranks * sizes.weights, "kv_cache_used": used, "kv_cache_free": max(0, cache - used)}
+
     def interrupt(self) -> None:
         """End worker processes, and the wait for their work. Callable from any thread; only `close` may follow."""
         self._all_processes.interrupt()
@@ -147,6 +160,7 @@ class Arrangement:
         weights = self._replicas()[0].weights
         processes = [process for replica in self._replicas() for process in replica.release()]
         self.config = target
+        self._sizes = rank_bytes(target, self._architecture, device=self._device)
         lanes = [
             Lane(
                 scheduler,
@@ -159,6 +173,7 @@ class Arrangement:
                     processes=processes[index * target.tp : (index + 1) * target.tp],
                     weights=weights,
                 ),
+                self._times(target),
             )
             for index, scheduler in enumerate(schedulers)
         ]
@@ -171,6 +186,9 @@ class Arrangement:
         self.close()
         for lane in self.lanes:
             lane.restart(cause)
+
+    def _times(self, config: NativeEngineConfig) -> StepTimes:
+        return StepTimes(stopwatch=self.stopwatch, tp=config.tp, has_queue=self._device.type != "cpu")
 
     def _schedulers(self, config: NativeEngineConfig) -> list[Scheduler]:
         """Make a scheduler without sequences for each replica."""

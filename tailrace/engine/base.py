@@ -8,7 +8,7 @@ share a single-threaded executor take turns on its device (colocated). With sepa
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +122,20 @@ class Engine(ABC):
     @abstractmethod
     def stats(self) -> EngineStats:
         """Return the counts at once, without waiting for the step under way."""
+
+    def take_seconds(self) -> Mapping[str, float]:
+        """Return the seconds of generation since the last call, by `registers.phases.PARTS`, as far as measured.
+
+        Callable from any thread. An engine that measures nothing returns nothing.
+        """
+        return {}
+
+    def memory(self) -> Mapping[str, int]:
+        """Return the bytes that the engine holds on its device, by `registers.phases.PURPOSES`, as far as known.
+
+        The figures of memory that comes and goes are the most since the last call. Callable from any thread.
+        """
+        return {}
 
     @abstractmethod
     async def close(self) -> None:

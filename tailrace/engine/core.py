@@ -210,6 +210,14 @@ class EngineCore(Core):
             version=self.version,
         )
 
+    def take_seconds(self) -> Mapping[str, float]:
+        """See `Engine`."""
+        return self.arrangement.stopwatch.take()
+
+    def memory(self) -> Mapping[str, int]:
+        """See `Engine`."""
+        return self.arrangement.memory()
+
     def interrupt(self) -> None:
         """End worker processes, and the wait for a step. Callable from any thread; only `close` may follow."""
         self.arrangement.interrupt()

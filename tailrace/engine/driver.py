@@ -17,7 +17,7 @@ import asyncio
 import math
 import numbers
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
@@ -36,7 +36,8 @@ Result = TypeVar("Result")
 
 
 class Core(Protocol):
-    """The core that the driver needs. One call at a time, except for `check`, `max_model_len`, `stats` and `interrupt`.
+    """The core that the driver needs. One call at a time, except for `check`, `max_model_len`, `stats`, `take_seconds`,
+    `memory` and `interrupt`.
 
     A step may leave work under way, on ranks that run beside each other; `settle` waits for it and starts no more.
     After an error of either, the core is of no further use. Methods with a body here are optional.
@@ -81,6 +82,14 @@ class Core(Protocol):
     def stats(self) -> EngineStats:
         """Return the counts. Callable from any thread."""
         ...
+
+    def take_seconds(self) -> Mapping[str, float]:
+        """See `Engine.take_seconds`."""
+        return {}
+
+    def memory(self) -> Mapping[str, int]:
+        """See `Engine.memory`."""
+        return {}
 
     def interrupt(self) -> None:
         """Let the call under way end soon, even with an error. Callable from any thread; only `close` may follow."""
@@ -163,6 +172,14 @@ class DrivenEngine(Engine):
         """See `Engine`."""
         stats = self._core.stats()
         return replace(stats, waiting=stats.waiting + len(self._inbox))
+
+    def take_seconds(self) -> Mapping[str, float]:
+        """See `Engine`."""
+        return self._core.take_seconds()
+
+    def memory(self) -> Mapping[str, int]:
+        """See `Engine`."""
+        return self._core.memory()
 
     async def close(self) -> None:
         """See `Engine`."""

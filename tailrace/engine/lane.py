@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 
-import msgspec
 import torch
 
-from tailrace.engine.profile import Profiler
+from tailrace.engine.profile import Profiler, StepTimes
 from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.scheduling.scheduler import Scheduler, StepPlan
 from tailrace.engine.scheduling.step import StepInput
@@ -32,9 +31,11 @@ class Decoded:
 class Lane:
     """Schedules steps for a replica and outlives the death of its ranks."""
 
-    def __init__(self, scheduler: Scheduler, replica: Replica) -> None:
+    def __init__(self, scheduler: Scheduler, replica: Replica, times: StepTimes) -> None:
         self.scheduler = scheduler
         self.replica = replica
+        self._times = times
+        self._most_blocks = 0
         self.profiler: Profiler | None = None
         """The profiler of steps; None while they are not profiled."""
         self.decoded: Decoded | None = None
@@ -56,6 +57,11 @@ class Lane:
         """Whether a step is under way, or another would do anything."""
         return self.busy or bool(self.scheduler.running or self.scheduler.waiting)
 
+    def take_most_blocks(self) -> int:
+        """Return the most blocks that sequences held at once, in the steps since the last call."""
+        most, self._most_blocks = self._most_blocks, self.scheduler.blocks.used
+        return most
+
     def begin(self, version: WeightVersion) -> None:
         """Start a step with weights of `version`, unless one is under way or there is nothing to do."""
         if self.busy or not self.has_work:
@@ -63,9 +69,9 @@ class Lane:
         self.began = time.perf_counter()
         plan = self.scheduler.schedule()
         self._schedule_s = time.perf_counter() - self.began
-        step = plan.input if self.profiler is None else msgspec.structs.replace(plan.input, profile=True)
+        self._most_blocks = max(self._most_blocks, self.scheduler.blocks.used)
         try:
-            self.replica.start(step)
+            self.replica.start(plan.input)
         except RankDied as death:
             self.restart(death)
         else:
@@ -92,8 +98,9 @@ class Lane:
         samples = self.scheduler.complete(plan, output, self._version)
         ended = time.perf_counter()
         self.decoded = _decoded(plan.input, ended - self.began)
+        schedule_s = self._schedule_s + ended - computed
+        self._times.add(plan.input, output.seconds, schedule_s=schedule_s)
         if self.profiler is not None:
-            schedule_s = self._schedule_s + ended - computed
             self.profiler.add(plan.input, output.seconds, schedule_s=schedule_s, wall_s=ended - self.began)
         return samples
 

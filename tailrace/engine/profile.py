@@ -1,9 +1,10 @@
-"""Profiles of engine steps: where their time goes. A step is measured while a profiler is set."""
+"""Where the time of engine steps goes: profiles of single steps while a profiler is set, and sums over all of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tailrace.engine.scheduling.step import StepInput
+from tailrace.host.stopwatch import Stopwatch
 
 PARTS = (
     "schedule",
@@ -70,3 +71,33 @@ class Profiler:
         """Return the steps since the last call, in order."""
         steps, self._steps = self._steps, []
         return steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Adds up the time of a replica's steps, by the parts of generation (`registers.phases.PARTS`).
+
+    What computing takes is shared between prefill and decode by their tokens, where a step does both.
+    """
+
+    stopwatch: Stopwatch
+    """Takes the sums. All replicas of an engine share one."""
+    tp: int
+    """Ranks of the replica. A lone one does not communicate: its `all_reduce` is only the sum with the residual."""
+    has_queue: bool
+    """Whether the device has a queue of kernels, as CUDA's has. The host then waits for all kernels of a step where it
+    reads the tokens, so sampling and communication cannot be told from computing, and count as that."""
+
+    def add(self, step: StepInput, ranks: Mapping[str, float], *, schedule_s: float) -> None:
+        """Add one step; see `Profiler.add`. Time that the ranks were not computing is in no part."""
+        sampling = 0.0 if self.has_queue else ranks.get("sample", 0.0)
+        communication = ranks.get("all_reduce", 0.0) if self.tp > 1 and not self.has_queue else 0.0
+        computing = sum(ranks.values()) - sampling - communication
+        lengths = [len(chunk.tokens) for chunk in step.chunks]
+        prefill = sum(length for length in lengths if length > 1) / sum(lengths) if lengths else 0.0
+        add = self.stopwatch.add
+        add("prefill", computing * prefill)
+        add("decode", computing * (1 - prefill))
+        add("sampling", sampling)
+        add("communication", communication)
+        add("scheduling", schedule_s)

@@ -87,6 +87,21 @@ def test_every_replica_takes_its_share(cores: MakeCore) -> None:
     assert min(made) >= 8
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_time_and_the_memory_of_all_ranks_are_told(old: Path, cores: MakeCore, layout: str) -> None:
+    core, alone = cores(layout), make_core(old).memory()
+    core.take_seconds()
+    fresh = [make_request(i, group_id=1000 + i, prompt=9, max_new_tokens=12) for i in range(6)]
+    run_core(core, fresh)  # whose prompts no test before has left in the cache
+    exchanged = {"communication"} if "tp2" in layout else set()
+    assert core.take_seconds().keys() == {"prefill", "decode", "sampling", "scheduling"} | exchanged
+    told = core.memory()
+    copies, ranks = LAYOUTS[layout].get("dp", 1), core.arrangement.config.ranks
+    assert copies * alone["weights"] <= told["weights"] < 1.2 * copies * alone["weights"], "norms are on each rank"
+    assert told["kv_cache_used"] > 0
+    assert told["kv_cache_used"] + told["kv_cache_free"] == ranks * alone["kv_cache_free"]
+
+
 def test_settling_waits_for_every_replica_and_loses_no_sample(cores: MakeCore) -> None:
     core = cores("dp2")
     requests = [make_request(i, max_new_tokens=1, ignore_eos=True) for i in range(4)]

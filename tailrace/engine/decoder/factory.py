@@ -1,14 +1,17 @@
 """Makes a rank's decoder from the configuration."""
 
+from dataclasses import dataclass
+
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder import cpu, model
 from tailrace.engine.decoder.base import Decoder
-from tailrace.engine.decoder.cpu import CpuDecoder, unsupported
+from tailrace.engine.decoder.cpu import CpuDecoder, Packed, unsupported
+from tailrace.engine.decoder.packing import Packing, RowMajor
 from tailrace.engine.decoder.torch import TorchDecoder
-from tailrace.engine.kv_cache import DTYPES, KVCache, blocks_that_fit, bytes_per_region
+from tailrace.engine.kv_cache import DTYPES, KVCache, blocks_that_fit, bytes_per_region, region_block_bytes
 from tailrace.engine.model.shard import Shard
 from tailrace.engine.model.sharding import check_tp, local_architecture
 from tailrace.errors import ConfigError
@@ -80,3 +83,26 @@ def why_torch(
     if config.kernels == "cpu" and reason is not None:
         raise ConfigError(f"engine.kernels=cpu cannot be used: {reason}; set it to auto")
     return reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBytes:
+    """The memory of one rank."""
+
+    weights: int
+    cache: int
+    """The KV cache, as it was reserved."""
+    block: int
+    """One block of the cache, in all layers."""
+
+
+def rank_bytes(config: NativeEngineConfig, architecture: Architecture, *, device: torch.device) -> RankBytes:
+    """The bytes of each rank. `architecture` is that of the whole model, and such a rank can be made."""
+    local, dtype = local_architecture(architecture, config.tp), DTYPES[config.dtype]
+    in_torch = why_torch(config, architecture, config.tp, device=device) is not None
+    packing = Packing(local, RowMajor(dtype, dtype) if in_torch else Packed())
+    return RankBytes(
+        weights=sum(map(packing.size, packing.groups)),
+        cache=local.layers * bytes_per_region(architecture, config.kv_cache_gib),
+        block=local.layers * region_block_bytes(local, config.block_size, dtype),
+    )

@@ -3,8 +3,6 @@
 It works on packed tokens: T tokens of any number of sequences, without padding.
 """
 
-import time
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +13,7 @@ import torch.nn.functional as F
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.packing import Group
 from tailrace.engine.model.rope import inverse_frequencies
+from tailrace.host.stopwatch import Stopwatch
 from tailrace.models.architecture import Architecture
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]
@@ -29,29 +28,6 @@ class Attention(Protocol):
 
         q: [T, query_heads, head_dim]; k, v: [T, kv_heads, head_dim]; returns like q.
         """
-
-
-class Stopwatch:
-    """Adds up the time between laps, by part of the step."""
-
-    def __init__(self) -> None:
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._last = 0.0
-
-    def start(self) -> None:
-        """Begin the first lap."""
-        self._last = time.perf_counter()
-
-    def lap(self, part: str) -> None:
-        """Add the time since the last lap to `part`."""
-        now = time.perf_counter()
-        self._seconds[part] += now - self._last
-        self._last = now
-
-    def take(self) -> dict[str, float]:
-        """Return the seconds by part since the last call."""
-        seconds, self._seconds = dict(self._seconds), defaultdict(float)
-        return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ class Rank:
         ended = time.perf_counter()
         seconds = {**self._decoder.take_seconds(), "pack": packed - began, "sample": ended - computed}
         seconds["other"] = max(0.0, ended - began - sum(seconds.values()))
-        return StepOutput(tokens, log_probs, seconds if step.profile else {})
+        return StepOutput(tokens, log_probs, seconds)
 
     def _draw(self, logits_NV: torch.Tensor, draws: list[Draw]) -> tuple[list[int], list[float]]:
         rows = SamplingRows.of(draws, self._device)

@@ -40,8 +40,6 @@ class StepInput(msgspec.Struct, frozen=True, array_like=True):
     """(source, target) blocks to copy first. No target is a source of the same step."""
     chunks: list[Chunk]
     """At most one chunk of each sequence."""
-    profile: bool = False
-    """Whether to measure where the time goes."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -50,4 +48,4 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     log_probs: list[float]
     seconds: dict[str, float] = {}
-    """Seconds by part of the step; empty unless asked for."""
+    """Seconds of shard 0 by part of the step, see `engine.profile.PARTS`."""
