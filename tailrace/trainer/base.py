@@ -159,6 +159,20 @@ class Trainer(ABC):
         """
         export_model(self.model_dir, directory, self.weights(), dtype)
 
+    def take_seconds(self) -> Mapping[str, float]:
+        """Return the seconds of the update since the last call, by `registers.phases.PARTS`, as far as measured.
+
+        Callable from any thread. A trainer that measures nothing returns nothing.
+        """
+        return {}
+
+    def memory(self) -> Mapping[str, int]:
+        """Return the bytes that the trainer holds on its device, by `registers.phases.PURPOSES`, as far as known.
+
+        The figures of memory that comes and goes are the most since the last call. Callable from any thread.
+        """
+        return {}
+
     def evidence(self) -> dict[str, Any]:
         """JSON values about the last skipped optimizer step; empty if none was skipped or nothing is known of it."""
         return {}

@@ -1,6 +1,6 @@
 """Log-probabilities of responses under the weights of a model, packed as for training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -8,10 +8,12 @@ import torch
 from transformers import PreTrainedModel
 
 from tailrace.errors import ModelError
+from tailrace.host.stopwatch import Stopwatch
 from tailrace.models.loading import check_model, load_model
 from tailrace.trainer.attention import PROMPT_SHARED, make_layout
 from tailrace.trainer.base import TrainerArgs, TrainSample
 from tailrace.trainer.log_probs import token_log_probs
+from tailrace.trainer.memory import bytes_of
 from tailrace.trainer.packing import GroupPart, PackedBatch, pack, plan_micro_batches
 from tailrace.trainer.rows import take_rows
 from tailrace.types import FloatArray
@@ -34,7 +36,10 @@ class Scorer:
         self._device = torch.device(args.device)
         self._temperature = args.temperature or 1.0
         self._dtype = torch.bfloat16 if args.config.precision == "bf16" else torch.float32
+        self._stopwatch = Stopwatch()
+        """The time of the work by part, on the host's clock."""
         self._model = self._open()
+        self._bytes = bytes_of(self._model.parameters())
 
     def _open(self) -> PreTrainedModel:
         return self.load_model(self._dtype).requires_grad_(False)
@@ -56,13 +61,20 @@ class Scorer:
     def log_probs(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         """[R] log-probabilities of each sample's response tokens, without gradients, at the sampling temperature."""
         results = [np.zeros(0, np.float32)] * len(samples)
+        self._stopwatch.start()
         with torch.no_grad():
             for parts in plan_micro_batches(samples, self._config.micro_batch_tokens):
                 batch = pack(parts)
+                self._stopwatch.lap("data")
                 values = self._scores(batch, self._embed(batch)).cpu().numpy()
+                self._stopwatch.lap("forward")
                 for index, row in zip(_indices(parts), np.split(values, _ends(parts)), strict=True):
                     results[index] = row
         return results
+
+    def memory(self) -> Mapping[str, int]:
+        """See `Trainer.memory`."""
+        return {"weights": self._bytes}
 
     def score(self, hidden_NH: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
         """[N] the score of each response token from the hidden state before it, for `log_probs` and the loss.

@@ -332,3 +332,27 @@ def test_sliding_window_layers_are_refused(tiny_model: TinyModel, tmp_path: Path
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="use_sliding_window True"):
         make_trainer(tmp_path / "model")
+
+
+def test_the_time_of_an_update_is_told_by_part_and_once(tiny_model: TinyModel) -> None:
+    trainer = make_trainer(tiny_model("llama"))
+    trainer.accumulate(make_samples(), grpo().loss)
+    assert trainer.take_seconds().keys() == {"data", "forward", "backward"}
+    trainer.apply()
+    assert trainer.take_seconds().keys() == {"optimizer"}
+    trainer.log_probs(make_samples())
+    assert trainer.take_seconds().keys() == {"data", "forward"}
+    assert trainer.take_seconds() == {}
+
+
+def test_the_memory_of_a_trainer_is_that_of_its_parameters_gradients_and_moments(tiny_model: TinyModel) -> None:
+    trainer = make_trainer(tiny_model("llama"))
+    sizes = [tensor.numel() for _, tensor in trainer.weights()]
+    weights, moments = 4 * sum(sizes), 2 * 4 * sum(sizes) + 4 * len(sizes)
+    assert trainer.memory() == {"weights": weights, "gradients": 0, "optimizer": 0}
+    trainer.accumulate(make_samples(), grpo().loss)
+    assert trainer.memory() == {"weights": weights, "gradients": weights, "optimizer": 0}
+    trainer.apply()
+    assert trainer.memory() == {"weights": weights, "gradients": weights, "optimizer": moments}, "the most since then"
+    assert trainer.memory() == {"weights": weights, "gradients": 0, "optimizer": moments}
+    assert make_scorer(tiny_model("llama"), precision="bf16").memory() == {"weights": weights // 2}

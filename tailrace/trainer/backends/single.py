@@ -5,7 +5,7 @@ apply: .grad / denominator, clip, AdamW, schedule
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.errors import NonFiniteError
 from tailrace.trainer import state
 from tailrace.trainer.base import Loss, Trainer, TrainerArgs, TrainSample, UpdateResult
+from tailrace.trainer.memory import TrainerMemory
 from tailrace.trainer.optimizer import learning_rate, make_optimizer
 from tailrace.trainer.packing import GroupPart, PackedBatch, pack, plan_micro_batches
 from tailrace.trainer.rows import add_rows
@@ -65,6 +66,7 @@ class SingleTrainer(Scorer, Trainer):
         self._counters = state.Counters()
         self._sums = _Sums()
         self._evidence: dict[str, Any] = {}
+        self._memory = TrainerMemory(self._model, self._optimizer)
 
     def _open(self) -> PreTrainedModel:
         model = self.load_model(torch.float32)
@@ -84,16 +86,29 @@ class SingleTrainer(Scorer, Trainer):
 
     def accumulate(self, samples: Sequence[TrainSample], loss: Loss) -> None:
         """See `Trainer`."""
+        self._stopwatch.start()
         for parts in plan_micro_batches(samples, self._config.micro_batch_tokens):
             batch = pack(parts)
+            self._stopwatch.lap("data")
             embeddings = self._embed(batch).requires_grad_()
             output = loss(self._loss_inputs(batch, self._scores(batch, embeddings)))
+            self._stopwatch.lap("forward")
             output.loss_sum.backward()  # type: ignore[no-untyped-call]
             self._add_embedding_gradient(batch, embeddings)
-            self._sums.add(parts, output)
+            self._sums.add(parts, output)  # reads the loss, and so waits for the device
+            self._stopwatch.lap("backward")
+            self._memory.note()
 
     def apply(self) -> UpdateResult:
         """See `Trainer`."""
+        self._stopwatch.start()
+        try:
+            return self._apply()
+        finally:
+            self._stopwatch.lap("optimizer")
+            self._memory.note()
+
+    def _apply(self) -> UpdateResult:
         sums, self._sums = self._sums, _Sums()
         rate = learning_rate(self._config, self._counters.updates, self._total_updates)
         self._counters.updates += 1
@@ -111,6 +126,7 @@ class SingleTrainer(Scorer, Trainer):
         """See `Trainer`."""
         self._sums = _Sums()
         self._optimizer.zero_grad()
+        self._memory.note()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See `Trainer`."""
@@ -124,6 +140,14 @@ class SingleTrainer(Scorer, Trainer):
         """See `Trainer`."""
         self._counters = state.load(directory, self._model, self._optimizer)
         self.discard()
+
+    def take_seconds(self) -> Mapping[str, float]:
+        """See `Trainer`."""
+        return self._stopwatch.take()
+
+    def memory(self) -> Mapping[str, int]:
+        """See `Trainer`."""
+        return self._memory.take()
 
     def evidence(self) -> dict[str, Any]:
         """See `Trainer`."""
