@@ -31,6 +31,7 @@ from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine.base import Engine, EngineArgs
 from tailrace.engine.factory import make_engine
 from tailrace.errors import EngineError, RequestError
+from tailrace.registers.phases import PARTS, PURPOSES
 from tailrace.types import FinishReason, FloatArray, Request, Sample
 
 LIMIT_S = 60
@@ -244,6 +245,14 @@ class EngineContract:
         async with asyncio.timeout(LIMIT_S):
             samples = await asyncio.gather(*map(collect, streams))
         assert [sorted(ids) for ids in samples] == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
+
+    async def test_what_it_tells_of_time_and_memory_has_names_of_the_register(self, engine: Engine) -> None:
+        """`take_seconds` and `memory` use the names of `tailrace.registers.phases`, and no figure is negative."""
+        await collect(engine.submit([make_request(0)]))
+        seconds, memory = engine.take_seconds(), engine.memory()
+        assert seconds.keys() <= PARTS["generation"].keys()
+        assert memory.keys() <= PURPOSES.keys()
+        assert all(figure >= 0 for figure in (*seconds.values(), *memory.values()))
 
     async def test_nothing_is_a_stream_that_ends_at_once(self, engine: Engine) -> None:
         """`submit` of no request yields nothing."""

@@ -20,6 +20,7 @@ from tailrace.config.trainer import TrainerBackend, TrainerConfig
 from tailrace.conformance.samples import load_plain, make_samples, plain_log_probs, with_log_probs
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.errors import CheckpointError, NonFiniteError
+from tailrace.registers.phases import PARTS, PURPOSES
 from tailrace.trainer.base import Trainer, TrainerArgs, TrainSample, UpdateResult
 from tailrace.trainer.factory import make_trainer
 
@@ -105,6 +106,15 @@ class TrainerContract:
         assert (result.loss, result.grad_norm) == pytest.approx((expected.loss, expected.grad_norm), rel=self.tolerance)
         assert result.metrics == pytest.approx(expected.metrics, rel=self.tolerance, abs=self.tolerance)
         assert_near(weights(streamed), weights(whole), self.tolerance)
+
+    def test_what_it_tells_of_time_and_memory_has_names_of_the_register(self, model_dir: Path) -> None:
+        """`take_seconds` and `memory` use the names of `tailrace.registers.phases`, and no figure is negative."""
+        trainer = self.make(model_dir)
+        train(trainer, make_samples(), grpo())
+        seconds, memory = trainer.take_seconds(), trainer.memory()
+        assert seconds.keys() <= PARTS["update"].keys()
+        assert memory.keys() <= PURPOSES.keys()
+        assert all(figure >= 0 for figure in (*seconds.values(), *memory.values()))
 
     def test_log_probs_between_two_parts_of_a_batch_change_nothing(self, model_dir: Path) -> None:
         """`log_probs` leaves accumulated gradients as they are."""
