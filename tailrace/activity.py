@@ -1,46 +1,50 @@
-"""Measures the time of a worker: at each moment it is busy, waits for weights, waits for data, or is idle.
+"""Measures the time of a worker: at each moment it is in one phase, such as generation, waiting for data, or idle.
 
-A worker does several things at once (an engine generates while a task waits for prompts). So a state counts only where
-none above it holds: busy ▶ weights ▶ data ▶ idle. A worker that neither works nor declares a wait is idle. The seconds
-of the four states add up to the time that has passed.
+A worker does several things at once (an engine generates while a task waits for prompts). So a phase counts only where
+none above it in `PHASES` holds: work ▶ waiting for weights ▶ waiting for data ▶ idle. A worker that neither works nor
+declares a wait is idle. The seconds of the phases add up to the time that has passed, and so do those of the states
+busy, weights, data and idle, of which each phase is a part.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Literal, ParamSpec, TypeVar
 
 from tailrace.events import Event, EventLog
 from tailrace.registers.events import EventKind
+from tailrace.registers.phases import PHASES, STATES, Phase, Work
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-State = Literal["busy", "weights", "data", "idle"]
-
-STATES: tuple[State, ...] = ("busy", "weights", "data", "idle")
-"""The states by precedence: the first that holds counts."""
-
 
 class Activity:
-    """Adds up the seconds of each state. Any task of any thread may enter states, and they may overlap."""
+    """Adds up the seconds of each phase. Any task of any thread may enter phases, and they may overlap."""
 
-    def __init__(self, log: EventLog, actor: str) -> None:
-        """`actor`: the owner of the time, in the events that `emit` writes."""
+    def __init__(self, log: EventLog, actor: str, *, breakdown: bool = False) -> None:
+        """`actor`: the owner of the time, in the events that `emit` writes.
+
+        `breakdown`: whether `emit` also writes the seconds of each phase, and not those of the states alone.
+        """
         self._log = log
         self._actor = actor
+        self._breakdown = breakdown
         self._lock = threading.Lock()
-        self._holding = dict.fromkeys(STATES, 0)
+        self._holding: dict[Phase, int] = dict.fromkeys(PHASES, 0)
         self._holding["idle"] = 1
         self._begin = self._counted_to = log.now()
-        self._seconds: dict[str, float] = dict.fromkeys(STATES, 0.0)
+        self._seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
+        self._parts: list[tuple[Phase, Callable[[], Mapping[str, float]]]] = []
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
+    def busy(self, phase: Work = "other") -> Iterator[None]:
         """Count the block as work."""
-        with self._in("busy"):
+        with self._in(phase):
             yield
 
     @contextmanager
@@ -49,33 +53,56 @@ class Activity:
         with self._in(what):
             yield
 
+    def divide(self, phase: Work, take_seconds: Callable[[], Mapping[str, float]]) -> None:
+        """From now on, tell the parts of a phase with it. `take_seconds` returns the seconds since its last call."""
+        self._parts.append((phase, take_seconds))
+
     def emit(self) -> None:
-        """Write one event `activity` of the time since the last: its metrics are the seconds of each state."""
+        """Write one event `activity` of the time since the last, with the seconds of each state.
+
+        With `breakdown`, an event of that name comes before it. It has the seconds of the phases, and those of their
+        parts as `<phase>/<part>`, as far as they are known. What is 0 is left out.
+        """
         with self._lock:
             self._count()
             begin, seconds = self._begin, self._seconds
-            self._begin, self._seconds = self._counted_to, dict.fromkeys(STATES, 0.0)
+            self._begin, self._seconds = self._counted_to, dict.fromkeys(PHASES, 0.0)
             end = self._counted_to
-        self._log.emit(Event(task=EventKind.ACTIVITY, actor=self._actor, start=begin, end=end, metrics=seconds))
+        if self._breakdown:
+            self._emit(EventKind.BREAKDOWN, begin, end, self._broken_down(seconds))
+        states = dict.fromkeys(map(str, STATES), 0.0)
+        for phase, spent in seconds.items():
+            states[PHASES[phase].state] += spent
+        self._emit(EventKind.ACTIVITY, begin, end, states)
+
+    def _emit(self, kind: EventKind, begin: float, end: float, metrics: dict[str, float]) -> None:
+        self._log.emit(Event(task=kind, actor=self._actor, start=begin, end=end, metrics=metrics))
+
+    def _broken_down(self, seconds: Mapping[Phase, float]) -> dict[str, float]:
+        told: dict[str, float] = defaultdict(float, {phase: spent for phase, spent in seconds.items() if spent})
+        for phase, take_seconds in self._parts:
+            for part, spent in take_seconds().items():
+                told[f"{phase}/{part}"] += spent
+        return told
 
     @contextmanager
-    def _in(self, state: State) -> Iterator[None]:
-        self._change(state, 1)
+    def _in(self, phase: Phase) -> Iterator[None]:
+        self._change(phase, 1)
         try:
             yield
         finally:
-            self._change(state, -1)
+            self._change(phase, -1)
 
-    def _change(self, state: State, by: int) -> None:
+    def _change(self, phase: Phase, by: int) -> None:
         with self._lock:
             self._count()
-            self._holding[state] += by
+            self._holding[phase] += by
 
     def _count(self) -> None:
-        """Add the time since the last change to the present state."""
+        """Add the time since the last change to the present phase."""
         now = self._log.now()
-        state = next(state for state in STATES if self._holding[state])
-        self._seconds[state] += now - self._counted_to
+        phase = next(phase for phase in PHASES if self._holding[phase])
+        self._seconds[phase] += now - self._counted_to
         self._counted_to = now
 
 
@@ -97,15 +124,34 @@ class TimedExecutor(Executor):
         began = self._began
         return 0.0 if began is None else self._clock() - began
 
+    def during(self, phase: Work) -> Executor:
+        """An executor for the same device, whose work counts as this phase."""
+        return _During(self, phase)
+
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run `fn` when the thread is free; waiting for that does not count."""
+        """Run `fn` when the thread is free; waiting for that does not count. It is other work."""
+        return self.submit_as("other", partial(fn, *args, **kwargs))
+
+    def submit_as(self, phase: Work, work: Callable[[], T]) -> Future[T]:
+        """Run `work` when the thread is free, as work of this phase."""
 
         def timed() -> T:
             self._began = self._clock()
             try:
-                with self.activity.busy() if self.activity else nullcontext():
-                    return fn(*args, **kwargs)
+                with self.activity.busy(phase) if self.activity else nullcontext():
+                    return work()
             finally:
                 self._began = None
 
         return self._device.submit(timed)
+
+
+class _During(Executor):
+    """See `TimedExecutor.during`."""
+
+    def __init__(self, executor: TimedExecutor, phase: Work) -> None:
+        self._executor = executor
+        self._phase: Work = phase
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return self._executor.submit_as(self._phase, partial(fn, *args, **kwargs))

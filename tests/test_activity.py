@@ -1,16 +1,19 @@
-"""The seconds of a worker's states add up to the time that passed, whatever overlaps."""
+"""The seconds of a worker's states, and of its phases, add up to the time that passed, whatever overlaps."""
 
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from typing import get_args
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tailrace.activity import STATES, Activity, State, TimedExecutor
+from tailrace.activity import Activity, TimedExecutor
 from tailrace.events import Event, EventLog
+from tailrace.registers.phases import PHASES, STATES, Phase, State, Work
+from tailrace.report.breakdown import breakdown_of
 
 
 class FakeLog(EventLog):
@@ -96,6 +99,58 @@ class Overlapping(RuleBasedStateMachine):
 TestOverlapping = Overlapping.TestCase
 
 
+class OverlappingPhases(RuleBasedStateMachine):
+    """Compare with a model that asks at each second which phase holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = FakeLog()
+        self.activity = Activity(self.log, "trainer", breakdown=True)
+        self.open: list[tuple[Phase, AbstractContextManager[None]]] = []
+        self.expected: dict[str, float] = {}
+
+    @rule(phase=st.sampled_from([*get_args(Work), "data", "weights"]))
+    def begin(self, phase: Phase) -> None:
+        if phase == "data" or phase == "weights":
+            block: AbstractContextManager[None] = self.activity.waiting(phase)
+        else:
+            assert phase != "idle"
+            block = self.activity.busy(phase)
+        block.__enter__()
+        self.open.append((phase, block))
+
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        if self.open:
+            _, block = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+            block.__exit__(None, None, None)
+
+    @rule(seconds=st.integers(1, 5))
+    def pass_time(self, seconds: int) -> None:
+        self.log.time += seconds
+        held = {phase for phase, _ in self.open}
+        phase = next((phase for phase in PHASES if phase in held), "idle")
+        self.expected[phase] = self.expected.get(phase, 0.0) + seconds
+
+    @rule()
+    def emit(self) -> None:
+        self.activity.emit()
+        told, states = self.log.events[-2:]
+        assert (told.task, told.metrics) == ("breakdown", self.expected)
+        assert (told.start, told.end) == (states.start, states.end)
+        assert sum(told.metrics.values()) == told.end - told.start == sum(states.metrics.values())
+        self.expected = {}
+
+    @invariant()
+    def the_shares_of_all_time_add_up_to_one(self) -> None:
+        whole = [Event(task="step", actor="driver", start=0.0, end=self.log.time + 1)]
+        for worker in breakdown_of(self.log.events, whole):
+            assert sum(map(worker.share, PHASES)) == pytest.approx(1)
+
+
+TestOverlappingPhases = OverlappingPhases.TestCase
+
+
 def test_work_that_raises_ends_its_state(log: FakeLog, activity: Activity) -> None:
     def work() -> None:
         log.time += 1
@@ -166,3 +221,35 @@ def test_an_error_of_the_devices_work_reaches_its_caller(activity: Activity) -> 
 
     with ThreadPoolExecutor(1) as device, pytest.raises(ArithmeticError, match="odd"):
         TimedExecutor(device, activity).submit(work).result(timeout=10)
+
+
+def test_work_on_a_device_counts_as_the_phase_of_its_executor(log: FakeLog) -> None:
+    activity = Activity(log, "trainer", breakdown=True)
+
+    def work(seconds: int) -> None:
+        log.time += seconds
+
+    with ThreadPoolExecutor(1) as device, TimedExecutor(device, activity) as executor:
+        executor.during("update").submit(work, 3).result(timeout=10)
+        with activity.busy("weight_transfer"):
+            executor.during("generation").submit(work, 2).result(timeout=10)
+        executor.submit(work, 1).result(timeout=10)
+    activity.emit()
+    assert log.events[-2].metrics == {"weight_transfer": 2.0, "update": 3.0, "other": 1.0}
+    assert log.events[-1].metrics == states(busy=6.0)
+
+
+def test_parts_of_a_phase_stand_beside_it_and_those_of_two_models_are_added(log: FakeLog) -> None:
+    activity = Activity(log, "trainer", breakdown=True)
+    for told in ({"forward": 1.0, "backward": 2.0}, {"forward": 0.5}, {}):
+        activity.divide("update", lambda told=told: told)  # type: ignore[misc]
+    with activity.busy("update"):
+        log.time += 4
+    activity.emit()
+    assert log.events[-2].metrics == {"update": 4.0, "update/forward": 1.5, "update/backward": 2.0}
+
+
+def test_without_the_breakdown_only_the_states_are_told(log: FakeLog, activity: Activity) -> None:
+    activity.divide("update", lambda: pytest.fail("nobody reads the parts"))
+    activity.emit()
+    assert [event.task for event in log.events] == ["activity"]

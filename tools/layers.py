@@ -28,7 +28,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "models": NOUNS,
         "planning": NOUNS,
         "workloads": NOUNS,
-        "report": NOUNS | {"activity", "workloads"},
+        "report": NOUNS | {"workloads"},
         "transfer": NOUNS | {"planning"},
         "engine": NOUNS | {"planning", "models"},
         "trainer": NOUNS | {"algorithms", "models"},
@@ -75,7 +75,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "decoder": {"collectives", "kernels", "kv_cache", "model", "sampling", "scheduling"},
         "ranks": {"collectives", "decoder", "kv_cache", "memory", "model", "sampling", "scheduling"},
         "lane": {"profile", "ranks", "scheduling"},
-        "arrangement": {"collectives", "decoder", "lane", "ranks", "scheduling"},
+        "arrangement": {"collectives", "decoder", "lane", "profile", "ranks", "scheduling"},
         "adaptive_tp": {"arrangement", "collectives", "decoder", "kv_cache", "lane", "ranks", "scheduling"},
         "core": {"adaptive_tp", "arrangement", "base", "decoder", "driver", "lane", "model", "profile", "ranks"}
         | {"scheduling"},

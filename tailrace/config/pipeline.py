@@ -41,6 +41,9 @@ class ObserveConfig(Config):
     trace: bool = False
     """Write the lengths and times of all samples into workload.jsonl while the run goes on, as a trace of its workload
     without texts. `tailrace trace export` makes the same of any run afterwards."""
+    breakdown: bool = True
+    """Write events that divide the time of each worker into phases, and its memory by purpose; less than 1 % of a
+    step."""
     sample_groups: Annotated[int, Field(ge=0, le=1000)] = 2
     """Number of groups of every step, and of prompts of every evaluation, whose texts are kept in samples.jsonl; 0
     keeps none."""

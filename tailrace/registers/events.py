@@ -222,6 +222,26 @@ class EventKind(StrEnum):
             is_work=False,
         ),
     )
+    BREAKDOWN = (
+        "breakdown",
+        About(
+            meaning=(
+                "The same time by phase, and the parts of phases ([phases.py](../tailrace/registers/phases.py)); about "
+                "once a second, and where a worker trains, at the end of each step, too."
+            ),
+            is_work=False,
+        ),
+    )
+    MEMORY = (
+        "memory",
+        About(
+            meaning=(
+                "The contents of one worker's memory, at the same times ([memory.py](../tailrace/tasks/memory.py)). "
+                "A run of one process tells them as `driver`."
+            ),
+            is_work=False,
+        ),
+    )
     QUEUE = (
         "queue",
         About(

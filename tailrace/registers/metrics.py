@@ -8,6 +8,7 @@ from enum import Flag, auto
 from typing import Literal
 
 from tailrace.registers.events import EventKind
+from tailrace.registers.phases import PARTS, PHASES, PURPOSES
 from tailrace.registers.queue import QUEUE_COUNTS, TASK_COUNTS
 
 Group = Literal["From its samples", "Of its update", "Speed"]
@@ -94,6 +95,23 @@ TIME = Metric(
     group=_SPEED,
     unit="s",
     meaning="that a task took since the step before; tasks overlap, so they may exceed the step",
+    chart="Speed",
+)
+SHARE = Metric(
+    name="share/<worker>/<phase>",
+    group=_SPEED,
+    meaning=(
+        "part of a worker's time since the step before, by what the worker has told by then; see `breakdown`. The "
+        "shares of a worker add up to 1, and those that are 0 are left out"
+    ),
+    is_fraction=True,
+    chart="Speed",
+)
+MEMORY = Metric(
+    name="memory/<worker>",
+    group=_SPEED,
+    unit="bytes",
+    meaning="the greatest `peak` of a worker's `memory` since the step before",
     chart="Speed",
 )
 STALENESS = Metric(
@@ -363,6 +381,8 @@ METRICS = (
         chart="Speed",
     ),
     TIME,
+    SHARE,
+    MEMORY,
     Metric(
         name="staleness_mean",
         group=_SAMPLES,
@@ -404,6 +424,24 @@ METRICS = (
             ("weights", "in which it waits for weights"),
             ("data", "in which it waits for rows of the queue"),
             ("idle", "in none of these states"),
+        )
+    ),
+    *(
+        Metric(name=phase, of=(EventKind.BREAKDOWN,), unit="s", meaning=f"{entry.title}: {entry.meaning}")
+        for phase, entry in PHASES.items()
+    ),
+    *(
+        Metric(name=f"{phase}/{part}", of=(EventKind.BREAKDOWN,), unit="s", meaning=entry.meaning)
+        for phase, parts in PARTS.items()
+        for part, entry in parts.items()
+    ),
+    *(
+        Metric(name=name, of=(EventKind.MEMORY,), unit="bytes", meaning=meaning)
+        for name, meaning in (
+            *((purpose, entry.meaning) for purpose, entry in PURPOSES.items()),
+            ("peak", "all of these: the device's memory, or on a CPU `resident`"),
+            ("resident", "pages of the worker's processes in memory; a page that two share counts in both"),
+            ("host", "the same, where a shared page is divided among all that share it (PSS); not in every event"),
         )
     ),
     *(

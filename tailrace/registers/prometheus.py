@@ -51,6 +51,19 @@ WORKER_SECONDS = Series(
     labels=("worker", "state"),
     note="The states are those of `activity`.",
 )
+WORKER_PHASE_SECONDS = Series(
+    name="tailrace_worker_phase_seconds",
+    type="counter",
+    help="The same time by phase, or by part of a phase.",
+    labels=("worker", "phase"),
+    note="The phases are the metrics of `breakdown`.",
+)
+WORKER_MEMORY = Series(
+    name="tailrace_worker_memory_bytes",
+    help="What the memory of a worker holds.",
+    labels=("worker", "purpose"),
+    note="The purposes are the metrics of `memory`.",
+)
 WEIGHT_VERSION = Series(
     name="tailrace_weight_version",
     help="Newest weights that a worker has.",
@@ -75,6 +88,8 @@ RUN_SERIES = (
     TOKENS,
     STALENESS,
     WORKER_SECONDS,
+    WORKER_PHASE_SECONDS,
+    WORKER_MEMORY,
     WEIGHT_VERSION,
     WORKER_STARTS,
     WORKER_DEATHS,

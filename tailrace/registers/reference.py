@@ -27,8 +27,8 @@ as long as it lasts. All names begin with `tailrace_`. A resumed run has its sum
 PROMETHEUS_NOTES = """\
 Counters and histograms also have a series that ends with `_created`: the unix time at which it began.
 
-A run of one process has no workers: `worker` names the engine, of which only the version is known, and there is no
-`worker_seconds_total`. The queue that `tailrace queue serve` serves has metrics of its own:
+A run of one process has no workers: `worker` names its engine, its graders, its trainer, and `driver` for its memory.
+The queue that `tailrace queue serve` serves has metrics of its own:
 [transfer_queue.md](transfer_queue.md#metrics).
 """
 

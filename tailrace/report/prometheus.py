@@ -5,12 +5,12 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
-from tailrace.activity import STATES
 from tailrace.events import Event
 from tailrace.host.metrics_server import MetricsServer
 from tailrace.registers import prometheus as series
 from tailrace.registers.events import ABOUT, EventKind
 from tailrace.registers.metrics import STALENESS
+from tailrace.registers.phases import STATES
 from tailrace.registers.prometheus import Series
 from tailrace.registers.queue import QUEUE_COUNTS, TASK_COUNTS, TASK_ROWS
 from tailrace.report.workers import worker_of
@@ -104,15 +104,15 @@ class _WorkerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = _made(Counter, series.WORKER_SECONDS, registry)
+        self._phases = _made(Counter, series.WORKER_PHASE_SECONDS, registry)
+        self._memory = _made(Gauge, series.WORKER_MEMORY, registry)
         self._version = _made(Gauge, series.WEIGHT_VERSION, registry)
         self._counted = {task: _made(Counter, entry.series, registry) for task, entry in ABOUT.items() if entry.series}
         """The counters, by kind of event."""
 
     def add(self, event: Event) -> None:
         worker = worker_of(event)
-        if event.task == EventKind.ACTIVITY:
-            for state in STATES:
-                self._seconds.labels(worker, state).inc(event.metrics.get(state, 0.0))
+        self._add_use(event, worker)
         if event.about.gives_version:
             self._version.labels(worker).set(event.version or 0)
         if event.task == EventKind.WORKER_STARTED:
@@ -120,6 +120,19 @@ class _WorkerMetrics:
                 counter.labels(worker)  # a series at 0 can be watched, an absent one cannot
         if event.task in self._counted:
             self._counted[event.task].labels(worker).inc()
+
+    def _add_use(self, event: Event, worker: str) -> None:
+        """Add what the worker tells about its time and its memory."""
+        match event.task:
+            case EventKind.ACTIVITY:
+                for state in STATES:
+                    self._seconds.labels(worker, state).inc(event.metrics.get(state, 0.0))
+            case EventKind.BREAKDOWN:
+                for phase, seconds in event.metrics.items():
+                    self._phases.labels(worker, phase).inc(seconds)
+            case EventKind.MEMORY:
+                for purpose, size in event.metrics.items():
+                    self._memory.labels(worker, purpose).set(size)
 
 
 class _QueueMetrics:

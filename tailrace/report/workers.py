@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tailrace.activity import STATES, State
 from tailrace.events import Event
 from tailrace.registers.events import EventKind, title
+from tailrace.registers.phases import STATES, State
 from tailrace.report.run_data import RunData
 
 STATE_TITLES: dict[State, str] = {
@@ -17,7 +17,7 @@ STATE_TITLES: dict[State, str] = {
     "weights": "waiting for weights",
     "idle": "idle",
 }
-"""The states of `tailrace.activity`, in the order in which they are shown."""
+"""The states of a worker, in the order in which they are shown."""
 _ACTORS = ("driver", "rollout", "engine", "reward", "reference", "trainer", "weights")
 """Kinds of workers, and the actors within each, in the order of their rows."""
 
@@ -28,7 +28,7 @@ class WorkerSummary:
 
     worker: str
     seconds: dict[str, float]
-    """Seconds in each state of `tailrace.activity`."""
+    """Seconds in each state (`STATES`)."""
     deaths: int
     """Number of its deaths in the whole run."""
     versions: int

@@ -7,9 +7,11 @@ Nothing here writes a file. The queue may have processes and files; it is opened
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from tailrace.activity import Activity, TimedExecutor
 from tailrace.algorithms.base import Algorithm
@@ -31,6 +33,7 @@ from tailrace.run.queue import OpenQueue
 from tailrace.run.workers.pools import actor_of
 from tailrace.tasks.context import Generation, TaskContext
 from tailrace.tasks.factory import make_services
+from tailrace.tasks.memory import MemoryUse
 from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.trainer.factory import make_run_trainer
@@ -64,7 +67,8 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     pool = await stack.enter_async_context(GraderPool(config.rewards))
     device = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
     engine_work = TimedExecutor(device)
-    engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=engine_work)
+    executor = engine_work.during("generation")
+    engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
     stack.push_async_callback(engine.close)
     check_context(engine, longest_prompt=inputs.longest_prompt)
     trainer = await asyncio.get_running_loop().run_in_executor(
@@ -103,9 +107,12 @@ async def build_pipeline(
 ) -> Pipeline:
     """Connect the parts and the queue into the main loop."""
     parts.engine.log_to(log)
-    pools = {pool: _context(pool, config, inputs, parts, queue, log, stack) for pool in parts.algorithm.pools()}
-    weights, prompts = EngineWeights(parts, log), inputs.prompts.fingerprint
-    learner = make_learner(pools["trainer"], parts.algorithm, parts.trainer, weights, store, prompts=prompts)
+    memory = MemoryUse(log, "driver", config.device)
+    pools = {pool: _context(pool, config, inputs, parts, queue, log, memory, stack) for pool in parts.algorithm.pools()}
+    activities = [context.activity for context in pools.values()]
+    tell = partial(_tell, activities, memory if config.observe.breakdown else None)
+    weights, prompts = EngineWeights(parts, log, pools["rollout"].activity), inputs.prompts.fingerprint
+    learner = make_learner(pools["trainer"], parts.algorithm, parts.trainer, weights, store, prompts=prompts, tell=tell)
     models: dict[str, ModelLearner] = {
         task.name: await make_model_learner(task, work, pools[task.pool])
         for task, work in parts.algorithm.other_models()
@@ -114,8 +121,16 @@ async def build_pipeline(
     services = [
         service for pool, context in pools.items() for service in await make_services(parts.algorithm, pool, context)
     ]
-    observer = Observer(queue, log, [context.activity for context in pools.values()])
+    observer = Observer(queue, log, tell)
     return make_pipeline(config, inputs, queue, [*services, observer], learner, evaluator, models)
+
+
+def _tell(activities: Sequence[Activity], memory: MemoryUse | None) -> None:
+    """Emit the events about the pools' time and this process's memory since the last call."""
+    for activity in activities:
+        activity.emit()
+    if memory is not None:
+        memory.emit()
 
 
 def _context(
@@ -125,15 +140,18 @@ def _context(
     parts: Parts,
     queue: TransferQueue,
     log: EventLog,
+    memory: MemoryUse,
     stack: AsyncExitStack,
 ) -> TaskContext:
     """Make the context of a pool's tasks. Each pool has its own activity, as its workers would have."""
-    activity = Activity(log, actor_of(pool))
+    activity = Activity(log, actor_of(pool), breakdown=config.observe.breakdown)
     generation = None
     executor = TimedExecutor(parts.device, activity)
     if pool == "rollout":
         executor = parts.engine_work
         executor.activity = activity
+        activity.divide("generation", parts.engine.take_seconds)
+        memory.add(parts.engine.memory)
         generation = Generation(engine=parts.engine, decode=inputs.decode)
     return TaskContext(
         config=config,
@@ -141,6 +159,7 @@ def _context(
         queue=queue,
         log=log,
         activity=activity,
+        memory=memory,
         executor=executor,
         stack=stack,
         generation=generation,
@@ -151,13 +170,18 @@ def _context(
 class EngineWeights:
     """Gives the trainer's weights to the engine in the same process."""
 
-    def __init__(self, parts: Parts, log: EventLog) -> None:
+    def __init__(self, parts: Parts, log: EventLog, activity: Activity) -> None:
+        """`activity`: that of the engine."""
         self._parts = parts
         self._log = log
+        self._activity = activity
 
     async def publish(self, version: WeightVersion) -> None:
         """See `Publisher`."""
-        with self._log.span(EventKind.UPDATE_WEIGHTS, "engine", version=version):
+        with (
+            self._activity.busy("weight_transfer"),
+            self._log.span(EventKind.UPDATE_WEIGHTS, "engine", version=version),
+        ):
             await self._parts.engine.update_weights(version, self._parts.trainer.weights())
 
     async def settle(self, version: WeightVersion) -> None:

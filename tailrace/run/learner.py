@@ -179,12 +179,15 @@ class LocalLearner(Learner):
         run_log: EventLog | None = None,
         recorder: SampleRecorder | None = None,
         check: SignalCheck | None = None,
+        tell: Callable[[], None] | None = None,
     ) -> None:
         """`executor`: the thread of the trainer's device. `export_dtype`: see `Trainer.export`.
 
         `run_log`: takes the events of whole steps; by default `log`, which takes those of work. `recorder`: makes the
-        samples that people look at; without it, none are kept. `check`: checks each step, if given.
+        samples that people look at; without it, none are kept. `check`: checks each step, if given. `tell`: emits
+        the events about this process; it is called at the end of each step, before the event of the step.
         """
+        self._tell_of_process = tell
         self._check = check or SignalCheck()
         self._warned = False
         """Whether the last step gave a warning."""
@@ -278,6 +281,8 @@ class LocalLearner(Learner):
 
     def _tell(self, step: int, start: float, result: StepResult) -> Event:
         event = self._step_event(step, start, result)
+        if self._tell_of_process is not None:
+            self._tell_of_process()
         self._tell_samples(step, result.rows)
         self._run_log.emit(event)
         return event

@@ -15,6 +15,7 @@ from tailrace.registers.events import EventKind
 from tailrace.run.learning_watch import LearningWatch
 from tailrace.run.resume import Resume
 from tailrace.run.step_metrics import TaskTimes
+from tailrace.run.worker_metrics import WorkerMetrics
 
 
 def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], *, total_steps: int | None) -> EventLog:
@@ -23,7 +24,7 @@ def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], 
     `total_steps`: the number of steps to train, where it is known.
     """
     watch = LearningWatch(config, sinks)
-    log = EventLog(sinks=(TaskTimes(), *sinks, watch), offset=start.state.elapsed_s if start else 0.0)
+    log = EventLog(sinks=(TaskTimes(), WorkerMetrics(), *sinks, watch), offset=start.state.elapsed_s if start else 0.0)
     info = {
         "config": shown(config.resolved),
         "tailrace": tailrace.__version__,

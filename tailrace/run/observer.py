@@ -1,10 +1,9 @@
-"""Periodic events about the queue's contents and this process's time, for the display, the report and the metrics."""
+"""Periodic events about the queue's contents and this process, for the display, the report and the metrics."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
-from tailrace.activity import Activity
 from tailrace.errors import QueueClosed, QueueTimeout
 from tailrace.events import Event, EventLog
 from tailrace.registers.events import EventKind
@@ -13,13 +12,13 @@ from tailrace.transfer.queue.base import QueueStats, TransferQueue
 
 
 class Observer:
-    """A service that emits an event `queue`, and one of each activity, every `every_s` seconds."""
+    """A service that emits an event `queue`, and the events of this process, every `every_s` seconds."""
 
     def __init__(
-        self, queue: TransferQueue, log: EventLog, activities: Sequence[Activity] = (), *, every_s: float = 1.0
+        self, queue: TransferQueue, log: EventLog, tell: Callable[[], None] | None = None, *, every_s: float = 1.0
     ) -> None:
-        """`activities`: those of the pools in this process."""
-        self._activities = activities
+        """`tell`: emits the events about the pools in this process, if there are any."""
+        self._tell = tell
         self._queue = queue
         self._log = log
         self._every_s = every_s
@@ -40,8 +39,8 @@ class Observer:
         """Emit the events; return whether the queue is closed."""
         stats = await self._queue.stats()
         now = self._log.now()
-        for activity in self._activities:
-            activity.emit()
+        if self._tell is not None:
+            self._tell()
         self._log.emit(Event(task=EventKind.QUEUE, actor="driver", start=now, end=now, metrics=queue_metrics(stats)))
         return stats.closed
 

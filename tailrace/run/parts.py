@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -103,13 +103,16 @@ def make_learner(
     *,
     prompts: str,
     run_log: EventLog | None = None,
+    tell: Callable[[], None] | None = None,
 ) -> LocalLearner:
     """Make the training side of the loop in this process. `context`: that of the trainer's pool.
 
     `prompts`: their fingerprint. `run_log`: takes the events of whole steps where the context's log is a worker's.
+    `tell`: see `LocalLearner`.
     """
     config, executor, log = context.config, context.executor, context.log
     task, work = algorithm.policy_task()
+    observe_trainer(context, trainer)
     actor = make_actor(context, task, work, trainer, row="trainer")
     checkpointer = Checkpointer(store, trainer, context.queue, executor, log, prompts=prompts)
     return LocalLearner(
@@ -123,7 +126,14 @@ def make_learner(
         run_log=run_log,
         recorder=SampleRecorder.of(config),
         check=SignalCheck.of(config),
+        tell=tell,
     )
+
+
+def observe_trainer(context: TaskContext, trainer: Trainer) -> None:
+    """Have the events about the pool of `context` tell the parts of the update, and the trainer's memory."""
+    context.activity.divide("update", trainer.take_seconds)
+    context.memory.add(trainer.memory)
 
 
 def make_actor(context: TaskContext, task: TableTask, work: Train, trainer: Trainer, *, row: str) -> Actor:
@@ -134,7 +144,7 @@ def make_actor(context: TaskContext, task: TableTask, work: Train, trainer: Trai
         trainer,
         task.name,
         work.loss,
-        context.executor,
+        context.executor.during("update"),
         context.log,
         context.activity,
         batch_size=config.trainer.train_batch_size,
@@ -164,6 +174,7 @@ async def make_model_learner(task: TableTask, work: Train, context: TaskContext)
 
     trainer = await asyncio.get_running_loop().run_in_executor(context.executor, made)
     context.trainers[task.name] = trainer
+    observe_trainer(context, trainer)
     actor = make_actor(context, task, work, trainer, row=task.name)
     return LocalModelLearner(actor, trainer, context.executor)
 

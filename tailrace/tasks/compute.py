@@ -31,7 +31,7 @@ class ComputeTask(Task):
         for row in claim.rows:
             groups.setdefault(row.group_id, []).append(row)
         outputs: dict[RowId, Mapping[str, Value]] = {}
-        with self._activity.busy():
+        with self._activity.busy("advantage"):
             for group in groups.values():
                 outputs.update(await asyncio.to_thread(self._of_group, group))
         return outputs

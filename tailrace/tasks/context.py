@@ -2,17 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.activity import Activity
+from tailrace.activity import Activity, TimedExecutor
 from tailrace.config.run import RunConfig
 from tailrace.events import EventLog
 from tailrace.rewards.pool import GraderPool
 from tailrace.tasks.gate import OpenGate, WeightsGate
+from tailrace.tasks.memory import MemoryUse
 from tailrace.transfer.queue.base import TransferQueue
 from tailrace.types import FloatArray
 
@@ -51,7 +51,9 @@ class TaskContext:
     log: EventLog
     activity: Activity
     """Measures the time of the pool's worker."""
-    executor: Executor
+    memory: MemoryUse
+    """Measures the memory of the process."""
+    executor: TimedExecutor
     """The one thread of the device; its work counts as busy."""
     stack: AsyncExitStack
     """Closed with the process or the run."""
@@ -78,11 +80,14 @@ class TaskContext:
         loop = asyncio.get_running_loop()
         if of is None and self.frozen is None:
             self.frozen = await loop.run_in_executor(self.executor, self._load_frozen)
+            self.memory.add(self.frozen.memory)
         scorer = self.frozen if of is None else self.trainers[of]
         assert scorer is not None
 
+        device = self.executor.during("reference")
+
         async def score(samples: "Sequence[TrainSample]") -> list[FloatArray]:
-            return await loop.run_in_executor(self.executor, lambda: scorer.log_probs(samples))
+            return await loop.run_in_executor(device, lambda: scorer.log_probs(samples))
 
         return score
 

@@ -141,7 +141,7 @@ class ReplayRewardTask(Task):
     async def compute(self, claim: Claim, span: Event) -> Outputs:
         """Wait, as a grader would take the rows one after the other."""
         scripts = {row.id: (row, self._replay.script(row.group_id, self._sample(row))) for row in claim.rows}
-        with self._activity.busy():
+        with self._activity.busy("reward"):
             await asyncio.sleep(sum(script.reward_s for _, script in scripts.values()))
         rewards = {key: self._reward(row, script) for key, (row, script) in scripts.items()}
         span.info = {"graded": [(row.group_id, self._sample(row), rewards[key]) for key, (row, _) in scripts.items()]}

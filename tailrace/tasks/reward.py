@@ -29,7 +29,7 @@ class RewardTask(Task):
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
         """Grade the rows of the claim; it usually has one."""
-        with self._activity.busy():
+        with self._activity.busy("reward"):
             grades = [await self._pool.grade(grading_request(row)) for row in claim.rows]
         graded = [self._graded(row, grade) for row, grade in zip(claim.rows, grades, strict=True)]
         span.info = {**self._failures.info(grades), "graded": graded}

@@ -166,7 +166,7 @@ class EngineUpdater:
 
     async def _install(self) -> None:
         with (
-            self._activity.waiting("weights"),
+            self._activity.busy("weight_transfer"),
             self._source.weights() as (version, tensors),
             self._log.span(EventKind.UPDATE_WEIGHTS, "engine", version=version),
         ):

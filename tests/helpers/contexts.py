@@ -4,10 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from tailrace.activity import Activity
+from tailrace.activity import Activity, TimedExecutor
 from tailrace.config.run import RunConfig
 from tailrace.events import EventLog
 from tailrace.tasks.context import TaskContext
+from tailrace.tasks.memory import MemoryUse
 from tailrace.transfer.queue.base import TransferQueue
 from tests.helpers.runs import small_run
 
@@ -22,6 +23,7 @@ def make_context(
         queue=queue,
         log=log,
         activity=Activity(log, actor),
-        executor=ThreadPoolExecutor(max_workers=1),
+        memory=MemoryUse(log, actor, "cpu"),
+        executor=TimedExecutor(ThreadPoolExecutor(max_workers=1)),
         stack=AsyncExitStack(),
     )

@@ -5,12 +5,12 @@ from typing import get_args
 
 import pytest
 
-from tailrace.activity import STATES
 from tailrace.events import Event
 from tailrace.planning.signs import Kind
 from tailrace.registers import metrics
 from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import METRICS, Metric, Shown, charted_in, has_chart, metric, shown_in
+from tailrace.registers.phases import STATES
 from tailrace.registers.reference import reference
 from tailrace.report.display import plain_lines
 from tailrace.report.progress import Progress

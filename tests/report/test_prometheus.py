@@ -43,7 +43,10 @@ def scraped(events: Iterable[Event]) -> Samples:
 @pytest.fixture(scope="module")
 def separated() -> Samples:
     evaluation = Event(task="evaluation", actor="driver", start=0, end=1, step=0, metrics={"reward": 0.5})
-    return scraped([*separated_run(), evaluation])
+    use = [
+        Event(task=task, actor="driver", start=0, end=1, metrics={"weights": 1.0}) for task in ("breakdown", "memory")
+    ]
+    return scraped([*separated_run(), evaluation, *use])
 
 
 def test_the_page_has_every_metric_and_nothing_else(separated: Samples) -> None:
@@ -98,6 +101,17 @@ def test_the_time_of_each_worker_adds_up_by_state(separated: Samples) -> None:
     for state in ("busy", "data", "weights", "idle"):
         expected = sum(event.metrics[state] for event in said)
         assert separated["tailrace_worker_seconds_total", f"{state}/rollout-1"] == pytest.approx(expected)
+
+
+def test_the_time_of_each_worker_adds_up_by_phase_and_its_memory_is_the_newest() -> None:
+    metrics = ({"generation": 2.0, "generation/decode": 1.5}, {"generation": 1.0, "idle": 0.5})
+    told = [Event(task="breakdown", actor="engine", start=0, end=2, metrics=dict(each)) for each in metrics]
+    sizes = [Event(task="memory", actor="driver", start=1, end=1, metrics={"weights": size}) for size in (5.0, 7.0)]
+    samples = scraped([*told, *sizes])
+    of_time = "tailrace_worker_phase_seconds_total"
+    phases = {labels: value for (name, labels), value in samples.items() if name == of_time}
+    assert phases == {"generation/engine": 3.0, "generation/decode/engine": 1.5, "idle/engine": 0.5}
+    assert samples["tailrace_worker_memory_bytes", "weights/driver"] == 7.0
 
 
 def test_each_worker_has_its_weight_version_its_starts_and_its_deaths(separated: Samples) -> None:

@@ -25,6 +25,8 @@ from tailrace.engine.factory import make_engine
 from tailrace.errors import UserError
 from tailrace.events import read_events
 from tailrace.host.user_code import load_callable
+from tailrace.registers.phases import PHASES
+from tailrace.report.breakdown import breakdown_of
 from tailrace.run.train import train
 from tailrace.trainer.base import TrainerArgs
 from tailrace.trainer.factory import make_trainer
@@ -80,6 +82,12 @@ def test_a_run_trains_with_the_adapters_of_the_page(tmp_path: Path, tiny_model: 
     assert any(not torch.equal(initial[name], trained[name]) for name in initial)
     versions = [event.version for event in read_events(run / "events.jsonl") if event.task == "update_weights"]
     assert versions[-1] == 4
+    engine, _, trainer = breakdown_of(read_events(run / "events.jsonl"), steps_of(run))
+    assert engine.share("generation") > 0
+    assert engine.parts == {}, "this engine measures no parts of generation"
+    assert set(trainer.parts) == {"update"}, "the trainer is a subclass of ours, which does"
+    for worker in (engine, trainer):
+        assert sum(map(worker.share, PHASES)) == pytest.approx(1)
 
 
 @pytest.mark.usefixtures("adapters")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tailrace.activity import Activity
+from tailrace.activity import Activity, TimedExecutor
 from tailrace.algorithms.advantages import group_normalized
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.run import RunConfig
@@ -30,6 +30,7 @@ from tailrace.tasks.actor import StepResult
 from tailrace.tasks.context import Generation, TaskContext
 from tailrace.tasks.factory import make_services
 from tailrace.tasks.gate import WeightsGate
+from tailrace.tasks.memory import MemoryUse
 from tailrace.tasks.updater import EngineUpdater
 from tailrace.trainer.base import TrainSample
 from tailrace.trainer.checkpoint import CheckpointStore
@@ -205,7 +206,8 @@ async def pipelined(config: RunConfig, inputs: Inputs, parts: Parts, stack: Asyn
         queue=queue,
         log=log,
         activity=Activity(log, "all"),
-        executor=parts.device,
+        memory=MemoryUse(log, "driver", "cpu"),
+        executor=TimedExecutor(parts.device),
         stack=stack,
         generation=Generation(engine=parts.engine, decode=inputs.decode, gate=OneStep(updater)),
         graders=parts.pool,

@@ -8,15 +8,18 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import polars as pl
 import pytest
+from safetensors.torch import load_file
 
 from tailrace.cluster.local import LocalCluster
 from tailrace.events import Event, read_events
 from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import METRICS
+from tailrace.registers.phases import PARTS, PHASES, PURPOSES, Work
+from tailrace.report.breakdown import breakdown_of
 from tailrace.report.run_data import RunData
 from tailrace.report.samples import read_samples
 from tailrace.report.timeline import timeline
@@ -92,6 +95,76 @@ def test_the_states_of_each_worker_add_up_to_its_time(observed: Observed, name: 
         assert all(before.end == after.start for before, after in pairwise(worker))
         assert sum(event.metrics["busy"] for event in worker) > 0
         assert sum(event.metrics["data"] for event in worker) > 0
+
+
+WORK_OF = {
+    "engine": {"generation", "weight_transfer"},
+    "rollout-0": {"generation", "weight_transfer"},
+    "reward": {"reward", "advantage"},
+    "reward-0": {"reward", "advantage"},
+    "reference": {"reference"},
+    "reference-0": {"reference"},
+    "trainer": {"update"},
+}
+"""The work of each worker in training steps; beside it the trainer of a separated run sends weights."""
+KNOWN_PARTS = {"generation": {*PARTS["generation"], "other"}, "update": {*PARTS["update"], "other"}}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_shares_of_each_worker_add_up_to_one_in_all_steps_and_in_each(observed: Observed, name: str) -> None:
+    run = RunData(name="", events=observed(name), last_event_at=NOW)
+    for steps in (run.steps, *([step] for step in run.steps)):
+        workers = breakdown_of(run.events, steps)
+        assert len(workers) == 4
+        for worker in workers:
+            assert sum(map(worker.share, PHASES)) == pytest.approx(1)
+            assert worker.seconds <= sum(step.end - step.start for step in steps) + 1e-6
+            for phase, parts in worker.parts.items():
+                assert sum(parts.values()) == pytest.approx(worker.share(phase))
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_each_worker_does_its_own_work_and_its_engine_or_trainer_knows_the_parts(observed: Observed, name: str) -> None:
+    run = RunData(name="", events=observed(name), last_event_at=NOW)
+    for worker in breakdown_of(run.events, [Event(task="run", actor="driver", start=0.0, end=run.seconds)]):
+        sends = {"weight_transfer"} if worker.worker == "trainer" and name != "colocated" else set()
+        work = {phase for phase in get_args(Work) if worker.share(phase)} - {"other"}
+        assert work == WORK_OF[worker.worker] | sends
+        assert worker.parts.keys() == work & KNOWN_PARTS.keys()
+        for phase, parts in worker.parts.items():
+            assert parts.keys() <= KNOWN_PARTS[phase]
+            assert len(parts) >= 5
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_step_has_the_shares_of_its_workers_and_their_memory(observed: Observed, name: str) -> None:
+    *_, last = (event for event in observed(name) if event.task == "step")
+    shares = [value for figure, value in last.metrics.items() if figure.startswith("share/trainer/")]
+    assert sum(shares) == pytest.approx(1)
+    assert last.metrics["memory/driver" if name == "colocated" else "memory/trainer"] > 2**20
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_purposes_of_the_memory_are_all_of_it(observed: Observed, name: str) -> None:
+    told = [event for event in observed(name) if event.task == "memory"]
+    assert {event.worker or event.actor for event in told} == (
+        {"driver"} if name == "colocated" else {"rollout-0", "reward-0", "reference-0", "trainer"}
+    )
+    for event in told:
+        assert sum(event.metrics.get(purpose, 0.0) for purpose in PURPOSES) == event.metrics["peak"]
+        assert event.metrics["peak"] == event.metrics["resident"]
+
+
+@pytest.mark.parametrize(("name", "worker"), [("colocated", ""), ("synchronous", "trainer")])
+def test_the_memory_of_a_trainer_is_what_its_model_takes(
+    observed: Observed, directory_of: Callable[[str], Path], name: str, worker: str
+) -> None:
+    trained = load_file(directory_of(name) / "model" / "model.safetensors")
+    parameters = sum(tensor.numel() for tensor in trained.values())
+    told = [event.metrics for event in observed(name) if event.task == "memory" and event.worker == worker]
+    assert max(metrics["gradients"] for metrics in told) == 4 * parameters
+    moments = max(metrics["optimizer"] for metrics in told)
+    assert moments == 2 * 4 * parameters + 4 * len(trained), "two moments, and the number of steps of each tensor"
 
 
 @pytest.mark.parametrize(("name", "waiting"), [("synchronous", {"rollout-0", "trainer"}), ("delayed", {"rollout-0"})])
@@ -206,9 +279,10 @@ def pattern(name: str) -> str:
     if name.startswith("pass@"):
         return "pass@<k>"
     before, slash, _ = name.partition("/")
-    if not slash:
+    if not slash or before in PARTS:
         return name
     kinds = {"time": "task", "staleness": "versions", "reward": "part", "reward_failures": "kind"}
+    kinds |= {"share": "worker>/<phase", "memory": "worker"}
     return f"{before}/<{kinds.get(before, 'task')}>"
 
 
@@ -229,5 +303,7 @@ def test_the_register_of_metrics_has_all_that_runs_tell_and_nothing_else(observe
     for entry in METRICS:
         for kind in entry.of:
             registered.setdefault(kind, set()).add(entry.name)
+    told["memory"].add("activations")  # of a GPU
+    told["breakdown"] |= {"generation/communication", "update/communication"}  # of several ranks
     elsewhere = {"warning", "adaptive_tp"}  # these have tests of their own
     assert {task: names for task, names in registered.items() if task not in elsewhere} == told

@@ -5,6 +5,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
+from tailrace.activity import TimedExecutor
 from tailrace.events import EventLog
 from tests.helpers.contexts import make_context
 
@@ -16,7 +17,7 @@ async def test_tasks_of_a_pool_that_score_share_one_copy_of_the_frozen_weights(
     scorer.log_probs.return_value = [np.zeros(1, np.float32)]
     load = MagicMock(return_value=scorer)
     monkeypatch.setattr("tailrace.trainer.factory.make_run_scorer", load)
-    context = replace(make_context(MagicMock(), log, actor="reference"), executor=executor)
+    context = replace(make_context(MagicMock(), log, actor="reference"), executor=TimedExecutor(executor))
     for score in (await context.scorer(None), await context.scorer(None)):
         assert await score([]) == [np.zeros(1, np.float32)]
     load.assert_called_once()

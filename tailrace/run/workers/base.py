@@ -1,7 +1,7 @@
 """The base of every worker of a run: its configuration, its connection to the queue, its events, its device.
 
 driver ──settings──▶ RunWorker.open: queue, device, what the kind of worker adds (`start`), the tasks of its pool
-                     RunWorker.run:  its tasks, until the queue is closed; once a second an event of its activity
+                     RunWorker.run:  its tasks, until the queue is closed; once a second events of its time and memory
                      until it is closed: a watch over computations that hang
 """
 
@@ -26,10 +26,11 @@ from tailrace.run.workers.settings import RunSettings
 from tailrace.tasks.base import Service
 from tailrace.tasks.context import TaskContext
 from tailrace.tasks.factory import make_services
+from tailrace.tasks.memory import MemoryUse
 from tailrace.transfer.queue.client.remote import RemoteQueue
 
-_ACTIVITY_S = 1.0
-"""Seconds between events of the worker's activity."""
+_TELL_S = 1.0
+"""Seconds between events about the worker's time and memory."""
 _LOST_S = 0.5
 """Seconds for lost groups to be put again."""
 _WATCH_S = 1.0
@@ -46,11 +47,14 @@ class RunWorker(Worker):
         self.context = context
         self.log = EventLog(sinks=(context.emit,), worker=context.name, origin=self.settings.origin)
         self.algorithm = make_algorithm(self.config.resolved_algorithm)
-        self.activity = Activity(self.log, actor_of(self.settings.pool))
+        pool, observe = self.settings.pool, self.config.observe
+        self.activity = Activity(self.log, actor_of(pool), breakdown=observe.breakdown)
+        device = self.config.device if uses_device(self.algorithm, pool) else "cpu"
+        self.memory = MemoryUse(self.log, actor_of(pool), device)
         self.stack = AsyncExitStack()
         """Closed when the worker is."""
-        device = self.stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
-        self.executor = TimedExecutor(device, self.activity)
+        thread = self.stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
+        self.executor = TimedExecutor(thread, self.activity)
         self.queue: RemoteQueue
         self.tasks: TaskContext
 
@@ -69,6 +73,7 @@ class RunWorker(Worker):
             queue=self.queue,
             log=self.log,
             activity=self.activity,
+            memory=self.memory,
             executor=self.executor,
             stack=self.stack,
         )
@@ -93,7 +98,7 @@ class RunWorker(Worker):
         try:
             async with asyncio.TaskGroup() as tasks:
                 endless = [tasks.create_task(service.run()) for service in self.background()]
-                endless.append(tasks.create_task(self._tell_activity()))
+                endless.append(tasks.create_task(self._tell_now_and_then()))
                 await asyncio.gather(
                     *(tasks.create_task(service.run()) for service in (*self._services, *self.services()))
                 )
@@ -101,16 +106,22 @@ class RunWorker(Worker):
                     task.cancel()
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
-        self.activity.emit()
+        self.tell()
 
     async def close(self) -> None:
         """See `Worker`."""
         await self.stack.aclose()
 
-    async def _tell_activity(self) -> None:
+    def tell(self) -> None:
+        """Emit the events about the worker's time and memory since the last call."""
+        self.activity.emit()
+        if self.config.observe.breakdown:
+            self.memory.emit()
+
+    async def _tell_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(_ACTIVITY_S)
-            self.activity.emit()
+            await asyncio.sleep(_TELL_S)
+            self.tell()
 
     async def _watch_device(self) -> None:
         """End this process when a computation hangs: nothing else can."""

@@ -39,9 +39,12 @@ class RolloutWorker(RunWorker):
         config = self.config
         assert self.settings.weights is not None
         check_engine(config.engine, self.model_dir, device=config.device)
-        self._engine = await open_engine(config.engine, self.model_dir, device=config.device, executor=self.executor)
+        executor = self.executor.during("generation")
+        self._engine = await open_engine(config.engine, self.model_dir, device=config.device, executor=executor)
         self.stack.push_async_callback(self._engine.close)
         self._engine.log_to(self.log)
+        self.activity.divide("generation", self._engine.take_seconds)
+        self.memory.add(self._engine.memory)
         check_context(self._engine, longest_prompt=self.settings.longest_prompt)
         tokenizer = load_tokenizer(self.model_dir)
         receiver = WeightReceiver(

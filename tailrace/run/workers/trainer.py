@@ -42,6 +42,7 @@ class TrainerWorker(RunWorker):
             CheckpointStore(Path(self.settings.checkpoints), keep=config.checkpoint.keep),
             prompts=self.settings.prompts,
             run_log=EventLog(sinks=(self.context.emit,), origin=self.settings.origin),
+            tell=self.tell,
         )
 
     def services(self) -> Sequence[Service]:
@@ -55,7 +56,8 @@ class TrainerWorker(RunWorker):
     async def publish(self, version: WeightVersion) -> None:
         """See `Publisher`."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self.executor, lambda: self._sender.publish(version, self._trainer.weights()))
+        executor = self.executor.during("weight_transfer")
+        await loop.run_in_executor(executor, lambda: self._sender.publish(version, self._trainer.weights()))
 
     async def settle(self, version: WeightVersion) -> None:
         """Wait for every engine where the update is synchronous; see `Publisher`."""
