@@ -16,6 +16,7 @@ from tailrace.report.adaptive_tp import adaptive_tp_figure
 from tailrace.report.charts import Section
 from tailrace.report.figures import detail_sections, progress_sections
 from tailrace.report.markup import as_json, charts_as_json, environment
+from tailrace.report.memory import memory_chart
 from tailrace.report.run_data import (
     RunData,
     first_and_last,
@@ -80,6 +81,7 @@ def render(run: RunData) -> str:
         details=details,
         figures=charts_as_json([*progress, *workload, *details]),
         timeline=as_json(timeline(run)),
+        memory=as_json(memory_chart(run)),
         evaluations=_evaluations(run),
         samples=sample_pages(run.texts),
         config=sorted(_flatten(run.config)),

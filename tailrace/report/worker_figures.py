@@ -7,6 +7,7 @@ from typing import Any
 
 from tailrace.events import Event
 from tailrace.registers.events import BLUE, GREY, ORANGE, RED, EventKind
+from tailrace.report.breakdown_figures import breakdown_figures
 from tailrace.report.charts import Figure, Section, axis, drawn, right_axis, thinned
 from tailrace.report.figures import task_colours
 from tailrace.report.run_data import RunData, metric_names
@@ -21,7 +22,8 @@ _TIME = "Time since the start (s)"
 def worker_sections(run: RunData) -> list[Section]:
     """Return the charts and the table of the workers, and the charts of the queue, where the run has recorded them."""
     workers = summaries(run)
-    of_workers = drawn([utilization_figure(workers), weights_figure(run)])
+    of_time = breakdown_figures(run) or drawn([utilization_figure(workers)])  # older runs have no breakdown
+    of_workers = [*of_time, *drawn([weights_figure(run)])]
     of_queue = [
         _depths_figure(run, "ready", "Rows that wait for a task", "Rows that the workers of a task could take."),
         _depths_figure(run, "leased", "Rows in work", "Rows that the workers of a task have in hand."),
