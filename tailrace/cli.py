@@ -449,12 +449,7 @@ def workloads() -> None:
 @app.command()
 def bench(
     workload: Annotated[
-        str,
-        typer.Argument(
-            help="A workload that ships, such as math-32b, a file of parameters, or a trace, which is played as it was "
-            "recorded.",
-            metavar="WORKLOAD",
-        ),
+        str, typer.Argument(help="A workload that ships, such as math-32b, a file of parameters, or a trace.")
     ],
     arguments: Annotated[
         list[str] | None,
@@ -467,8 +462,7 @@ def bench(
         tuple[str, str] | None,
         typer.Option(
             "--compare",
-            help="Run two configurations in turns. A and B are further arguments for each, in quotes, such as '' and "
-            "'pipeline.streaming=true'.",
+            help="Run two configurations in turns, given by further arguments, such as '' 'pipeline.streaming=true'.",
             metavar="A B",
         ),
     ] = None,

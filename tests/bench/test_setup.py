@@ -39,6 +39,24 @@ def test_changes_make_a_recorded_trace_shorter(tmp_path: Path, recipe: Path) -> 
     assert Replay.of(halved.trace).longest_prompt == 11
 
 
+def test_a_workload_that_ships_is_drawn_for_the_steps_of_the_recipe(recipe: Path) -> None:
+    changes = ["sampling.max_new_tokens=60"]
+    setup, again, other = (make_setup("math-32b", recipe, changes, scale=0.2, seed=seed) for seed in (1, 1, 2))
+    lengths = [script for group in played(setup) for script in group]
+    assert len(lengths) == 4 * 2 * 4
+    assert max(lengths) == setup.config.sampling.max_new_tokens <= 60
+    assert setup.cut == sum(length == 60 for length in lengths) > 0
+    assert played(setup) == played(again) != played(other)
+
+
+def test_groups_of_a_trace_are_drawn_again_for_steps_of_the_recipes_size(tmp_path: Path, recipe: Path) -> None:
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["algorithm.group_size=2"], resample=True)
+    assert len(played(setup)) == 4 * 4
+    assert all(
+        group in [[min(12, tokens) for tokens in one] for step in LENGTHS for one in step] for group in played(setup)
+    )
+
+
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
