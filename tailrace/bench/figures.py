@@ -6,12 +6,16 @@ last step. Stages overlap: each has the seconds in which it was at work (PolyTra
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
+from tailrace.config.base import GIB
 from tailrace.errors import UserError
 from tailrace.events import Event
 from tailrace.registers.events import EventKind
+from tailrace.registers.phases import PHASES
+from tailrace.report.breakdown import WorkerTime, breakdown_of
 from tailrace.report.workers import STATE_TITLES, worker_of, worker_order
 
 STAGES: Mapping[str, frozenset[str]] = {
@@ -49,6 +53,12 @@ class WorkerFigures(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     shares: dict[str, float]
     """The part of its time in each state: busy, data, weights, idle (`tailrace.activity`)."""
+    phases: dict[str, float]
+    """The part of its time in each phase (`tailrace.registers.phases`), where its events tell."""
+    parts: dict[str, dict[str, float]]
+    """The parts of these phases, such as prefill and decode of generation, also of its whole time."""
+    peak_memory_gib: float | None
+    """The most memory that it had, in the whole run."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +102,7 @@ def figures_of(events: Sequence[Event], *, warm_up: int, devices: int) -> Figure
     bounds = [first, *(ends[step] for step in sorted(ends))]
     windows = list(zip(sorted(ends), bounds, bounds[1:], strict=False))[warm_up:]
     steps = [_step(events, step, start, end) for step, start, end in windows]
-    return _whole(steps, _workers(events, windows[0][1], windows[-1][2]), devices)
+    return _whole(steps, _workers(events, _Window(windows[0][1], windows[-1][2])), devices)
 
 
 def _step(events: Sequence[Event], step: int, start: float, end: float) -> StepFigures:
@@ -125,18 +135,45 @@ def _tail(samples: Sequence[Event]) -> float:
     return (ends[-1] - most) / (ends[-1] - begin) if ends[-1] > begin else 0.0
 
 
-def _workers(events: Iterable[Event], start: float, end: float) -> Iterator[WorkerFigures]:
-    """The states of each worker; an event that lasts beyond the bounds counts in part."""
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The measured time."""
+
+    start: float
+    end: float
+
+
+def _workers(events: Sequence[Event], window: _Window) -> Iterator[WorkerFigures]:
+    times = {time.worker: time for time in breakdown_of(events, [window])}
+    peaks: dict[str, float] = {}
+    for event in events:
+        if event.task == EventKind.MEMORY:
+            peaks[worker_of(event)] = max(peaks.get(worker_of(event), 0.0), event.metrics["peak"] / GIB)
+    states = _states(events, window)
+    for worker in sorted(states, key=worker_order):
+        time = times.get(worker, WorkerTime(worker, {}))
+        yield WorkerFigures(
+            worker=worker,
+            shares=states[worker],
+            phases={phase: share for phase in PHASES if (share := time.share(phase))},
+            parts={str(phase): parts for phase, parts in time.parts.items()},
+            peak_memory_gib=peaks.get(worker),
+        )
+
+
+def _states(events: Iterable[Event], window: _Window) -> dict[str, dict[str, float]]:
+    """The share of each state, by worker; an event that lasts beyond the window counts in part."""
     seconds: dict[str, dict[str, float]] = {}
     for event in events:
-        inside = min(end, event.end) - max(start, event.start)
+        inside = min(window.end, event.end) - max(window.start, event.start)
         if event.task == EventKind.ACTIVITY and inside > 0:
             states = seconds.setdefault(worker_of(event), dict.fromkeys(STATE_TITLES, 0.0))
             for state in states:
                 states[state] += event.metrics.get(state, 0.0) * inside / (event.end - event.start)
-    for worker in sorted(seconds, key=worker_order):
-        total = sum(seconds[worker].values())
-        yield WorkerFigures(worker=worker, shares={state: s / total for state, s in seconds[worker].items()})
+    return {
+        worker: {state: spent / sum(states.values()) for state, spent in states.items()}
+        for worker, states in seconds.items()
+    }
 
 
 def _whole(steps: list[StepFigures], workers: Iterable[WorkerFigures], devices: int) -> Figures:

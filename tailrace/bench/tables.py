@@ -1,6 +1,7 @@
 """The figures of a benchmark for people."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from rich.console import Console
 from rich.table import Table
@@ -8,8 +9,12 @@ from rich.table import Table
 from tailrace.bench.compare import Comparison
 from tailrace.bench.figures import STAGES
 from tailrace.bench.single import Result
+from tailrace.registers.phases import PHASES, Phase
 from tailrace.report.text import counted, number, percent
 from tailrace.report.workers import STATE_TITLES
+
+_LEAST = 0.01
+"""Phases that take less of a worker's time are left out."""
 
 
 def print_result(result: Result) -> None:
@@ -19,7 +24,7 @@ def print_result(result: Result) -> None:
     cut = f", {counted(result.cut, 'response')} cut off at {result.longest_response:,}" if result.cut else ""
     warm_up = f"; warm-up: {counted(result.warm_up, 'step')}" if result.warm_up else ""
     console.print(f"{result.workload}: {played}{cut}{warm_up}", highlight=False, soft_wrap=True)
-    for table in (_whole(result), _steps(result), _workers(result)):
+    for table in (_whole(result), _steps(result), _workers(result), _phases(result)):
         if table.row_count:
             console.print()
             console.print(table)
@@ -60,9 +65,24 @@ def _steps(result: Result) -> Table:
 
 
 def _workers(result: Result) -> Table:
-    table = _table("worker", *STATE_TITLES.values())
+    table = _table("worker", *STATE_TITLES.values(), "peak memory")
     for worker in result.figures.workers:
-        table.add_row(worker.worker, *(percent(worker.shares[state]) for state in STATE_TITLES))
+        memory = "" if worker.peak_memory_gib is None else f"{worker.peak_memory_gib:.2f} GiB"
+        table.add_row(worker.worker, *(percent(worker.shares[state]) for state in STATE_TITLES), memory)
+    return table
+
+
+def _phases(result: Result) -> Table:
+    """The phases that take a percent of a worker's time or more, with their parts."""
+    table = _table("worker", "phase", "of its time")
+    for worker in result.figures.workers:
+        for phase, share in worker.phases.items():
+            if share < _LEAST or PHASES[cast(Phase, phase)].state != "busy":
+                continue
+            table.add_row(worker.worker, PHASES[cast(Phase, phase)].title, percent(share))
+            parts = worker.parts.get(phase, {}).items()
+            for part, of_part in sorted(parts, key=lambda item: -item[1]):
+                table.add_row("", f"  {part}", percent(of_part))
     return table
 
 
@@ -70,5 +90,5 @@ def _table(first: str, *others: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column(first)
     for column in others:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="left" if column == "phase" else "right")
     return table

@@ -32,6 +32,10 @@ def two_steps() -> list[Event]:
         event("update_weights", 14.5, 15.5, None),
         event("step", 5, 15, 1),
         event("activity", 3, 7, None, metrics={"busy": 2.0, "data": 2.0, "weights": 0.0, "idle": 0.0}),
+        event("breakdown", 4, 6, None, metrics={"generation": 2.0, "generation/decode": 1.5}),
+        event("breakdown", 6, 16, None, metrics={"generation": 5.0, "generation/decode": 5.0, "data": 5.0}),
+        event("memory", 2, 2, None, metrics={"peak": 3 * 2**30}),
+        event("memory", 9, 9, None, metrics={"peak": 2**30}),
         event("activity", 7, 16, None, metrics={"busy": 9.0, "data": 0.0, "weights": 0.0, "idle": 0.0}),
     ]
 
@@ -56,6 +60,11 @@ def test_activity_counts_as_far_as_it_lasts_within_the_measured_time() -> None:
     [worker] = figures_of(two_steps(), warm_up=1, devices=1).workers
     busy, data = 2 * 2 / 4 + 9 * 8 / 9, 2 * 2 / 4
     assert worker.shares == pytest.approx({"busy": busy / 10, "data": data / 10, "weights": 0, "idle": 0})
+    assert worker.phases == pytest.approx({"generation": (1 + 4.5) / 10, "data": 4.5 / 10})
+    parts = {"decode": (0.75 + 4.5) / 10, "prefill": 0, "sampling": 0, "communication": 0, "scheduling": 0}
+    assert {part: worker.parts["generation"].get(part, 0) for part in parts} == pytest.approx(parts)
+    assert sum(worker.parts["generation"].values()) == pytest.approx(worker.phases["generation"])
+    assert worker.peak_memory_gib == 3
 
 
 def test_without_a_warm_up_the_time_begins_with_the_first_work() -> None:
