@@ -30,7 +30,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-breakdown chaos clean
+.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-workloads bench-breakdown chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -98,6 +98,9 @@ bench-weights: $(READY) ## the transfer of new weights, over a slow link and on 
 
 bench-pipeline: $(READY) ## the modes of a run, one core for each pool, and the best one beside TRL
 	$(BIN)/python benchmarks/bench_pipeline.py
+
+bench-workloads: $(READY) ## replays beside their runs, shipped workloads beside their sources, in TAILRACE_DATA
+	$(BIN)/python benchmarks/bench_workloads.py
 
 bench-breakdown: $(READY) ## what a run pays for observe.breakdown, as a part of a step
 	$(BIN)/python benchmarks/breakdown_overhead.py

@@ -1,0 +1,57 @@
+"""`make bench-workloads`: replays beside real runs, shipped workloads beside their sources, and what tracing costs.
+
+The last line is JSON:
+
+    replay_error_pct         a replay's end-to-end latency beside that of its run: the worst mode's median over pairs
+    fit_error_pct            p50, p90 and p99 of the workloads that ship beside their sources: the worst
+    breakdown_overhead_pct   CPU seconds of the breakdown of time and memory, of those of the steps
+    import_rows_per_s        samples of packed lengths that are imported in a second
+
+The sources are PolyTrace's public data, in the folder TAILRACE_DATA.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from workload_fits import fit_error_pct
+from workload_import import import_rows_per_s
+from workload_replay import replay_error_pct
+
+HERE = Path(__file__).parent
+
+
+def main(
+    data: Annotated[Path, typer.Argument(help="The folder of the data.", envvar="TAILRACE_DATA", exists=True)],
+    pairs: Annotated[int, typer.Option(min=1, help="Real runs and their replays, of each mode.")] = 5,
+    steps: Annotated[int, typer.Option(min=2, help="Training steps of a run.")] = 12,
+) -> None:
+    """Measure all of it, and print the figures."""
+    rows = import_rows_per_s()
+    fits = fit_error_pct(data)
+    replays = replay_error_pct(pairs=pairs, steps=steps)
+    figures = {
+        "bench": "workloads",
+        "replay_error_pct": round(max(replays.values()), 2),
+        "fit_error_pct": round(max(fits.values()), 2),
+        "breakdown_overhead_pct": _breakdown()["breakdown_overhead_pct"],
+        "import_rows_per_s": round(rows),
+        "replay_error_pct_by_mode": {mode: round(error, 2) for mode, error in replays.items()},
+        "fit_error_pct_by_workload": {name: round(error, 2) for name, error in fits.items()},
+    }
+    print(json.dumps(figures))
+
+
+def _breakdown() -> dict[str, Any]:
+    """The figures of the breakdown's own benchmark, which changes functions of its process."""
+    command = [sys.executable, str(HERE / "breakdown_overhead.py")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+if __name__ == "__main__":
+    typer.run(main)
