@@ -340,11 +340,12 @@ def trace_import(
     force: Annotated[bool, typer.Option("--force", help="Replace the trace where it exists.")] = False,
 ) -> None:
     """Read the files of another program's trace, and write one of Tailrace's."""
+    from tailrace.commands.trace_import import names_of
     from tailrace.commands.trace_import import trace_import as import_files
     from tailrace.workloads.trace import Provenance
 
     provenance = Provenance(
-        source=source or ", ".join(file.name for file in files),
+        source=source or names_of(files),
         model=model,
         hardware=hardware,
         algorithm=algorithm,

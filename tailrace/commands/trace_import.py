@@ -43,6 +43,12 @@ def trace_import(
     return f"{output}: {summary(trace)}"
 
 
+def names_of(files: Sequence[Path]) -> str:
+    """Name the files that a trace is made of: the first, and how many more."""
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{files[0].name}{more}"
+
+
 def summary(trace: Trace) -> str:
     """Say how much a trace holds."""
     if trace.provenance.is_service:

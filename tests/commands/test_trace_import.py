@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.commands.trace_import import names_of
 from tailrace.workloads.files import read_trace
 from tailrace.workloads.importers.factory import IMPORTERS
 from tests.conftest import Command
@@ -31,6 +32,11 @@ def test_a_trace_has_the_provenance_that_was_given(
     assert trace.provenance.source == "groups.jsonl"
     assert trace.provenance.model == "a model"
     assert trace.provenance.max_new_tokens == 5
+
+
+def test_the_source_of_many_files_is_named_in_a_line() -> None:
+    assert names_of([Path("a/one.jsonl")]) == "one.jsonl"
+    assert names_of([Path("a/one.jsonl"), Path("b/two.jsonl")]) == "one.jsonl and 1 more"
 
 
 def test_what_cannot_be_imported_leaves_nothing(tailrace_here: Command, groups: Path, tmp_path: Path) -> None:

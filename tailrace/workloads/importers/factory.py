@@ -19,7 +19,7 @@ IMPORTERS: Mapping[str, Importer] = {
 
 
 def import_trace(files: Sequence[Path], provenance: Provenance, *, format: str | None = None) -> Trace:
-    """Read files of others as one trace. Without `format`, the first line tells it.
+    """Read files of others as one trace. Without `format`, the first line of a file tells it.
 
     Raises:
         TraceError: there is no file, the format is unknown, or a file is not of it.
@@ -28,16 +28,17 @@ def import_trace(files: Sequence[Path], provenance: Provenance, *, format: str |
         raise TraceError("there is no file to import; name one or more")
     if format is not None and format not in IMPORTERS:
         raise TraceError(f"format {format!r} is none of {', '.join(IMPORTERS)}{did_you_mean(format, IMPORTERS)}")
-    importer = _importer_of(files[0]) if format is None else IMPORTERS[format]
+    importer = _importer_of(files) if format is None else IMPORTERS[format]
     return importer.read(files, provenance)
 
 
-def _importer_of(file: Path) -> Importer:
-    for _, first in lines(file):
+def _importer_of(files: Sequence[Path]) -> Importer:
+    """The importer of the first file whose first line tells its format; of some formats only one file does."""
+    for file in files:
+        first = next((line for _, line in lines(file)), None)
+        if first is None:
+            raise TraceError(f"{file} is empty; a trace needs at least one sample")
         for importer in IMPORTERS.values():
             if importer.reads(first):
                 return importer
-        break
-    else:
-        raise TraceError(f"{file} is empty; a trace needs at least one sample")
-    raise TraceError(f"{file} does not begin as one of {', '.join(IMPORTERS)}; name its format with --format")
+    raise TraceError(f"{files[0]} does not begin as one of {', '.join(IMPORTERS)}; name its format with --format")

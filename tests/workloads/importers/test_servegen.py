@@ -55,6 +55,11 @@ def test_the_same_requests_are_drawn_each_time_and_clients_are_one_service(tmp_p
     assert len(import_trace([*files, *client(tmp_path / "other")], HERE)) == 2 * 906
 
 
+def test_the_file_that_tells_the_format_need_not_be_the_first(tmp_path: Path) -> None:
+    trace, dataset = client(tmp_path)
+    assert import_trace([dataset, trace], HERE).samples.equals(import_trace([trace, dataset], HERE).samples)
+
+
 def test_gaps_have_the_variation_of_their_family(tmp_path: Path) -> None:
     def variation(family: str, shape: float) -> float:
         trace = import_trace(client(tmp_path, f"0,20,1,{family},{shape},1\n"), HERE)
