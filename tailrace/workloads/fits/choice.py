@@ -95,5 +95,5 @@ def _misses(marginal: Marginal, points: Array, count: int) -> bool:
 
 
 def _half_width(values: Array) -> Array:
-    """Return how far what rounds to each value may be from it: whole numbers are rounded, seconds hardly."""
-    return np.where(values == np.rint(values), 0.5, 5e-4 * values)
+    """Return how far what rounds to each value may be from it. Tokens are whole numbers; seconds are hardly rounded."""
+    return np.full(len(values), 0.5) if (values == np.rint(values)).all() else 5e-4 * values

@@ -28,6 +28,10 @@ def test_the_family_is_chosen_that_values_were_drawn_from() -> None:
     assert isinstance(choose(np.rint(tailed.quantile(RANDOM.random(3000)))), ParetoTail)
 
 
+def test_seconds_of_which_some_are_whole_keep_their_formula() -> None:
+    assert isinstance(choose(np.round(np.random.default_rng(1).lognormal(0, 1, 2000), 2)), Lognormal)
+
+
 def test_quantiles_are_taken_where_no_formula_fits() -> None:
     sizes = RANDOM.choice([583.0, 1063.0, 3830.0, 4245.0], 2000)
     assert isinstance(choose(sizes), Quantiles)
