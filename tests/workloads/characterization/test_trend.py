@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tailrace.workloads.characterization.trend import Trend
+from tailrace.workloads.characterization.trend import LEAST_STEPS, Trend
 
 
 def trend(logs: list[float]) -> Trend:
@@ -73,7 +73,13 @@ def test_a_constant_series_has_neither_drift_nor_change() -> None:
 
 
 def test_few_steps_have_no_trend() -> None:
-    assert Trend.of([0, 1, 2], [1.0, 2.0, 3.0]) is None
+    assert Trend.of([0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0]) is None
+
+
+def test_the_fewest_steps_give_an_interval_that_holds_the_drift() -> None:
+    random = np.random.default_rng(4)
+    found = [trend(random.normal(0, 1, LEAST_STEPS).tolist()) for _ in range(1000)]
+    assert np.mean([each.low <= 0 <= each.high for each in found]) > 0.95
 
 
 def test_many_steps_are_averaged_and_keep_their_drift() -> None:
