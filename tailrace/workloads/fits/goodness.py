@@ -56,7 +56,8 @@ def _amounts(trace: Trace) -> Iterator[tuple[str, Array]]:
         turns, calls = turns_of(trace), calls_of(trace)
         yield "turns", as_floats(samples["turns"].drop_nulls().list.len())
         for number in range(_MOST_TURNS):
-            yield f"tokens of turn {number + 1}", as_floats(turns.filter(pl.col("turn") == number)["generated_tokens"])
+            of_turn = turns.filter(pl.col("turn") == number)
+            yield from _known(f"tokens of turn {number + 1}", of_turn["generated_tokens"])
         yield from _known("tokens that a turn reads", turns["prompt_tokens"])
         yield from _known("tokens from tools", calls["returned_tokens"])
         yield from _known("seconds of tools", calls["seconds"])

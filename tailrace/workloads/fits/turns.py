@@ -34,8 +34,8 @@ def fit_turns(trace: Trace, family: str) -> Turns:
     calls = calls_of(trace)
     return Turns(
         count=with_prompts(Shares.fit(as_floats(first["count"])), as_floats(first["count"]), first["prompt"]),
-        calling=_by_number(calling, "turn", family),
-        final=_by_number(final, "count", family),
+        calling=_by_number(calling, "turn", 0, family),
+        final=_by_number(final, "count", 1, family),
         turn_correlation=_correlation(turns),
         tool=_tool(calls, turns["added"].drop_nulls(), family),
         template_tokens=_template(calls, turns),
@@ -44,16 +44,21 @@ def fit_turns(trace: Trace, family: str) -> Turns:
     )
 
 
-def _by_number(turns: pl.DataFrame, number: str, family: str) -> list[Amount]:
-    """Fit turns by the column `number`, each one apart as long as it differs from all larger ones."""
+def _by_number(turns: pl.DataFrame, number: str, first: int, family: str) -> list[Amount]:
+    """Fit turns by the column `number`, each one apart as long as it differs from all larger ones.
+
+    Numbers from `first` on that no turn has are as the least one that there is.
+    """
     amounts = []
-    for value in range(turns[number].min(), turns[number].max()):  # type: ignore[arg-type]
+    least, most = int(turns[number].min()), int(turns[number].max())  # type: ignore[arg-type]
+    for value in range(least, most):
         here, later = turns.filter(pl.col(number) == value), turns.filter(pl.col(number) > value)
         if not _differ(here["generated_tokens"], later["generated_tokens"]):
             break
         amounts.append(fit_amount(here["generated_tokens"], here["prompt"], family))
         turns = later
-    return [*amounts, fit_amount(turns["generated_tokens"], turns["prompt"], family)]
+    amounts.append(fit_amount(turns["generated_tokens"], turns["prompt"], family))
+    return [amounts[0]] * (least - first) + amounts
 
 
 def _correlation(turns: pl.DataFrame) -> float:

@@ -15,7 +15,8 @@ from tailrace.workloads.fits.workload import fit_workload
 from tailrace.workloads.marginals.gamma import Gamma
 from tailrace.workloads.marginals.lognormal import Lognormal
 from tailrace.workloads.marginals.quantiles import Quantiles
-from tailrace.workloads.parameters import Regime, Single, Trend, Turns
+from tailrace.workloads.marginals.shares import Shares
+from tailrace.workloads.parameters import Amount, Regime, Single, Trend, Turns
 from tailrace.workloads.samplers.fitted import Fitted
 from tailrace.workloads.trace import Provenance, Trace
 from tests.workloads.samplers.test_fitted import LENGTHS, MIXTURE, TALK, draw, parameters, single
@@ -75,6 +76,24 @@ def test_conversations_are_fitted_with_all_their_parts() -> None:
     assert response.later_cached_share == pytest.approx(1.0)
     for each in goodness(true, Fitted(found)):
         assert each.worst < 15, each.name
+
+
+def test_last_turns_keep_their_lengths_where_no_conversation_has_one_turn() -> None:
+    final = [Amount(distribution=Lognormal(log_mean=mean, log_deviation=0.3)) for mean in (2.0, 4.0, 6.0)]
+    count = Amount(distribution=Shares(shares=[0.0, 0.5, 0.5]))
+    true = draw(parameters(msgspec.structs.replace(TALK, count=count, final=final)), groups=300)
+    response = fit_workload(true, "again").response
+    assert isinstance(response, Turns)
+    medians = [amount.distribution.quantile(np.array([0.5]))[0] for amount in response.final]
+    assert medians[1:] == pytest.approx([np.exp(4.0), np.exp(6.0)], rel=0.06)
+
+
+def test_conversations_of_two_turns_at_most_are_compared() -> None:
+    count = Amount(distribution=Shares(shares=[0.3, 0.7]))
+    true = draw(parameters(msgspec.structs.replace(TALK, count=count)), groups=100)
+    names = [each.name for each in goodness(true, Fitted(fit_workload(true, "again")))]
+    assert "tokens of turn 2" in names
+    assert "tokens of turn 3" not in names
 
 
 def test_samples_at_the_limit_are_counted_and_the_others_fitted() -> None:
