@@ -67,8 +67,8 @@ def intraclass_correlation(lengths: npt.ArrayLike, groups: npt.ArrayLike) -> flo
 def longest_recall(lengths: npt.ArrayLike, groups: npt.ArrayLike, percent: float) -> float | None:
     """The share of the longest `percent` that is found by the mean length of each prompt's other samples.
 
-    As many samples are foretold as there are longest ones. Chance alone finds `percent`. None where no prompt has two
-    samples.
+    As many samples are foretold as there are longest ones. Between equal lengths chance decides which are longest, so
+    chance alone finds `percent` also where many samples end at a limit. None where no prompt has two samples.
 
     Args:
         lengths: [n] tokens of the samples of one step.
@@ -82,6 +82,11 @@ def longest_recall(lengths: npt.ArrayLike, groups: npt.ArrayLike, percent: float
     others = (np.bincount(index, array)[index] - array)[known] / (counts[index][known] - 1)
     array = array[known]
     wanted = max(1, round(len(array) * percent / 100))
-    longest = np.argsort(-array, kind="stable")[:wanted]
-    foretold = np.argsort(-others, kind="stable")[:wanted]
-    return len(np.intersect1d(longest, foretold)) / wanted
+    return float(_greatest(array, wanted) @ _greatest(others, wanted)) / wanted
+
+
+def _greatest(values: npt.NDArray[np.float64], wanted: int) -> npt.NDArray[np.float64]:
+    """The chance of each of [n] values to be among the `wanted` greatest, of which equal ones have the same."""
+    least = np.partition(values, -wanted)[-wanted]
+    above, equal = values > least, values == least
+    return np.asarray(np.where(equal, (wanted - above.sum()) / equal.sum(), above))

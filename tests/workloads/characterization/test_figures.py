@@ -61,6 +61,13 @@ def test_the_longest_are_found_by_the_other_samples_of_their_prompts() -> None:
     assert longest_recall([5, 6, 50, 60, 900], [0, 0, 1, 1, 2], 50) == 1.0  # a sample alone is left out
 
 
+@pytest.mark.parametrize("capped", [0.0, 0.5, 0.9, 1.0])
+def test_chance_finds_its_share_however_many_samples_end_at_the_limit(capped: float) -> None:
+    random = np.random.default_rng(0)
+    lengths = np.where(random.random(8000) < capped, 1000, random.integers(1, 1000, 8000))
+    assert longest_recall(lengths, np.repeat(np.arange(1000), 8), 20) == pytest.approx(0.2, abs=0.03)
+
+
 def test_a_map_has_the_prompts_of_the_largest_step_from_short_to_long() -> None:
     samples = pl.DataFrame(
         {"step": [0, 1, 1, 1, 1], "group": [0, 0, 0, 1, 1], "response_tokens": [7, 90, 70, 5, 6]},
