@@ -14,8 +14,9 @@ from scipy.special import ndtr
 
 from tailrace.workloads.marginals.base import Array
 
-_NODES = 120
-_TERMS = 30
+_SCORES = np.linspace(-8, 8, 8001)
+"""Points at which integrals over the normal distribution are taken; numbers of turns jump between them."""
+_TERMS = 60
 """The terms of the expansion; lengths need a few, numbers of turns more."""
 
 
@@ -29,20 +30,19 @@ def score_share(quantile: Callable[[Array], Array], prompt_share: float) -> floa
 
     The two differ where the logarithm is not normal. With the expansion of log-quantile(Φ(z)) in Hermite polynomials,
     Σ c_k He_k(z) / √k!, two samples whose scores correlate with r have log-amounts that correlate with
-    Σ c_k² r^k / Σ c_k², both from k = 1 on (Mehler's formula).
+    Σ c_k² r^k / Σ c_k², both from k = 1 on (Mehler's formula). The lower sum is the variance of the log-amounts.
     """
-    nodes, weights = hermite_e.hermegauss(_NODES)
-    logs = np.log(np.maximum(quantile(shares_of(nodes)), 1e-9))
-    terms = (
-        (weights * logs)
-        @ hermite_e.hermevander(nodes, _TERMS)
-        / np.sqrt([float(factorial(k)) for k in range(_TERMS + 1)])
-    )
-    squares = terms[1:] ** 2
-    if not squares.sum():
+    weights = np.exp(-(_SCORES**2) / 2)
+    weights /= weights.sum()
+    logs = np.log(np.maximum(quantile(shares_of(_SCORES)), 1e-9))
+    if np.ptp(logs) == 0:
         return 0.0
+    logs -= weights @ logs
+    norms = np.sqrt([float(factorial(k)) for k in range(1, _TERMS + 1)])
+    terms = (weights * logs) @ hermite_e.hermevander(_SCORES, _TERMS)[:, 1:] / norms
     grid = np.linspace(0, 1, 1001)
-    correlations = grid[:, None] ** np.arange(1, _TERMS + 1) @ (squares / squares.sum())
+    correlations = grid[:, None] ** np.arange(1, _TERMS + 1) @ (terms**2 / (weights @ logs**2))
+    correlations[-1] = 1.0  # of all terms
     return float(np.interp(prompt_share, correlations, grid))
 
 

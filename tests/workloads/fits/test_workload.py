@@ -75,7 +75,8 @@ def test_conversations_are_fitted_with_all_their_parts() -> None:
     assert response.first_cached_share == pytest.approx(0.9, abs=0.01)
     assert response.later_cached_share == pytest.approx(1.0)
     for each in goodness(true, Fitted(found)):
-        assert each.worst < 15, each.name
+        assert each.ks < 0.06, each.name
+        assert each.worst < 15 or each.name == "turns", each.name  # their median is between two and three
 
 
 def test_last_turns_keep_their_lengths_where_no_conversation_has_one_turn() -> None:
