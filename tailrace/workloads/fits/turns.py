@@ -3,6 +3,7 @@
 import polars as pl
 from scipy import stats
 
+from tailrace.errors import TraceError
 from tailrace.workloads.fits.amounts import as_floats, fit_amount, with_prompts
 from tailrace.workloads.fits.choice import choose
 from tailrace.workloads.marginals.factory import AnyMarginal
@@ -26,9 +27,11 @@ def fit_turns(trace: Trace, family: str) -> Turns:
     """Fit the conversations of a trace that has them.
 
     Raises:
+        TraceError: the tokens of a turn are unknown.
         FitError: see `choose`.
     """
     turns = turns_of(trace).with_columns(pl.col("generated_tokens").clip(1))
+    _check_known(trace, turns)
     is_final = pl.col("turn") == pl.col("count") - 1
     first, final, calling = turns.filter(pl.col("turn") == 0), turns.filter(is_final), turns.filter(~is_final)
     calls = calls_of(trace)
@@ -42,6 +45,13 @@ def fit_turns(trace: Trace, family: str) -> Turns:
         first_cached_share=_held(first["cached_tokens"], first["prompt_tokens"]),
         later_cached_share=_held(turns["cached_tokens"], turns["context"]),
     )
+
+
+def _check_known(trace: Trace, turns: pl.DataFrame) -> None:
+    for name in ("prompt_tokens", "generated_tokens"):
+        if missing := turns[name].null_count():
+            source = trace.provenance.source
+            raise TraceError(f"{source} has {missing} turns without {name}; a fit needs them, a resampling does not")
 
 
 def _by_number(turns: pl.DataFrame, number: str, first: int, family: str) -> list[Amount]:

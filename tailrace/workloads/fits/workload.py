@@ -27,8 +27,8 @@ def fit_workload(trace: Trace, name: str, *, family: str = "auto") -> Parameters
         family: of all distributions of tokens and seconds (`CHOICES`); auto takes the best one for each amount.
 
     Raises:
-        TraceError: the family is unknown or does not converge, there are fewer than 100 samples, or all responses are
-            equally long.
+        TraceError: the family is unknown or does not converge, there are fewer than 100 samples, all responses are
+            equally long, or the tokens of a turn are unknown.
     """
     check_family(family)
     _check_samples(trace)

@@ -97,6 +97,15 @@ def test_conversations_of_two_turns_at_most_are_compared() -> None:
     assert "tokens of turn 3" not in names
 
 
+@pytest.mark.parametrize("name", ["prompt_tokens", "generated_tokens"])
+def test_turns_of_unknown_length_are_not_fitted(name: str) -> None:
+    true = draw(parameters(TALK), groups=30)
+    unknown = pl.element().struct.with_fields(pl.lit(None, pl.Int32).alias(name))
+    samples = true.samples.with_columns(pl.col("turns").list.eval(unknown))
+    with pytest.raises(TraceError, match=rf"w has \d+ turns without {name}; a fit needs them, a resampling does not"):
+        fit_workload(Trace.of(samples, true.provenance), "again")
+
+
 def test_samples_at_the_limit_are_counted_and_the_others_fitted() -> None:
     limited = Provenance(source="test", max_new_tokens=2000)
     true = draw(parameters(single(capped_share=0.2), provenance=limited), groups=800)
