@@ -74,12 +74,16 @@ def _by_number(turns: pl.DataFrame, number: str, first: int, family: str) -> lis
 def _correlation(turns: pl.DataFrame) -> float:
     """Return the rank correlation of calling turns with the last turn of their samples, 0 where it is negative.
 
-    Ranks are among the turns of one number in conversations of as many turns, which differ in their lengths.
+    Ranks are among the turns of one number in conversations of as many turns, which differ in their lengths. What a
+    prompt has in common is taken from them, unless each has one sample alone.
     """
     ranks = turns.with_columns((pl.col("generated_tokens").rank() / pl.len()).over("count", "turn").alias("rank"))
     pairs = ranks.with_columns(pl.col("rank").last().over("row").alias("last")).filter(
         pl.col("turn") < pl.col("count") - 1
     )
+    if turns["row"].n_unique() > turns["prompt"].n_unique():
+        both = pl.col("rank", "last")
+        pairs = pairs.with_columns(both - both.mean().over("prompt", "count", "turn"))
     found = pairs.select(pl.corr("rank", "last")).item()
     return 0.0 if found is None else max(0.0, float(found))
 
