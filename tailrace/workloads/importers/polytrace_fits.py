@@ -9,7 +9,7 @@ own, in one step.
 
 Tool use is a mixture as well, whose components the file leaves out. Normal distributions with its means and covariances
 would have up to a fifth of the lengths below zero. So the tokens are lognormal, with these means and covariances. The
-file's other figures agree: the longest of three turns has 319 tokens in the mean; drawn so it has 348, and 458 if drawn
+file's other figures agree: the longest of three turns has 319 tokens in the mean; drawn so it has 338, and 458 if drawn
 from normal distributions.
 """
 
@@ -110,10 +110,11 @@ def _components(mixture: _Mixture, where: str) -> list[tuple[_Row, list[_Row], i
 
 def _above_zero(mean: _Row, covariance: list[_Row], count: int, random: np.random.Generator, where: str) -> Array:
     """Draw [count, 2] normal lengths, all of them 1 or more."""
-    try:
-        drawn = random.multivariate_normal(*_moments(mean, covariance, 2, where), 2 * count, check_valid="raise")
-    except ValueError as error:
-        raise TraceError(f"{where}: {one_line(error)}") from None
+    center, spread = _moments(mean, covariance, 2, where)
+    root = _root(spread)
+    if not np.allclose(root @ root, spread):
+        raise TraceError(f"{where}: expected a covariance that is symmetric and has no negative eigenvalue")
+    drawn = center + random.standard_normal((2 * count, 2)) @ root
     whole = drawn[(drawn >= 1).all(axis=1)]
     if len(whole) < count:
         raise TraceError(f"{where}: most lengths are below 1; expected means of tokens")
@@ -170,12 +171,19 @@ def _lognormal(mean: Array, covariance: Array, count: int, random: np.random.Gen
     is taken: its negative eigenvalues become 0.
     """
     logs = np.log1p(np.maximum(covariance / np.outer(mean, mean), -0.95))
-    values, vectors = np.linalg.eigh(logs)
-    near = (vectors * np.maximum(values, 0)) @ vectors.T
-    scale = np.sqrt(np.diag(logs) / np.diag(near))
-    near *= np.outer(scale, scale)
-    drawn = random.multivariate_normal(np.log(mean) - np.diag(near) / 2, near, count, method="eigh")
+    variances, root = np.diag(logs), _root(logs)
+    root *= np.sqrt(variances / (root**2).sum(axis=0))
+    drawn = np.log(mean) - variances / 2 + random.standard_normal((count, len(mean))) @ root
     return np.maximum(1, np.rint(np.exp(drawn)))
+
+
+def _root(covariance: Array) -> Array:
+    """Return the symmetric root of a covariance [n, n], whose negative eigenvalues count as 0.
+
+    Other roots, such as numpy's for its own draws, depend on the signs of eigenvectors, which differ between machines.
+    """
+    values, vectors = np.linalg.eigh(covariance)
+    return np.asarray((vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T)
 
 
 def _conversations(inputs: Array, outputs: Array) -> pl.DataFrame:

@@ -77,9 +77,11 @@ def test_sessions_have_the_moments_of_each_turn(tmp_path: Path) -> None:
     assert trace.samples.filter(pl.col("turns").list.len() == 1)["tool_calls"].null_count() == 12_500
 
 
-def test_the_same_samples_are_drawn_each_time(tmp_path: Path) -> None:
-    for task in ("math", "tools"):
-        assert imported(tmp_path, task).samples.equals(imported(tmp_path, task).samples)
+def test_the_same_samples_are_drawn_each_time_and_everywhere(tmp_path: Path) -> None:
+    for task, some in (("math", [2974, 3023, 9884, 7798]), ("tools", [783, 965, 484, 349])):
+        found = imported(tmp_path, task).samples
+        assert found.equals(imported(tmp_path, task).samples)
+        assert found["response_tokens"][[0, 1, -2, -1]].to_list() == some
 
 
 @pytest.mark.parametrize(

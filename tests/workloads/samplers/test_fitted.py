@@ -89,6 +89,15 @@ def test_the_seed_fixes_every_value_and_a_step_does_not_depend_on_their_number(r
     assert first["response_tokens"].to_list() != second["response_tokens"].to_list()
 
 
+def test_a_seed_gives_the_same_lengths_on_every_machine() -> None:
+    for response, lengths in (
+        (single(prompt_share=0.2), [694, 400, 281, 296, 675, 1086]),
+        (TALK, [696, 135, 134, 84, 341, 462]),
+    ):
+        drawn = draw(parameters(response), groups=2, group_size=3, seed=5)
+        assert drawn.samples["response_tokens"].to_list() == lengths
+
+
 @settings(max_examples=8)
 @given(
     distribution=st.sampled_from([LENGTHS, MIXTURE, Gamma(shape=0.8, scale=900.0)]),
