@@ -4,20 +4,9 @@ import numpy as np
 import polars as pl
 
 from tailrace.workloads.characterization.prompts import intraclass_correlation
-from tailrace.workloads.fits.choice import choose
 from tailrace.workloads.marginals.base import Array
 from tailrace.workloads.marginals.factory import AnyMarginal
 from tailrace.workloads.parameters import Amount
-
-
-def fit_amount(values: pl.Series, prompts: pl.Series, family: str) -> Amount:
-    """Fit the values of [n] samples, of which `prompts` are the numbers of their prompts.
-
-    Raises:
-        FitError: see `choose`.
-    """
-    array = as_floats(values)
-    return with_prompts(choose(array, family), array, prompts)
 
 
 def with_prompts(distribution: AnyMarginal, values: Array, prompts: pl.Series) -> Amount:

@@ -4,7 +4,7 @@ import polars as pl
 from scipy import stats
 
 from tailrace.errors import TraceError
-from tailrace.workloads.fits.amounts import as_floats, fit_amount, with_prompts
+from tailrace.workloads.fits.amounts import as_floats, with_prompts
 from tailrace.workloads.fits.choice import choose
 from tailrace.workloads.marginals.factory import AnyMarginal
 from tailrace.workloads.marginals.shares import Shares
@@ -65,10 +65,19 @@ def _by_number(turns: pl.DataFrame, number: str, first: int, family: str) -> lis
         here, later = turns.filter(pl.col(number) == value), turns.filter(pl.col(number) > value)
         if not _differ(here["generated_tokens"], later["generated_tokens"]):
             break
-        amounts.append(fit_amount(here["generated_tokens"], here["prompt"], family))
+        amounts.append(_amount(here, family))
         turns = later
-    amounts.append(fit_amount(turns["generated_tokens"], turns["prompt"], family))
+    amounts.append(_amount(turns, family))
     return [amounts[0]] * (least - first) + amounts
+
+
+def _amount(turns: pl.DataFrame, family: str) -> Amount:
+    """Fit the tokens of turns. What their prompts explain is told by one turn of each sample: turns of one sample are
+    alike for another reason (`turn_correlation`).
+    """
+    firsts = turns.unique("row", keep="first", maintain_order=True)
+    distribution = choose(as_floats(turns["generated_tokens"]), family)
+    return with_prompts(distribution, as_floats(firsts["generated_tokens"]), firsts["prompt"])
 
 
 def _correlation(turns: pl.DataFrame) -> float:

@@ -97,6 +97,15 @@ def test_conversations_of_two_turns_at_most_are_compared() -> None:
     assert "tokens of turn 3" not in names
 
 
+def test_turns_that_are_alike_in_a_sample_are_no_effect_of_its_prompt() -> None:
+    count = Amount(distribution=Shares(shares=[0.0, 0.0, 1.0]))
+    alike = msgspec.structs.replace(TALK, count=count, turn_correlation=0.6, calling=[Amount(distribution=LENGTHS)])
+    for size in (1, 4):
+        response = fit_workload(draw(parameters(alike), groups=300, group_size=size), "again").response
+        assert isinstance(response, Turns)
+        assert response.calling[-1].prompt_share == pytest.approx(0.0, abs=0.06)
+
+
 @pytest.mark.parametrize("name", ["prompt_tokens", "generated_tokens"])
 def test_turns_of_unknown_length_are_not_fitted(name: str) -> None:
     true = draw(parameters(TALK), groups=30)
