@@ -55,20 +55,15 @@ def _check_known(trace: Trace, turns: pl.DataFrame) -> None:
 
 
 def _by_number(turns: pl.DataFrame, number: str, first: int, family: str) -> list[Amount]:
-    """Fit turns by the column `number`, each one apart as long as it differs from all larger ones.
-
-    Numbers from `first` on that no turn has are as the least one that there is.
-    """
-    amounts = []
-    least, most = int(turns[number].min()), int(turns[number].max())  # type: ignore[arg-type]
-    for value in range(least, most):
-        here, later = turns.filter(pl.col(number) == value), turns.filter(pl.col(number) > value)
-        if not _differ(here["generated_tokens"], later["generated_tokens"]):
-            break
-        amounts.append(_amount(here, family))
-        turns = later
-    amounts.append(_amount(turns, family))
-    return [amounts[0]] * (least - first) + amounts
+    """Fit turns by the column `number`, from `first` on. Numbers are fitted together until they are many, and differ
+    from all larger ones."""
+    amounts: list[Amount] = []
+    for value in range(first, int(turns[number].max())):  # type: ignore[arg-type]
+        here, later = turns.filter(pl.col(number) <= value), turns.filter(pl.col(number) > value)
+        if _differ(here["generated_tokens"], later["generated_tokens"]):
+            amounts += [_amount(here, family)] * (value + 1 - first - len(amounts))
+            turns = later
+    return [*amounts, _amount(turns, family)]
 
 
 def _amount(turns: pl.DataFrame, family: str) -> Amount:

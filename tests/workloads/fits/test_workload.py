@@ -79,9 +79,10 @@ def test_conversations_are_fitted_with_all_their_parts() -> None:
         assert each.worst < 15 or each.name == "turns", each.name  # their median is between two and three
 
 
-def test_last_turns_keep_their_lengths_where_no_conversation_has_one_turn() -> None:
+@pytest.mark.parametrize("single_turns", [0.0, 0.02])
+def test_last_turns_keep_their_lengths_where_few_conversations_have_one_turn(single_turns: float) -> None:
     final = [Amount(distribution=Lognormal(log_mean=mean, log_deviation=0.3)) for mean in (2.0, 4.0, 6.0)]
-    count = Amount(distribution=Shares(shares=[0.0, 0.5, 0.5]))
+    count = Amount(distribution=Shares(shares=[single_turns, 0.5 - single_turns, 0.5]))
     true = draw(parameters(msgspec.structs.replace(TALK, count=count, final=final)), groups=300)
     response = fit_workload(true, "again").response
     assert isinstance(response, Turns)
