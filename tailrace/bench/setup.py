@@ -67,7 +67,8 @@ def make_setup(
         random_weights: `model.path` is an architecture; see `random_model`.
 
     Raises:
-        UserError: there is no such workload, the recipe is wrong, or a prompt with its response exceeds the context.
+        UserError: there is no such workload, the recipe is wrong, a recorded trace is too small for it, or a prompt with
+            its response exceeds the context.
     """
     is_recorded = Path(workload).suffix in TRACES and not resample
     recorded = read_trace(Path(workload)) if is_recorded else None
@@ -85,7 +86,10 @@ def make_setup(
             group_size=config.algorithm.group_size,
             seed=seed,
         )
-    whole = Replay.of(recorded).map(lambda script: script.scaled(scale) if scale != 1 else script)
+    taken = Replay.of(recorded).first(
+        groups=config.trainer.steps * config.groups_per_step, group_size=config.algorithm.group_size
+    )
+    whole = taken.map(lambda script: script.scaled(scale) if scale != 1 else script)
     limit = config.sampling.max_new_tokens
     played = whole.map(lambda script: script.cut(limit))
     _check_context(workload, played, config)

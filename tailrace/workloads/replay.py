@@ -113,11 +113,11 @@ class Replay:
         """The script of a sample, by the number of its group in the run and its own number in the group."""
         return self.groups[group % len(self.groups)][sample]
 
-    def check(self, *, groups: int, group_size: int, max_new_tokens: int) -> None:
-        """Check that a run of so many groups can play the trace.
+    def first(self, *, groups: int, group_size: int) -> "Replay":
+        """The first groups, and of each the first samples: what a run of so many plays.
 
         Raises:
-            TraceError: groups or samples are missing, or a response is too long.
+            TraceError: groups or samples are missing.
         """
         if len(self.groups) < groups:
             raise TraceError(
@@ -130,7 +130,16 @@ class Replay:
                     f"pipeline.replay has {len(group)} samples in its group {number}, and algorithm.group_size is "
                     f"{group_size}; lower it to {min(map(len, self.groups[:groups]))} or less"
                 )
-            if (longest := max(script.tokens for script in group[:group_size])) > max_new_tokens:
+        return Replay([group[:group_size] for group in self.groups[:groups]])
+
+    def check(self, *, groups: int, group_size: int, max_new_tokens: int) -> None:
+        """Check that a run of so many groups can play the trace.
+
+        Raises:
+            TraceError: groups or samples are missing, or a response is too long.
+        """
+        for number, group in enumerate(self.first(groups=groups, group_size=group_size).groups):
+            if (longest := max(script.tokens for script in group)) > max_new_tokens:
                 raise TraceError(
                     f"pipeline.replay has a response of {longest} tokens in its group {number}, and "
                     f"sampling.max_new_tokens is {max_new_tokens}; raise it"

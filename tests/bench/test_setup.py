@@ -32,11 +32,21 @@ def test_changes_make_a_recorded_trace_shorter(tmp_path: Path, recipe: Path) -> 
     changes = ["trainer.steps=1", "sampling.max_new_tokens=10"]
     setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, changes)
     assert setup.config.trainer.steps == 1
-    assert played(setup)[0] == [10, 4]
-    assert setup.cut == 5
+    assert played(setup) == [[10, 4], [5, 6], [7, 8]], "what the run does not reach is not played"
+    assert setup.cut == 1
+    smaller = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["trainer.train_batch_size=4"])
+    assert played(smaller) == [[12, 4], [5, 6], [7, 8], [9, 3]]
     halved = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, [], scale=0.5)
     assert played(halved)[:2] == [[12, 2], [2, 3]]
     assert Replay.of(halved.trace).longest_prompt == 11
+
+
+def test_a_recorded_trace_cannot_be_made_longer(tmp_path: Path, recipe: Path) -> None:
+    trace = write_lengths(tmp_path / "a.parquet")
+    with pytest.raises(TraceError, match=r"has 6 groups, and the run takes 9; lower trainer\.steps"):
+        make_setup(trace, recipe, ["trainer.steps=3"])
+    with pytest.raises(TraceError, match=r"has 2 samples in its group 0, and algorithm\.group_size is 3"):
+        make_setup(trace, recipe, ["algorithm.group_size=3", "trainer.train_batch_size=9"])
 
 
 def test_a_workload_that_ships_is_drawn_for_the_steps_of_the_recipe(recipe: Path) -> None:
