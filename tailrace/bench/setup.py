@@ -67,8 +67,8 @@ def make_setup(
         random_weights: `model.path` is an architecture; see `random_model`.
 
     Raises:
-        UserError: there is no such workload, the recipe is wrong, a recorded trace is too small for it, or a prompt with
-            its response exceeds the context.
+        UserError: there is no such workload, the recipe is wrong, a recorded trace is too small for it, or a prompt
+            with its response exceeds the context.
     """
     is_recorded = Path(workload).suffix in TRACES and not resample
     recorded = read_trace(Path(workload)) if is_recorded else None
@@ -149,6 +149,16 @@ def _playing(config: RunConfig, played: Replay) -> RunConfig:
         "sampling": {**config.sampling.model_dump(), "max_new_tokens": played.longest_response},
         "evaluation": {},
         "checkpoint": {"every": config.trainer.steps, "keep": 1},
-        "observe": {"tensorboard": False, "sample_groups": 0},
+        "observe": {**config.observe.model_dump(), "tensorboard": False, "sample_groups": 0},
+        "engine": _engine(config),
     }
     return RunConfig.model_validate(config.model_dump() | changes)
+
+
+def _engine(config: RunConfig) -> dict[str, Any]:
+    """The engine of the recipe. Its adaptive TP does not learn the exact lengths from the requests."""
+    engine = config.engine.model_dump()
+    if adaptive := engine.get("adaptive_tp"):
+        longest = adaptive["max_response_tokens"] or config.sampling.max_new_tokens
+        engine["adaptive_tp"] = adaptive | {"max_response_tokens": longest}
+    return engine

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tailrace.bench.setup import Setup, make_setup
+from tailrace.config.engine import NativeEngineConfig
 from tailrace.errors import ConfigError, ModelError, TraceError
 from tailrace.workloads.replay import Replay
 from tests.conftest import TinyModel
@@ -39,6 +40,23 @@ def test_changes_make_a_recorded_trace_shorter(tmp_path: Path, recipe: Path) -> 
     halved = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, [], scale=0.5)
     assert played(halved)[:2] == [[12, 2], [2, 3]]
     assert Replay.of(halved.trace).longest_prompt == 11
+
+
+def test_what_a_recipe_says_of_its_observation_holds(tmp_path: Path, recipe: Path) -> None:
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["observe.breakdown=false", "observe.trace=true"])
+    observe = setup.config.observe
+    assert (observe.breakdown, observe.trace, observe.tensorboard, observe.sample_groups) == (False, True, False, 0)
+
+
+def test_adaptive_tp_knows_the_limit_of_the_recipe_and_not_the_length_of_a_response(
+    tmp_path: Path, recipe: Path
+) -> None:
+    changes = ["sampling.max_new_tokens=50", "engine.type=native", "engine.dp=2", "engine.adaptive_tp.profile=p.json"]
+    for further, longest in (([], 50), (["engine.adaptive_tp.max_response_tokens=99"], 99)):
+        engine = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, [*changes, *further]).config.engine
+        assert isinstance(engine, NativeEngineConfig)
+        assert engine.adaptive_tp is not None
+        assert engine.adaptive_tp.max_response_tokens == longest
 
 
 def test_a_recorded_trace_cannot_be_made_longer(tmp_path: Path, recipe: Path) -> None:
