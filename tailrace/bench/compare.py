@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from tailrace.bench.single import Result
+from tailrace.bench.single import Result, words
 from tailrace.errors import BenchError
 from tailrace.registers import run_files
 
@@ -83,12 +83,14 @@ def run_turns(
         turn: runs a benchmark with these arguments in the directory that it gets.
 
     Raises:
+        UserError: a quotation of `arms` is not closed.
         BenchError: a turn has failed.
     """
+    further = [words("--compare", arm) for arm in arms]
     pairs = []
     for number in range(rounds):
         order = (0, 1) if number % 2 == 0 else (1, 0)
-        results = {arm: turn([*common, *shlex.split(arms[arm])], directory / f"{'AB'[arm]}-{number}") for arm in order}
+        results = {arm: turn([*common, *further[arm]], directory / f"{'AB'[arm]}-{number}") for arm in order}
         pairs.append((results[0], results[1]))
     return pairs
 

@@ -82,6 +82,14 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerFigures]
 
 
+def check_steps(steps: int, warm_up: int) -> None:
+    """Raise a UserError where a run of `steps` has none left after the warm-up."""
+    if steps <= warm_up:
+        raise UserError(
+            f"the run has {steps} steps, and {warm_up} of them warm up; raise trainer.steps, or lower --warm-up"
+        )
+
+
 def figures_of(events: Sequence[Event], *, warm_up: int, devices: int) -> Figures:
     """Work out the figures of a run.
 
@@ -94,10 +102,7 @@ def figures_of(events: Sequence[Event], *, warm_up: int, devices: int) -> Figure
         UserError: no step is left after the warm-up.
     """
     ends = {event.step: event.end for event in events if event.task == EventKind.STEP and event.step is not None}
-    if len(ends) <= warm_up:
-        raise UserError(
-            f"the run has {len(ends)} steps, and {warm_up} of them warm up; raise trainer.steps, or lower --warm-up"
-        )
+    check_steps(len(ends), warm_up)
     first = min(event.start for event in events if event.task in STAGES["generation"] | {EventKind.STEP})
     bounds = [first, *(ends[step] for step in sorted(ends))]
     windows = list(zip(sorted(ends), bounds, bounds[1:], strict=False))[warm_up:]

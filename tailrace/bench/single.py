@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from tailrace.bench.figures import Figures, figures_of
+from tailrace.bench.figures import Figures, check_steps, figures_of
 from tailrace.bench.jobs import check_played, write_jobs
 from tailrace.bench.setup import Setup
-from tailrace.errors import BenchError, one_line
+from tailrace.errors import BenchError, UserError, one_line
 from tailrace.events import Event, read_events
 from tailrace.host.compute import prepare_torch
 from tailrace.registers import run_files
@@ -60,18 +60,32 @@ def run_single(setup: Setup, *, warm_up: int, adapter: str | None = None, adapte
         Interrupted: Ctrl-C has ended it.
         TailraceError: the run has failed.
     """
+    check_steps(setup.config.trainer.steps, warm_up)
+    command = None if adapter is None else words("--adapter", adapter)
     directory = RunDirectory(Path(setup.config.output_dir))
     directory.check_new()
     with directory.holding(parquet_of(setup.trace), run_files.PLAYED_TRACE):
-        if adapter is None:
+        if command is None:
             _train(setup, directory)
         else:
-            _adapted(setup, directory, adapter, adapter_timeout_s)
+            _adapted(setup, directory, command, adapter_timeout_s)
     events = read_events(directory.events)
     check_played(events, setup)
     result = _result(setup, events, warm_up, adapter)
     write_file(directory.path, run_files.BENCH, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     return result
+
+
+def words(option: str, text: str) -> list[str]:
+    """Split what an option was given as a shell does.
+
+    Raises:
+        UserError: a quotation is not closed.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{option} was given {text!r}: {one_line(error)}; quote it as in a shell") from None
 
 
 def _train(setup: Setup, directory: RunDirectory) -> None:
@@ -83,13 +97,13 @@ def _train(setup: Setup, directory: RunDirectory) -> None:
         raise Interrupted
 
 
-def _adapted(setup: Setup, directory: RunDirectory, adapter: str, timeout_s: float) -> None:
+def _adapted(setup: Setup, directory: RunDirectory, command: Sequence[str], timeout_s: float) -> None:
+    adapter, whole = shlex.join(command), [*command, str(directory.path)]
     prepare_torch(setup.config.device, setup.config.threads)
     prompts = load_inputs(setup.config).prompts.train
     write_jobs(setup, prompts, directory.path / run_files.JOBS)
-    command = [*shlex.split(adapter), str(directory.path)]
     try:
-        code = subprocess.run(command, timeout=timeout_s, stdout=sys.stderr, check=False).returncode
+        code = subprocess.run(whole, timeout=timeout_s, stdout=sys.stderr, check=False).returncode
     except OSError as error:
         raise BenchError(f"the adapter {adapter!r} cannot be started: {one_line(error)}") from None
     except subprocess.TimeoutExpired:

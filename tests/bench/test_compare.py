@@ -9,6 +9,7 @@ import pytest
 from tailrace.bench.compare import compare, run_turns
 from tailrace.bench.figures import STAGES, Figures
 from tailrace.bench.single import Result
+from tailrace.errors import UserError
 
 
 def result(step_s: float, *, updates: float | None = 2.0) -> Result:
@@ -64,3 +65,8 @@ def test_both_are_run_in_turns_and_the_first_of_them_takes_turns(tmp_path: Path)
     assert [name for _, name in ran] == ["A-0", "B-0", "B-1", "A-1", "A-2", "B-2"]
     assert all(arguments == arms[name[0]] for arguments, name in ran)
     assert [(a.figures.step_s, b.figures.step_s) for a, b in pairs] == [(1, 2), (4, 3), (5, 6)]
+
+
+def test_arguments_that_a_shell_would_not_take_are_found_before_the_first_turn(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match='--compare was given "it\'s": No closing quotation'):
+        run_turns(["math-32b"], ("", "it's"), tmp_path, 1, turn=lambda *_: result(1.0))

@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,22 @@ def test_a_benchmark_leaves_its_figures_and_no_weights(tmp_path: Path, recipe: P
     assert not (run / "checkpoints").exists()
     with pytest.raises(UserError, match="holds a run already"):
         run_single(setup, warm_up=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"warm_up": 2}, r"the run has 2 steps, and 2 of them warm up; raise trainer\.steps"),
+        ({"warm_up": 1, "adapter": "it's"}, '--adapter was given "it\'s": No closing quotation'),
+    ],
+)
+def test_options_that_cannot_work_are_found_before_the_run(
+    tmp_path: Path, recipe: Path, options: dict[str, Any], message: str
+) -> None:
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, [])
+    with pytest.raises(UserError, match=message):
+        run_single(setup, **options)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_adapter_plays_the_same_jobs(tmp_path: Path, recipe: Path) -> None:
