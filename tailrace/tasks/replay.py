@@ -8,7 +8,7 @@ rewards, the samples of a group get 0 and 1 by turns, so that the update has som
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tailrace.engine.base import Engine, SampleStream
-from tailrace.errors import EngineError, TailraceError
+from tailrace.errors import EngineError
 from tailrace.events import Event
 from tailrace.tasks.base import Outputs, Task
 from tailrace.tasks.context import TaskContext
@@ -49,10 +49,11 @@ class ReplayStream(SampleStream):
         self._engine = engine
         self._scripts = scripts
         self._left = len(requests)
-        self._finished: asyncio.Queue[Sample | TailraceError] = asyncio.Queue()
+        self._finished: asyncio.Queue[Sample | BaseException] = asyncio.Queue()
         self._first = engine.submit([_forced(request, self._turn(request, 0)) for request in requests])
         self._requests = {request.request_id: request for request in requests}
-        self._tasks = {asyncio.create_task(self._start())}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._begin(self._start())
 
     async def __anext__(self) -> Sample:
         """See `Engine.submit`."""
@@ -60,7 +61,7 @@ class ReplayStream(SampleStream):
             raise StopAsyncIteration
         answer = await self._finished.get()
         self._left -= 1
-        if isinstance(answer, TailraceError):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -69,39 +70,50 @@ class ReplayStream(SampleStream):
         self._left = 0
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._first.aclose()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            await self._first.aclose()
 
     def _turn(self, request: Request, number: int) -> int:
         return self._scripts[request.request_id].turns[number].generated_tokens
 
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_end)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """Hand on the error of a task, of whatever kind: without it, `__anext__` would wait for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._finished.put_nowait(error)
+
     async def _start(self) -> None:
         """Hand on the responses of one turn; let the others go on."""
-        try:
-            async for sample in self._first:
-                if len(self._scripts[sample.request_id].turns) == 1:
-                    self._finished.put_nowait(sample)
-                else:
-                    self._tasks.add(asyncio.create_task(self._converse(sample)))
-        except TailraceError as error:
-            self._finished.put_nowait(error)
+        missing = set(self._requests)
+        async for sample in self._first:
+            missing.discard(sample.request_id)
+            if len(self._scripts[sample.request_id].turns) == 1:
+                self._finished.put_nowait(sample)
+            else:
+                self._begin(self._converse(sample))
+        if missing:
+            raise EngineError(f"the engine ended its stream without samples of {len(missing)} requests")
 
     async def _converse(self, sample: Sample) -> None:
         """Make the turns after the first."""
         request, script = self._requests[sample.request_id], self._scripts[sample.request_id]
-        try:
-            for before, turn in zip(script.turns, script.turns[1:], strict=False):
-                await asyncio.sleep(before.tool_s)
-                sample = _with_answer(sample, request, before.returned_tokens)
-                context = np.concatenate([request.prompt_ids, sample.response_ids])
-                following = _forced(replace(request, prompt_ids=context), turn.generated_tokens)
-                async with aclosing(self._engine.submit([following])) as stream:
-                    sample = _joined(sample, await anext(stream))
-            self._finished.put_nowait(sample)
-        except StopAsyncIteration:
-            self._finished.put_nowait(EngineError("the engine ended its stream without a sample"))
-        except TailraceError as error:
-            self._finished.put_nowait(error)
+        for before, turn in zip(script.turns, script.turns[1:], strict=False):
+            await asyncio.sleep(before.tool_s)
+            sample = _with_answer(sample, request, before.returned_tokens)
+            context = np.concatenate([request.prompt_ids, sample.response_ids])
+            following = _forced(replace(request, prompt_ids=context), turn.generated_tokens)
+            async with aclosing(self._engine.submit([following])) as stream:
+                made = await anext(stream, None)
+            if made is None:
+                raise EngineError("the engine ended its stream without a sample")
+            sample = _joined(sample, made)
+        self._finished.put_nowait(sample)
 
 
 def _forced(request: Request, tokens: int) -> Request:

@@ -14,6 +14,7 @@ import torch
 from tailrace.conformance.requests import make_request
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
+from tailrace.engine.base import SampleStream
 from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
 from tailrace.errors import EngineError
@@ -94,6 +95,43 @@ async def test_an_error_of_the_engine_reaches_who_reads_the_replay() -> None:
     await engine.close()
     with pytest.raises(EngineError, match="the engine was closed"):
         await anext(stream)
+
+
+class _Ending(SampleStream):
+    """A stream that ends, or fails, before it has given a sample."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def __anext__(self) -> Sample:
+        raise self._error
+
+    async def aclose(self) -> None:
+        pass
+
+
+@virtual_time
+@pytest.mark.parametrize("turn", [1, 2])
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (StopAsyncIteration(), EngineError, "the engine ended its stream without"),
+        (RuntimeError("a bug of an adapter"), RuntimeError, "a bug of an adapter"),
+    ],
+)
+async def test_who_reads_a_replay_does_not_wait_for_an_engine_that_breaks_its_contract(
+    monkeypatch: pytest.MonkeyPatch, turn: int, error: Exception, raised: type[Exception], message: str
+) -> None:
+    engine = FakeEngine(executor=Device(random.Random(0), slowest=1.0), playwright=RandomPlaywright(50))
+    submit, submitted = engine.submit, iter([1, 2])
+    monkeypatch.setattr(
+        engine, "submit", lambda requests: _Ending(error) if next(submitted) == turn else submit(requests)
+    )
+    scripts = {0: Script(prompt_tokens=5, turns=TWO_TURNS)}
+    async with aclosing(ReplayStream(engine, [make_request(0, prompt=5, max_new_tokens=1)], scripts)) as stream:
+        with pytest.raises(raised, match=message):
+            async with asyncio.timeout(100):
+                await anext(stream)
 
 
 async def test_lengths_are_exact_where_sequences_are_preempted(tiny_model: TinyModel) -> None:
