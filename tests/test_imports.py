@@ -112,6 +112,11 @@ def test_what_computes_nothing_loads_without_torch(module: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_an_engine_whose_run_plays_no_trace_loads_without_polars() -> None:
+    code = "import sys, tailrace.run.workers.rollout, tailrace.tasks.rollout; sys.exit('polars' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_advantages_are_computed_without_torch() -> None:
     code = """
         import sys

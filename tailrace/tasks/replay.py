@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,20 +23,24 @@ from tailrace.tasks.base import Outputs, Task
 from tailrace.tasks.context import TaskContext
 from tailrace.transfer.queue.base import Claim, Row
 from tailrace.types import IntArray, Request, Sample
-from tailrace.workloads.files import read_trace
-from tailrace.workloads.replay import Replay, Script
+
+if TYPE_CHECKING:
+    from tailrace.workloads.replay import Replay, Script
 
 
-def load_replay(path: str) -> Replay:
+def load_replay(path: str) -> "Replay":
     """Read the trace of `pipeline.replay`.
 
     Raises:
         TraceError: the file is not a trace, or damaged.
     """
+    from tailrace.workloads.files import read_trace  # slow: only where a run plays a trace
+    from tailrace.workloads.replay import Replay
+
     return Replay.of(read_trace(Path(path)))
 
 
-def response_mask(script: Script) -> IntArray:
+def response_mask(script: "Script") -> IntArray:
     """[R]: 1 for the tokens that the model generates, 0 for those that tools return."""
     parts = [(turn.generated_tokens, turn.returned_tokens) for turn in script.turns]
     return np.repeat([1, 0] * len(parts), [tokens for part in parts for tokens in part])
@@ -44,7 +49,7 @@ def response_mask(script: Script) -> IntArray:
 class ReplayStream(SampleStream):
     """The responses to some requests, each as its script says."""
 
-    def __init__(self, engine: Engine, requests: Sequence[Request], scripts: Mapping[int, Script]) -> None:
+    def __init__(self, engine: Engine, requests: Sequence[Request], scripts: Mapping[int, "Script"]) -> None:
         """`scripts`: by request id."""
         self._engine = engine
         self._scripts = scripts
@@ -143,7 +148,7 @@ def _joined(before: Sample, after: Sample) -> Sample:
 class ReplayRewardTask(Task):
     """Stands in for the reward task: it waits as long as the grading took, and writes the trace's reward."""
 
-    def __init__(self, context: TaskContext, name: str, replay: Replay) -> None:
+    def __init__(self, context: TaskContext, name: str, replay: "Replay") -> None:
         """`name`: see `Task`."""
         rewards = context.config.rewards
         super().__init__(context, name, workers=rewards.workers * getattr(rewards.grader, "concurrency", 1))
@@ -162,5 +167,5 @@ class ReplayRewardTask(Task):
     def _sample(self, row: Row) -> int:
         return row.order % self._group_size
 
-    def _reward(self, row: Row, script: Script) -> float:
+    def _reward(self, row: Row, script: "Script") -> float:
         return float(self._sample(row) % 2) if script.reward is None else script.reward

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, contextmanager
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -27,7 +27,9 @@ from tailrace.tasks.replay import ReplayStream, load_replay, response_mask
 from tailrace.transfer.queue.base import Claim, Row
 from tailrace.transfer.queue.holding import VOID, ack_if_held, give_back, held, next_claim
 from tailrace.types import IntArray, Request, Sample, Value
-from tailrace.workloads.replay import Replay, Script
+
+if TYPE_CHECKING:
+    from tailrace.workloads.replay import Replay, Script
 
 _ROUNDING = 0.01
 """The most by which a log-probability may exceed 0."""
@@ -122,7 +124,7 @@ class RolloutTask:
             self._engine, requests, {number: self._script(self._replay, row) for number, row in rows.items()}
         )
 
-    def _script(self, replay: Replay, row: Row) -> Script:
+    def _script(self, replay: "Replay", row: Row) -> "Script":
         return replay.script(row.group_id, row.order % self._group_size)
 
     def _request(self, number: int, row: Row) -> Request:
