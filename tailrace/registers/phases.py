@@ -32,10 +32,10 @@ PHASES: dict[Phase, PhaseEntry] = {
         title="weight transfer", meaning="new weights are sent, or go into the engine", colour="#cf4f45"
     ),
     "generation": PhaseEntry(title="generation", meaning="the engine generates", colour="#4285c9"),
-    "update": PhaseEntry(title="update", meaning="a model is trained", colour="#22997a"),
-    "reference": PhaseEntry(
-        title="reference", meaning="the reference, or another model, scores responses", colour="#b59a2b"
+    "update": PhaseEntry(
+        title="update", meaning="a model is trained, or scores the responses that it is trained on", colour="#22997a"
     ),
+    "reference": PhaseEntry(title="reference", meaning="the reference scores responses", colour="#b59a2b"),
     "advantage": PhaseEntry(title="advantage", meaning="functions of whole groups are computed", colour="#c978a6"),
     "reward": PhaseEntry(title="reward", meaning="responses are graded", colour="#d97f26"),
     "other": PhaseEntry(title="other work", meaning="models load, checkpoints are written", colour="#5d6b78"),

@@ -84,7 +84,7 @@ class TaskContext:
         scorer = self.frozen if of is None else self.trainers[of]
         assert scorer is not None
 
-        device = self.executor.during("reference")
+        device = self.executor.during("reference" if of is None else "update")  # trainers tell it as a part of that
 
         async def score(samples: "Sequence[TrainSample]") -> list[FloatArray]:
             return await loop.run_in_executor(device, lambda: scorer.log_probs(samples))
