@@ -44,12 +44,15 @@ class ProcessMemory:
 def take_peak(device: str) -> int | None:
     """The most bytes that this process's tensors had on a CUDA device since the last call; None elsewhere.
 
-    PyTorch's allocator counts them. It knows nothing of CUDA's own memory, of NCCL's, and of other processes.
+    PyTorch's allocator counts them. It knows nothing of CUDA's own memory, of NCCL's, and of other processes. The peak
+    is 0 where this process has not used CUDA, as where all ranks are processes of their own.
     """
     if device.partition(":")[0] != "cuda":
         return None
     import torch  # slow: only where a worker has a GPU, and so has imported it
 
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return 0  # asking would begin to use CUDA here, or fail
     peak = int(torch.cuda.max_memory_allocated(device))
     torch.cuda.reset_peak_memory_stats(device)
     return peak

@@ -61,3 +61,11 @@ def test_the_pages_are_not_visited_more_often_than_their_cost_allows(monkeypatch
 
 def test_there_is_no_peak_of_an_allocator_without_a_gpu() -> None:
     assert memory.take_peak("cpu") is None
+
+
+def test_asking_for_a_peak_does_not_begin_to_use_a_gpu() -> None:
+    code = (
+        "import sys, torch; from tailrace.host.memory import take_peak; "
+        "sys.exit(take_peak('cuda') != 0 or take_peak('cuda:0') != 0 or torch.cuda.is_initialized())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
