@@ -15,6 +15,7 @@ from tailrace.errors import ConfigError, TraceError
 from tailrace.models.random import random_model
 from tailrace.models.resolve import resolve_model
 from tailrace.registers import run_files
+from tailrace.run.workers.pools import device_workers
 from tailrace.workloads.files import read_trace
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.trace import Provenance, Trace
@@ -37,11 +38,12 @@ class Setup:
 
     @property
     def devices(self) -> int:
-        """The devices of the run: one for each rank of its engines and, with separate workers, one for the trainer."""
-        ranks = getattr(self.config.engine, "ranks", 1)
+        """The devices of the run: one for each rank of its engines and, with separate workers, for each other model."""
+        ranks = int(getattr(self.config.engine, "ranks", 1))
         if self.config.pipeline.placement == "colocated":
-            return int(ranks)
-        return int(ranks * self.config.cluster.rollout.workers + 1)
+            return ranks
+        workers = device_workers(self.config)
+        return sum(count * (ranks if kind == "rollout" else 1) for kind, count in workers.items())
 
 
 def make_setup(

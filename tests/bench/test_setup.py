@@ -13,6 +13,8 @@ from tailrace.workloads.replay import Replay
 from tests.conftest import TinyModel
 from tests.helpers.traces import LENGTHS, write_lengths
 
+SEPARATED = ["pipeline.placement=separated", "queue.type=service", "threads=null"]
+
 
 def played(setup: Setup) -> list[list[int]]:
     return [[script.tokens for script in group] for group in Replay.of(setup.trace).groups]
@@ -57,6 +59,21 @@ def test_adaptive_tp_knows_the_limit_of_the_recipe_and_not_the_length_of_a_respo
         assert isinstance(engine, NativeEngineConfig)
         assert engine.adaptive_tp is not None
         assert engine.adaptive_tp.max_response_tokens == longest
+
+
+@pytest.mark.parametrize(
+    ("changes", "devices"),
+    [
+        (["algorithm.kl.coefficient=0.1"], 4),
+        ([*SEPARATED, "cluster.rollout.workers=3"], 3 * 4 + 1),
+        ([*SEPARATED, "algorithm.kl.coefficient=0.1", "cluster.reference.workers=2"], 4 + 2 + 1),
+    ],
+)
+def test_every_rank_and_every_other_worker_with_a_model_has_a_device(
+    tmp_path: Path, recipe: Path, changes: list[str], devices: int
+) -> None:
+    ranks = ["engine.type=native", "engine.dp=2", "engine.tp=2"]
+    assert make_setup(write_lengths(tmp_path / "a.parquet"), recipe, [*ranks, *changes]).devices == devices
 
 
 def test_a_recorded_trace_cannot_be_made_longer(tmp_path: Path, recipe: Path) -> None:

@@ -46,3 +46,10 @@ def uses_device(algorithm: Algorithm, kind: str) -> bool:
     """Whether the workers of the pool compute on the run's device."""
     works = [task.work for task in algorithm.tasks if task.pool == kind]
     return any(work.uses_device if isinstance(work, Serve) else not isinstance(work, Grade | Compute) for work in works)
+
+
+def device_workers(config: RunConfig) -> dict[str, int]:
+    """The number of workers of each pool that computes on the run's device."""
+    algorithm = make_algorithm(config.resolved_algorithm)
+    kinds = algorithm.pools()
+    return {kind: config.cluster.pool(kind).workers for kind in kinds if uses_device(algorithm, kind)}
