@@ -2,16 +2,18 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 from tailrace.errors import ModelError, one_line
-from tailrace.host.cache import cache_directory
+from tailrace.host.cache import cache_directory, locked, make_private
 
 
 def random_model(architecture: Path) -> Path:
     """Return the directory of a model with random weights, and a tokenizer whose words are numbers.
 
-    It is made once in Tailrace's cache, in bf16.
+    It is made once in Tailrace's cache, in bf16, and appears there in one step. Of several processes, one makes it and
+    the others wait for it.
 
     `architecture`: a Hugging Face `config.json`, or a directory that has one.
 
@@ -25,12 +27,24 @@ def random_model(architecture: Path) -> Path:
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} is not the config.json of a model: {one_line(error)}") from None
     directory = cache_directory() / "models" / f"random-{hashlib.blake2b(content, digest_size=8).hexdigest()}"
-    if not (directory / "tokenizer.json").exists():
-        _write(file, directory)
+    make_private(directory.parent)
+    with locked(directory.parent / f".{directory.name}.lock"):
+        if not directory.is_dir():
+            _write(file, directory)
     return directory
 
 
 def _write(config_file: Path, directory: Path) -> None:
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left by a process that died
+    try:
+        _make(config_file, partial)
+        partial.rename(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _make(config_file: Path, directory: Path) -> None:
     import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel

@@ -1,6 +1,7 @@
 """Which lengths a benchmark plays, and with which configuration."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,12 @@ def test_weights_can_be_random_where_there_is_an_architecture(
     setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, changes, random_weights=True)
     model = Path(setup.config.model.path)
     assert (model / "model.safetensors").is_file()
+    shutil.copytree(model, model.with_name(f".{model.name}.partial"))
+    shutil.rmtree(model)  # as if its writer had died
     assert make_setup(
         write_lengths(tmp_path / "a.parquet"), recipe, changes, random_weights=True
     ).config.model.path == str(model)
+    assert (model / "model.safetensors").is_file()
     architecture.write_text("{")
     with pytest.raises(ModelError, match=f"{architecture} is not the config.json of a model"):
         make_setup(write_lengths(tmp_path / "a.parquet"), recipe, changes, random_weights=True)
