@@ -99,7 +99,7 @@ class ReplayStream(SampleStream):
         async for sample in self._first:
             missing.discard(sample.request_id)
             if len(self._scripts[sample.request_id].turns) == 1:
-                self._finished.put_nowait(sample)
+                self._finish(sample)
             else:
                 self._begin(self._converse(sample))
         if missing:
@@ -118,7 +118,12 @@ class ReplayStream(SampleStream):
             if made is None:
                 raise EngineError("the engine ended its stream without a sample")
             sample = _joined(sample, made)
-        self._finished.put_nowait(sample)
+        self._finish(sample)
+
+    def _finish(self, sample: Sample) -> None:
+        """Hand on a response, with the end that its script has: to the engine, each turn was cut at its limit."""
+        script = self._scripts[sample.request_id]
+        self._finished.put_nowait(replace(sample, finish_reason=script.finish_reason))
 
 
 def _forced(request: Request, tokens: int) -> Request:

@@ -11,6 +11,7 @@ from typing import Any, Self
 import polars as pl
 
 from tailrace.errors import TraceError
+from tailrace.types import FinishReason
 from tailrace.workloads.trace import COLUMNS, Provenance, Trace
 
 
@@ -34,6 +35,8 @@ class Script:
     reward: float | None = None
     reward_s: float = 0.0
     """Seconds of its grading."""
+    finish_reason: FinishReason = FinishReason.STOP
+    """Why it ended; stop where the trace does not say."""
 
     @property
     def tokens(self) -> int:
@@ -66,7 +69,8 @@ class Script:
                 turns.append(Turn(generated_tokens=generated))
                 break
             turns.append(turn)
-        return replace(self, turns=tuple(turns))
+        reason = FinishReason.LENGTH if self.tokens > max_new_tokens else self.finish_reason
+        return replace(self, turns=tuple(turns), finish_reason=reason)
 
 
 def _times(tokens: int, factor: float) -> int:
@@ -160,6 +164,7 @@ def _script(row: Mapping[str, Any]) -> Script:
         turns=tuple(_turns(turns, seconds)),
         reward=row["reward"],
         reward_s=row["reward_s"] or 0.0,
+        finish_reason=FinishReason(row["finish_reason"] or FinishReason.STOP),
     )
 
 
@@ -178,6 +183,7 @@ def _row(step: int, group: int, sample: int, script: Script) -> dict[str, Any]:
         "sample": sample,
         "prompt_tokens": script.prompt_tokens,
         "response_tokens": sum(turn.generated_tokens for turn in script.turns),
+        "finish_reason": script.finish_reason.value,
         "reward": script.reward,
         "reward_s": script.reward_s,
         "turns": turns if len(turns) > 1 else None,

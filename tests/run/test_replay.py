@@ -33,6 +33,7 @@ def made_trace(seed: int = 0) -> Trace:
             prompt = chance.randint(2, 30)
             for sample in range(GROUP_SIZE):
                 row: dict[str, Any] = {"step": step, "group": group, "sample": sample, "prompt_tokens": prompt}
+                row["finish_reason"] = "length" if sample == 1 else "stop"
                 tokens = chance.randint(1, LONGEST // 4)
                 turns, calls = None, None
                 if not sample:
@@ -71,7 +72,7 @@ def test_a_run_of_any_mode_plays_the_lengths_and_rewards_of_a_trace(
 ) -> None:
     monkeypatch.setattr("tailrace.run.separated.make_cluster", lambda config, _: LocalCluster(config))
     assert train(replaying(tmp_path, tiny_model("llama"), pipeline=MODES[mode]), resume=False) == 0
-    columns = ("step", "sample", "prompt_tokens", "response_tokens", "reward")
+    columns = ("step", "sample", "prompt_tokens", "response_tokens", "finish_reason", "reward")
     assert trace_of_run(tmp_path / "run").samples.select(columns).equals(made_trace().samples.select(columns))
 
 

@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 from tailrace.errors import TraceError
+from tailrace.types import FinishReason
 from tailrace.workloads.replay import Replay, Script, Turn
 from tailrace.workloads.trace import COLUMNS, Provenance, Trace
 
@@ -57,7 +58,8 @@ def test_tools_return_what_the_context_grows_by_and_take_their_calls_together() 
 def test_a_script_is_cut_where_a_response_would_have_ended(limit: int, turns: tuple[Turn, ...]) -> None:
     whole = (Turn(generated_tokens=5, returned_tokens=26, tool_s=1.0), Turn(generated_tokens=3))
     script = Script(prompt_tokens=9, turns=whole, reward=1.0, reward_s=0.5)
-    assert script.cut(limit) == Script(prompt_tokens=9, turns=turns, reward=1.0, reward_s=0.5)
+    reason = FinishReason.LENGTH if limit < 34 else FinishReason.STOP
+    assert script.cut(limit) == Script(prompt_tokens=9, turns=turns, reward=1.0, reward_s=0.5, finish_reason=reason)
 
 
 @pytest.mark.parametrize(
