@@ -7,6 +7,7 @@ end-of-sequence token is impossible before the last one, and certain there. A pr
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList, Pr
 from trl import GRPOConfig, GRPOTrainer
 
 MICRO_BATCH = 4
-"""Samples of a forward pass: their logits take gigabytes."""
+"""The most samples of a forward pass: their logits take gigabytes."""
 
 
 class Events:
@@ -148,12 +149,13 @@ def main(directory: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(header["model"])
     word = word_of_one_token(tokenizer)
     samples = header["groups_per_step"] * header["group_size"]
+    micro_batch = math.gcd(samples, MICRO_BATCH)
     config = GRPOConfig(
         output_dir=str(directory / "trl"),
         use_cpu=True,
         bf16=header["precision"] == "bf16",
-        per_device_train_batch_size=MICRO_BATCH,
-        gradient_accumulation_steps=samples // MICRO_BATCH,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=samples // micro_batch,
         num_generations=header["group_size"],
         max_completion_length=header["max_new_tokens"],
         max_steps=header["steps"],

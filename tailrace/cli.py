@@ -487,6 +487,7 @@ def bench(
             "--random-weights", help="model.path is a config.json, or a directory with one; it has no weights."
         ),
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be played; run nothing.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
 ) -> None:
     """Measure a whole run under a workload: real steps, with dummy prompts and responses of given lengths. It needs no
@@ -503,6 +504,7 @@ def bench(
         random_weights=random_weights,
         adapter=adapter,
         adapter_timeout_s=adapter_timeout,
+        dry_run=dry_run,
     )
     raise typer.Exit(run_bench(workload, arguments or [], options, compare=compare, rounds=rounds, as_json=json))
 

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from tailrace.bench.single import Result, words
+from tailrace.bench.single import Interrupted, Result, words
 from tailrace.errors import BenchError
+from tailrace.host.interrupt import INTERRUPTED
+from tailrace.host.run_child import run_child
 from tailrace.registers import run_files
 
 LEVEL = 0.95
@@ -52,13 +54,33 @@ def process_turn(arguments: Sequence[str], output_dir: Path) -> Result:
 
     Raises:
         BenchError: it has failed.
+        Interrupted: Ctrl-C has ended it.
     """
     print(f"{output_dir.name}: tailrace bench {shlex.join(arguments)}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "tailrace", "bench", *arguments, f"output_dir={output_dir}"]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-    if done.returncode:
-        raise BenchError(f"the turn {output_dir.name} ended with exit code {done.returncode}; see its output above")
+    if code := _run([*arguments, f"output_dir={output_dir}"]):
+        raise BenchError(f"the turn {output_dir.name} ended with exit code {code}; see its output above")
     return msgspec.json.decode((output_dir / run_files.BENCH).read_bytes(), type=Result)
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Check in a process of its own that a benchmark can begin; its message is on standard error.
+
+    Raises:
+        BenchError: it cannot.
+        Interrupted: Ctrl-C has ended the check.
+    """
+    if _run([*arguments, "--dry-run"]):
+        raise BenchError(f"tailrace bench {shlex.join(arguments)} cannot begin; see its message above")
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        code = run_child([sys.executable, "-m", "tailrace", "bench", *arguments], stdout=subprocess.DEVNULL)
+    except KeyboardInterrupt:
+        raise Interrupted from None
+    if code == INTERRUPTED:
+        raise Interrupted
+    return code
 
 
 Pair = tuple[Result, Result]
@@ -72,6 +94,7 @@ def run_turns(
     rounds: int,
     *,
     turn: Callable[[Sequence[str], Path], Result] = process_turn,
+    check: Callable[[Sequence[str]], None] = check_arguments,
 ) -> list[Pair]:
     """Run both in turns. Returns the results of A and B of each round.
 
@@ -81,12 +104,16 @@ def run_turns(
         directory: gets a run for each turn.
         rounds: the number of pairs.
         turn: runs a benchmark with these arguments in the directory that it gets.
+        check: checks these arguments, before the first turn.
 
     Raises:
         UserError: a quotation of `arms` is not closed.
-        BenchError: a turn has failed.
+        BenchError: arguments are wrong, or a turn has failed.
+        Interrupted: Ctrl-C has ended one.
     """
     further = [words("--compare", arm) for arm in arms]
+    for arm in further:  # what is wrong in B would otherwise show after the first turn of A
+        check([*common, *arm])
     pairs = []
     for number in range(rounds):
         order = (0, 1) if number % 2 == 0 else (1, 0)

@@ -44,7 +44,8 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     response_tokens: int
     tail_share: float
-    """The part of the generation of its samples that was left when 90 % of them were done."""
+    """The part of the generation of its samples that was left when 90 % of them were done, rounded down to whole
+    samples: 7 of 8."""
 
 
 class WorkerFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +74,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Mean seconds a step in which each stage was at work."""
     samples_per_s: float
     tokens_per_s: float
-    """Response tokens that were trained on."""
+    """Tokens of the steps' responses, without those of tools."""
     tokens_per_s_device: float
     training_tokens_per_s: float | None
     """Response tokens for each second in which the update was at work; None where no event tells of updates."""
@@ -111,7 +112,8 @@ def figures_of(events: Sequence[Event], *, warm_up: int, devices: int) -> Figure
 
 
 def _step(events: Sequence[Event], step: int, start: float, end: float) -> StepFigures:
-    samples = [event for event in events if event.task == EventKind.SAMPLE and event.step == step]
+    of_step = [event for event in events if event.task == EventKind.SAMPLE and event.step == step]
+    samples = list({(event.info.get("group"), event.info.get("sample")): event for event in of_step}.values())
     return StepFigures(
         step=step,
         seconds=end - start,
@@ -153,7 +155,7 @@ def _workers(events: Sequence[Event], window: _Window) -> Iterator[WorkerFigures
     peaks: dict[str, float] = {}
     for event in events:
         if event.task == EventKind.MEMORY:
-            peaks[worker_of(event)] = max(peaks.get(worker_of(event), 0.0), event.metrics["peak"] / GIB)
+            peaks[worker_of(event)] = max(peaks.get(worker_of(event), 0.0), event.metrics.get("peak", 0.0) / GIB)
     states = _states(events, window)
     for worker in sorted(states, key=worker_order):
         time = times.get(worker, WorkerTime(worker, {}))
@@ -178,6 +180,7 @@ def _states(events: Iterable[Event], window: _Window) -> dict[str, dict[str, flo
     return {
         worker: {state: spent / sum(states.values()) for state, spent in states.items()}
         for worker, states in seconds.items()
+        if any(states.values())
     }
 
 

@@ -79,15 +79,7 @@ def make_setup(
     if random_weights:
         model = ModelConfig(path=str(random_model(Path(config.model.path))))
         config = config.model_copy(update={"model": model})
-    if recorded is None:
-        from tailrace.workloads.samplers.factory import open_workload  # scipy takes a second
-
-        recorded = open_workload(workload).sample(
-            steps=config.trainer.steps,
-            groups=config.groups_per_step,
-            group_size=config.algorithm.group_size,
-            seed=seed,
-        )
+    recorded = recorded or _drawn(workload, config, seed)
     taken = Replay.of(recorded).first(
         groups=config.trainer.steps * config.groups_per_step, group_size=config.algorithm.group_size
     )
@@ -101,6 +93,18 @@ def make_setup(
         trace=played.trace(provenance, groups_per_step=config.groups_per_step),
         config=_playing(config, played),
         cut=sum(script.tokens > limit for group in whole.groups for script in group),
+    )
+
+
+def _drawn(workload: str, config: RunConfig, seed: int) -> Trace:
+    """A trace of the steps of `config`."""
+    from tailrace.workloads.samplers.factory import open_workload  # scipy takes a second
+
+    return open_workload(workload).sample(
+        steps=config.trainer.steps,
+        groups=config.groups_per_step,
+        group_size=config.algorithm.group_size,
+        seed=seed,
     )
 
 

@@ -16,6 +16,7 @@ from tailrace.bench.setup import Setup
 from tailrace.errors import BenchError, UserError, one_line
 from tailrace.events import Event, read_events
 from tailrace.host.compute import prepare_torch
+from tailrace.host.run_child import run_child
 from tailrace.registers import run_files
 from tailrace.report.run_data import write_file
 from tailrace.run.directory import RunDirectory
@@ -103,7 +104,9 @@ def _adapted(setup: Setup, directory: RunDirectory, command: Sequence[str], time
     prompts = load_inputs(setup.config).prompts.train
     write_jobs(setup, prompts, directory.path / run_files.JOBS)
     try:
-        code = subprocess.run(whole, timeout=timeout_s, stdout=sys.stderr, check=False).returncode
+        code = run_child(whole, stdout=sys.stderr, limit_s=timeout_s)
+    except KeyboardInterrupt:
+        raise Interrupted from None
     except OSError as error:
         raise BenchError(f"the adapter {adapter!r} cannot be started: {one_line(error)}") from None
     except subprocess.TimeoutExpired:

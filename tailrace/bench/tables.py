@@ -8,6 +8,7 @@ from rich.table import Table
 
 from tailrace.bench.compare import Comparison
 from tailrace.bench.figures import STAGES
+from tailrace.bench.setup import Setup
 from tailrace.bench.single import Result
 from tailrace.registers.phases import PHASES, Phase
 from tailrace.report.text import counted, number, percent
@@ -28,6 +29,22 @@ def print_result(result: Result) -> None:
         if table.row_count:
             console.print()
             console.print(table)
+
+
+def print_setup(setup: Setup) -> None:
+    """Print what would be played."""
+    table = _table(setup.workload, "")
+    samples, config = setup.trace.samples, setup.config
+    table.add_row("steps", f"{config.trainer.steps:,}")
+    table.add_row("groups a step", f"{config.groups_per_step:,}")
+    table.add_row("samples of a group", f"{config.algorithm.group_size:,}")
+    for title, column in (("prompt tokens", "prompt_tokens"), ("response tokens", "response_tokens")):
+        lengths = samples[column].to_numpy()
+        table.add_row(f"{title}, mean", number(lengths.mean()))
+        table.add_row(f"{title}, most", f"{lengths.max():,}")
+    table.add_row("responses cut off", f"{setup.cut:,}")
+    table.add_row("devices", f"{setup.devices:,}")
+    Console().print(table)
 
 
 def print_comparison(comparisons: Sequence[Comparison], names: tuple[str, str]) -> None:

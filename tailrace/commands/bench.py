@@ -8,9 +8,10 @@ import msgspec
 
 from tailrace.bench.compare import compare as compared
 from tailrace.bench.compare import run_turns
+from tailrace.bench.figures import check_steps
 from tailrace.bench.setup import make_setup
 from tailrace.bench.single import Interrupted, run_single
-from tailrace.bench.tables import print_comparison, print_result
+from tailrace.bench.tables import print_comparison, print_result, print_setup
 from tailrace.config.load import load_config
 from tailrace.errors import UserError
 from tailrace.host.interrupt import INTERRUPTED
@@ -30,6 +31,7 @@ class Options:
     random_weights: bool
     adapter: str | None
     adapter_timeout_s: float
+    dry_run: bool = False
 
     def arguments(self) -> list[str]:
         """The options as arguments of the command."""
@@ -79,6 +81,10 @@ def bench(
         resample=options.resample,
         random_weights=options.random_weights,
     )
+    if options.dry_run:
+        check_steps(setup.config.trainer.steps, options.warm_up)
+        print_setup(setup)
+        return 0
     try:
         result = run_single(
             setup,
@@ -117,7 +123,11 @@ def _compared(
     if directory.exists():
         raise UserError(f"output_dir {directory} exists; choose another output_dir for the turns of --compare")
     common = [workload, *arguments, *options.arguments()]
-    comparisons = compared(run_turns(common, arms, directory, rounds))
+    try:
+        pairs = run_turns(common, arms, directory, rounds)
+    except Interrupted:
+        return INTERRUPTED
+    comparisons = compared(pairs)
     if as_json:
         print(msgspec.json.encode(comparisons).decode())
     else:

@@ -54,15 +54,27 @@ WORKER_SECONDS = Series(
 WORKER_PHASE_SECONDS = Series(
     name="tailrace_worker_phase_seconds",
     type="counter",
-    help="The same time by phase, or by part of a phase.",
+    help="The same time by phase.",
     labels=("worker", "phase"),
     note="The phases are the metrics of `breakdown`.",
+)
+WORKER_PART_SECONDS = Series(
+    name="tailrace_worker_part_seconds",
+    type="counter",
+    help="Time of a phase by its parts, as far as they are known.",
+    labels=("worker", "phase", "part"),
+    note="The parts are the metrics `<phase>/<part>` of `breakdown`.",
 )
 WORKER_MEMORY = Series(
     name="tailrace_worker_memory_bytes",
     help="What the memory of a worker holds.",
     labels=("worker", "purpose"),
-    note="The purposes are the metrics of `memory`.",
+    note="The purposes are the metrics of `memory`, without its sums.",
+)
+WORKER_MEMORY_PEAK = Series(
+    name="tailrace_worker_memory_peak_bytes",
+    help="The most that a worker held at once since it told before.",
+    labels=("worker",),
 )
 WEIGHT_VERSION = Series(
     name="tailrace_weight_version",
@@ -89,7 +101,9 @@ RUN_SERIES = (
     STALENESS,
     WORKER_SECONDS,
     WORKER_PHASE_SECONDS,
+    WORKER_PART_SECONDS,
     WORKER_MEMORY,
+    WORKER_MEMORY_PEAK,
     WEIGHT_VERSION,
     WORKER_STARTS,
     WORKER_DEATHS,

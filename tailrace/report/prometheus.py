@@ -10,7 +10,7 @@ from tailrace.host.metrics_server import MetricsServer
 from tailrace.registers import prometheus as series
 from tailrace.registers.events import ABOUT, EventKind
 from tailrace.registers.metrics import STALENESS
-from tailrace.registers.phases import STATES
+from tailrace.registers.phases import PURPOSES, STATES
 from tailrace.registers.prometheus import Series
 from tailrace.registers.queue import QUEUE_COUNTS, TASK_COUNTS, TASK_ROWS
 from tailrace.report.workers import worker_of
@@ -105,7 +105,9 @@ class _WorkerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = _made(Counter, series.WORKER_SECONDS, registry)
         self._phases = _made(Counter, series.WORKER_PHASE_SECONDS, registry)
+        self._parts = _made(Counter, series.WORKER_PART_SECONDS, registry)
         self._memory = _made(Gauge, series.WORKER_MEMORY, registry)
+        self._peak = _made(Gauge, series.WORKER_MEMORY_PEAK, registry)
         self._version = _made(Gauge, series.WEIGHT_VERSION, registry)
         self._counted = {task: _made(Counter, entry.series, registry) for task, entry in ABOUT.items() if entry.series}
         """The counters, by kind of event."""
@@ -128,11 +130,14 @@ class _WorkerMetrics:
                 for state in STATES:
                     self._seconds.labels(worker, state).inc(event.metrics.get(state, 0.0))
             case EventKind.BREAKDOWN:
-                for phase, seconds in event.metrics.items():
-                    self._phases.labels(worker, phase).inc(seconds)
+                for name, seconds in event.metrics.items():
+                    phase, is_part, part = name.partition("/")
+                    series = self._parts.labels(worker, phase, part) if is_part else self._phases.labels(worker, phase)
+                    series.inc(seconds)
             case EventKind.MEMORY:
-                for purpose, size in event.metrics.items():
-                    self._memory.labels(worker, purpose).set(size)
+                for purpose in PURPOSES.keys() & event.metrics.keys():
+                    self._memory.labels(worker, purpose).set(event.metrics[purpose])
+                self._peak.labels(worker).set(event.metrics.get("peak", 0.0))
 
 
 class _QueueMetrics:

@@ -87,8 +87,10 @@ def failure_metrics(errors: Iterable[str | None]) -> dict[str, float]:
 
 
 def response_tokens(row: Row) -> int:
-    """Number of response tokens (R) of a row."""
-    return len(cast("np.ndarray[Any, Any]", row.cells["response_ids"]))
+    """Number of tokens of a row that the policy has generated: of its response, without those of tools."""
+    cells = cast("Mapping[str, np.ndarray[Any, Any]]", row.cells)
+    mask = cells.get("response_mask")
+    return len(cells["response_ids"]) if mask is None else int(mask.sum())
 
 
 def _flat_groups(rows: Sequence[Row]) -> int:

@@ -60,8 +60,10 @@ def test_both_are_run_in_turns_and_the_first_of_them_takes_turns(tmp_path: Path)
         ran.append((list(arguments), directory.name))
         return result(float(len(ran)))
 
-    pairs = run_turns(["math-32b"], ("", "--scale 0.5 'a=b c'"), tmp_path, 3, turn=turn)
+    checked: list[Sequence[str]] = []
+    pairs = run_turns(["math-32b"], ("", "--scale 0.5 'a=b c'"), tmp_path, 3, turn=turn, check=checked.append)
     arms = {"A": ["math-32b"], "B": ["math-32b", "--scale", "0.5", "a=b c"]}
+    assert checked == [arms["A"], arms["B"]]
     assert [name for _, name in ran] == ["A-0", "B-0", "B-1", "A-1", "A-2", "B-2"]
     assert all(arguments == arms[name[0]] for arguments, name in ran)
     assert [(a.figures.step_s, b.figures.step_s) for a, b in pairs] == [(1, 2), (4, 3), (5, 6)]

@@ -17,8 +17,13 @@ def event(task: str, start: float, end: float, step: int | None = 0, **more: Any
 
 def two_steps() -> list[Event]:
     """The first step is from 1 to 5, the second from 5 to 15."""
-    samples = [event("sample", 5, end, 1, tokens=10) for end in (6, 7, 7, 8, 8, 8, 9, 9, 10, 13)]
+    ends = (6, 7, 7, 8, 8, 8, 9, 9, 10, 13)
+    samples = [
+        event("sample", 5, end, 1, tokens=10, info={"group": 1, "sample": number}) for number, end in enumerate(ends)
+    ]
+    lost = event("sample", 5, 5.5, 1, tokens=10, info={"group": 1, "sample": 0})
     return [
+        lost,
         event("rollout", 1, 4),
         event("sample", 1, 4, tokens=7),
         event("step", 1, 5),

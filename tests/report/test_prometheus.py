@@ -106,12 +106,18 @@ def test_the_time_of_each_worker_adds_up_by_state(separated: Samples) -> None:
 def test_the_time_of_each_worker_adds_up_by_phase_and_its_memory_is_the_newest() -> None:
     metrics = ({"generation": 2.0, "generation/decode": 1.5}, {"generation": 1.0, "idle": 0.5})
     told = [Event(task="breakdown", actor="engine", start=0, end=2, metrics=dict(each)) for each in metrics]
-    sizes = [Event(task="memory", actor="driver", start=1, end=1, metrics={"weights": size}) for size in (5.0, 7.0)]
+    sizes = [
+        Event(task="memory", actor="driver", start=1, end=1, metrics={"weights": size, "peak": 9.0, "host": 8.0})
+        for size in (5.0, 7.0)
+    ]
     samples = scraped([*told, *sizes])
     of_time = "tailrace_worker_phase_seconds_total"
     phases = {labels: value for (name, labels), value in samples.items() if name == of_time}
-    assert phases == {"generation/engine": 3.0, "generation/decode/engine": 1.5, "idle/engine": 0.5}
-    assert samples["tailrace_worker_memory_bytes", "weights/driver"] == 7.0
+    assert phases == {"generation/engine": 3.0, "idle/engine": 0.5}
+    assert samples["tailrace_worker_part_seconds_total", "decode/generation/engine"] == 1.5
+    of_memory = {labels: value for (name, labels), value in samples.items() if name == "tailrace_worker_memory_bytes"}
+    assert of_memory == {"weights/driver": 7.0}
+    assert samples["tailrace_worker_memory_peak_bytes", "driver"] == 9.0
 
 
 def test_each_worker_has_its_weight_version_its_starts_and_its_deaths(separated: Samples) -> None:

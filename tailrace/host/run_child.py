@@ -1,0 +1,61 @@
+"""Run a program to its end, and leave nothing of it when that is not waited for."""
+
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO
+
+import psutil
+
+from tailrace.host.descendants import kill_all
+
+_ASKED_LIMIT_S = 60.0
+"""Seconds that a program has to end after it was asked to: a run saves and stops its workers."""
+
+
+def run_child(command: Sequence[str], *, stdout: IO[str] | int, limit_s: float | None = None) -> int:
+    """Run a command. Returns its exit code.
+
+    A program that takes too long, and one that Ctrl-C interrupts here, is asked to end as by Ctrl-C. What it leaves, or
+    is itself after a minute, is killed.
+
+    Args:
+        command: the program and its arguments.
+        stdout: where its output goes.
+        limit_s: seconds that it may take; None where its own waits have limits.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: it took too long.
+    """
+    with subprocess.Popen(command, stdout=stdout) as child:
+        try:
+            return child.wait(limit_s)
+        except BaseException:
+            _end(child)
+            raise
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    begun = _with_descendants(child.pid)  # orphans are not found below this process afterwards
+    child.send_signal(signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # whoever presses Ctrl-C again does not wait
+        child.wait(_ASKED_LIMIT_S)
+    begun += _with_descendants(child.pid)
+    kill_all(lambda: [process for process in begun if _is_alive(process)])
+
+
+def _with_descendants(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
