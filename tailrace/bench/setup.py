@@ -86,7 +86,7 @@ def make_setup(
     whole = taken.map(lambda script: script.scaled(scale) if scale != 1 else script)
     limit = config.sampling.max_new_tokens
     played = whole.map(lambda script: script.cut(limit))
-    _check_context(workload, played, config)
+    _check_context(workload, played, config, scale)
     provenance = Provenance(source=recorded.provenance.source, model=recorded.provenance.model)
     return Setup(
         workload=workload,
@@ -112,13 +112,18 @@ def _sizes(trace: Trace, name: str) -> list[str]:
     """The size of a run that plays a trace as it was recorded, as overrides.
 
     Raises:
-        TraceError: its steps have different numbers of groups, or its groups of samples.
+        TraceError: its steps have different numbers of groups, or its groups of samples; or a group has one sample.
     """
     groups = trace.samples.group_by("step", "group").len()["len"].unique().to_list()
     steps = trace.samples.group_by("step").agg(pl.col("group").n_unique())["group"].unique().to_list()
     if len(groups) > 1 or len(steps) > 1:
         what = f"groups of {_range(groups)} samples" if len(groups) > 1 else f"steps of {_range(steps)} groups"
         raise TraceError(f"{name} has {what}, and a run has them all of one size; draw from it with --resample")
+    if groups == [1]:
+        raise TraceError(
+            f"{name} has groups of one sample, and a run compares the samples of a group; draw larger groups from a "
+            "file of `tailrace trace fit`"
+        )
     return [
         f"trainer.steps={len(trace.steps)}",
         f"trainer.train_batch_size={groups[0] * steps[0]}",
@@ -130,20 +135,20 @@ def _range(numbers: Sequence[int]) -> str:
     return f"{min(numbers)} to {max(numbers)}"
 
 
-def _check_context(workload: str, played: Replay, config: RunConfig) -> None:
+def _check_context(workload: str, played: Replay, config: RunConfig, scale: float) -> None:
     context = make_backend(config.engine).context_length(resolve_model(config.model))
     prompt, response = played.longest_prompt, played.longest_response
     if prompt + response > context:
         raise ConfigError(
             f"{workload} has prompts of up to {prompt} and responses of up to {response} tokens, and the context of "
-            f"the engine is {context}; shorten it with --scale {_shorter(context / (prompt + response))} or "
-            f"sampling.max_new_tokens={max(1, context - prompt)}"
+            f"the engine is {context}; shorten it with --scale {_shorter(scale * context / (prompt + response))}"
+            + (f" or sampling.max_new_tokens={context - prompt}" if prompt < context else "")
         )
 
 
 def _shorter(factor: float) -> str:
-    """A factor with two digits, rounded down and a little more: each length is rounded by itself."""
-    return f"{max(0.01, int(95 * factor) / 100):g}"
+    """A factor with two digits and a little lower: each length is rounded by itself."""
+    return f"{max(0.001, float(f'{0.94 * factor:.1e}')):g}"
 
 
 def _playing(config: RunConfig, played: Replay) -> RunConfig:

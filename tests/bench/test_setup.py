@@ -130,6 +130,22 @@ def test_a_workload_that_cannot_fit_the_context_says_how_it_could(tmp_path: Path
     assert make_setup(trace, recipe, [f"sampling.max_new_tokens={limit}"]).config.sampling.max_new_tokens == 492
 
 
+def test_the_scale_that_is_advised_takes_the_place_of_the_one_given(tmp_path: Path, recipe: Path) -> None:
+    trace = write_lengths(tmp_path / "a.parquet", [[[2000, 2]]])
+    with pytest.raises(ConfigError, match=r"with --scale [\d.]+ or") as error:
+        make_setup(trace, recipe, ["sampling.max_new_tokens=4000"], scale=0.5)
+    scale = float(re.findall(r"--scale ([\d.]+)", str(error.value))[0])
+    assert 0.2 < scale < 0.25
+    make_setup(trace, recipe, ["sampling.max_new_tokens=4000"], scale=scale)
+    with pytest.raises(ConfigError, match=r"with --scale [\d.]+$"):
+        make_setup(trace, recipe, ["sampling.max_new_tokens=4000"], scale=100)
+
+
+def test_groups_of_one_sample_cannot_be_played(tmp_path: Path, recipe: Path) -> None:
+    with pytest.raises(TraceError, match=r"a\.parquet has groups of one sample, .* `tailrace trace fit`"):
+        make_setup(write_lengths(tmp_path / "a.parquet", [[[1], [2]]]), recipe, [])
+
+
 def test_weights_can_be_random_where_there_is_an_architecture(
     tmp_path: Path, recipe: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
