@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tailrace.config.base import GIB
-from tailrace.errors import UserError
+from tailrace.errors import BenchError, UserError
 from tailrace.events import Event
 from tailrace.registers.events import EventKind
 from tailrace.registers.phases import PHASES
@@ -53,7 +53,7 @@ class WorkerFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: str
     shares: dict[str, float]
-    """The part of its time in each state: busy, data, weights, idle (`tailrace.activity`)."""
+    """The part of its time in each state: busy, data, weights, idle (`tailrace.activity`); empty for a mere process."""
     phases: dict[str, float]
     """The part of its time in each phase (`tailrace.registers.phases`), where its events tell."""
     parts: dict[str, dict[str, float]]
@@ -101,12 +101,16 @@ def figures_of(events: Sequence[Event], *, warm_up: int, devices: int) -> Figure
 
     Raises:
         UserError: no step is left after the warm-up.
+        BenchError: a step ends before it can begin.
     """
     ends = {event.step: event.end for event in events if event.task == EventKind.STEP and event.step is not None}
     check_steps(len(ends), warm_up)
     first = min(event.start for event in events if event.task in STAGES["generation"] | {EventKind.STEP})
     bounds = [first, *(ends[step] for step in sorted(ends))]
     windows = list(zip(sorted(ends), bounds, bounds[1:], strict=False))[warm_up:]
+    for step, start, end in windows:
+        if end <= start:
+            raise BenchError(f"step {step} ends at {end:g} s; expected a time after {start:g} s, when it can begin")
     steps = [_step(events, step, start, end) for step, start, end in windows]
     return _whole(steps, _workers(events, _Window(windows[0][1], windows[-1][2])), devices)
 
@@ -157,11 +161,11 @@ def _workers(events: Sequence[Event], window: _Window) -> Iterator[WorkerFigures
         if event.task == EventKind.MEMORY:
             peaks[worker_of(event)] = max(peaks.get(worker_of(event), 0.0), event.metrics.get("peak", 0.0) / GIB)
     states = _states(events, window)
-    for worker in sorted(states, key=worker_order):
+    for worker in sorted({*states, *peaks}, key=worker_order):  # a colocated run has one process for its workers
         time = times.get(worker, WorkerTime(worker, {}))
         yield WorkerFigures(
             worker=worker,
-            shares=states[worker],
+            shares=states.get(worker, {}),
             phases={phase: share for phase in PHASES if (share := time.share(phase))},
             parts={str(phase): parts for phase, parts in time.parts.items()},
             peak_memory_gib=peaks.get(worker),

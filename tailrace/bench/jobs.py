@@ -99,11 +99,13 @@ def check_played(events: Iterable[Event], setup: Setup) -> None:
     """Check that every response was made, with exactly its length.
 
     Raises:
-        BenchError: a response is missing or of another length, or a step is.
+        BenchError: a response is missing or of another length, or a step is missing; or an event ends before its start.
     """
     made: dict[tuple[int, int], int] = {}
     steps = set()
     for event in events:
+        if event.end < event.start:
+            raise BenchError(f"an event {event.task} ends at {event.end:g} s, and starts at {event.start:g} s")
         if event.task == EventKind.SAMPLE and event.step is not None:
             made[_key(event.info)] = event.tokens or 0
         elif event.task == EventKind.STEP:

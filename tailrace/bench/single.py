@@ -63,6 +63,8 @@ def run_single(setup: Setup, *, warm_up: int, adapter: str | None = None, adapte
     """
     check_steps(setup.config.trainer.steps, warm_up)
     command = None if adapter is None else words("--adapter", adapter)
+    if command == []:
+        raise UserError("--adapter is empty; give a command")
     directory = RunDirectory(Path(setup.config.output_dir))
     directory.check_new()
     with directory.holding(parquet_of(setup.trace), run_files.PLAYED_TRACE):

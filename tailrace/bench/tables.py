@@ -85,7 +85,8 @@ def _workers(result: Result) -> Table:
     table = _table("worker", *STATE_TITLES.values(), "peak memory")
     for worker in result.figures.workers:
         memory = "" if worker.peak_memory_gib is None else f"{worker.peak_memory_gib:.2f} GiB"
-        table.add_row(worker.worker, *(percent(worker.shares[state]) for state in STATE_TITLES), memory)
+        shares = (percent(worker.shares[state]) if worker.shares else "" for state in STATE_TITLES)
+        table.add_row(worker.worker, *shares, memory)
     return table
 
 

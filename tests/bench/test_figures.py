@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.bench.figures import figures_of
-from tailrace.errors import UserError
+from tailrace.errors import BenchError, UserError
 from tailrace.events import Event
 
 
@@ -76,6 +76,17 @@ def test_without_a_warm_up_the_time_begins_with_the_first_work() -> None:
     figures = figures_of(two_steps(), warm_up=0, devices=1)
     assert [step.seconds for step in figures.steps] == [4, 10]
     assert figures.step_s == 7
+
+
+def test_a_step_that_ends_before_it_can_begin_is_an_error() -> None:
+    with pytest.raises(BenchError, match="step 1 ends at 2 s; expected a time after 2 s"):
+        figures_of([event("rollout", 0, 1), event("step", 0, 2), event("step", 1, 2, 1)], warm_up=1, devices=1)
+
+
+def test_a_process_that_holds_several_workers_has_its_memory_alone() -> None:
+    memory = Event(task="memory", actor="driver", start=2, end=2, metrics={"peak": 2.0 * 2**30})
+    workers = figures_of([*two_steps(), memory], warm_up=1, devices=1).workers
+    assert [(w.shares, w.peak_memory_gib) for w in workers if w.worker == "driver"] == [({}, 2.0)]
 
 
 def test_a_run_that_is_all_warm_up_is_an_error() -> None:

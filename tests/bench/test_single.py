@@ -1,6 +1,8 @@
 """A benchmark plays its workload with Tailrace, or with the adapter of another framework."""
 
 import json
+import os
+import select
 import shlex
 import sys
 from pathlib import Path
@@ -22,7 +24,9 @@ def test_a_benchmark_leaves_its_figures_and_no_weights(tmp_path: Path, recipe: P
     [step] = result.figures.steps
     assert (result.samples, result.cut, step.samples) == (12, 3, 6)
     assert step.response_tokens == 9 + 3 + 11 + 12 + 12 + 12
-    assert sum(result.figures.workers[0].shares.values()) == pytest.approx(1)
+    process, *workers = result.figures.workers
+    assert (process.worker, process.shares, (process.peak_memory_gib or 0) > 0) == ("driver", {}, True)
+    assert [sum(worker.shares.values()) for worker in workers] == pytest.approx([1] * len(workers))
     run = tmp_path / "run"
     assert json.loads((run / "bench.json").read_text())["figures"]["step_s"] == result.figures.step_s
     assert {path.name for path in run.iterdir()} >= {"events.jsonl", "report.html", "given"}
@@ -77,3 +81,24 @@ def test_an_adapter_that_does_not_play_its_jobs_is_an_error(
     setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["sampling.max_new_tokens=50"])
     with pytest.raises(BenchError, match=message):
         run_single(setup, warm_up=0, adapter=adapter)
+
+
+def test_an_empty_adapter_is_refused_before_the_run(tmp_path: Path, recipe: Path) -> None:
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["sampling.max_new_tokens=50"])
+    with pytest.raises(UserError, match="--adapter is empty; give a command"):
+        run_single(setup, warm_up=0, adapter="")
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_that_an_adapter_has_started_outlives_its_time(tmp_path: Path, recipe: Path) -> None:
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["sampling.max_new_tokens=50"])
+    script = tmp_path / "hangs.sh"
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    script.write_text(f"sleep 300 > {held} & wait")
+    with pytest.raises(BenchError, match="has not ended within 1 s"):
+        run_single(setup, warm_up=0, adapter=f"sh {script}", adapter_timeout_s=1)
+    [ended], _, _ = select.select([reader], [], [], 10)  # the end of file comes with the end of the last writer
+    assert os.read(ended, 1) == b""
+    os.close(reader)
