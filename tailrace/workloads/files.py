@@ -140,7 +140,8 @@ def _read_lines(path: Path) -> Trace:
     try:
         samples = pl.DataFrame(rows, schema=schema)
     except (pl.exceptions.PolarsError, OverflowError) as error:
-        raise TraceError(f"{path} has a number that is too large for its column: {one_line(error)}") from None
+        why, _, _ = one_line(error).partition(";")  # what follows is advice to programs that call polars
+        raise TraceError(f"{path} has a number that is too large for its column: {why}") from None
     return _named(path, samples, provenance)
 
 

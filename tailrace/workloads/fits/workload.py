@@ -41,7 +41,9 @@ def fit_workload(trace: Trace, name: str, *, family: str = "auto") -> Parameters
 def _check_samples(trace: Trace) -> None:
     source, limit, lengths = trace.provenance.source, trace.provenance.max_new_tokens, trace.samples["response_tokens"]
     if len(trace) < _LEAST:
-        raise TraceError(f"{source} has {len(trace)} samples; a fit needs {_LEAST} or more, a resampling does not")
+        raise TraceError(
+            f"{source} has {len(trace)} samples; a fit needs {_LEAST} or more, `tailrace trace sample` draws from any"
+        )
     if lengths.n_unique() == 1:
         raise TraceError(f"{source} has {lengths[0]} tokens in every response; a fit needs different lengths")
     if limit is not None and lengths.filter(lengths < limit).n_unique() < 2:
