@@ -33,8 +33,10 @@ class Setup:
     """What is played."""
     config: RunConfig
     """The run that plays it. `trace` is to be at its `pipeline.replay` then."""
+    limit: int
+    """`sampling.max_new_tokens` of the recipe."""
     cut: int
-    """Responses that `sampling.max_new_tokens` has cut off."""
+    """Responses that were cut off at it."""
 
     @property
     def devices(self) -> int:
@@ -92,6 +94,7 @@ def make_setup(
         workload=workload,
         trace=played.trace(provenance, groups_per_step=config.groups_per_step),
         config=_playing(config, played),
+        limit=limit,
         cut=sum(script.tokens > limit for group in whole.groups for script in group),
     )
 
@@ -157,7 +160,12 @@ def _playing(config: RunConfig, played: Replay) -> RunConfig:
     changes: dict[str, dict[str, Any]] = {
         "prompts": {"source": {"type": "trace", "path": path}, "held_out": 0, "shuffle": False},
         "pipeline": {**config.pipeline.model_dump(), "replay": path},
-        "sampling": {**config.sampling.model_dump(), "max_new_tokens": played.longest_response},
+        # special tokens in the text, which nobody reads: otherwise a warning would say that graders do not see them
+        "sampling": {
+            **config.sampling.model_dump(),
+            "max_new_tokens": played.longest_response,
+            "keep_special_tokens": True,
+        },
         "evaluation": {},
         "checkpoint": {"every": config.trainer.steps, "keep": 1},
         "observe": {**config.observe.model_dump(), "tensorboard": False, "sample_groups": 0},

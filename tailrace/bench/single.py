@@ -36,8 +36,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """In all samples together, those of the warm-up among them."""
     response_tokens: int
     longest_response: int
+    """In tokens, those of tools among them."""
+    limit: int
+    """`sampling.max_new_tokens` of the recipe."""
     cut: int
-    """Responses that were cut off at `sampling.max_new_tokens`."""
+    """Responses that were cut off at it."""
     warm_up: int
     figures: Figures
 
@@ -66,12 +69,13 @@ def run_single(setup: Setup, *, warm_up: int, adapter: str | None = None, adapte
     if command == []:
         raise UserError("--adapter is empty; give a command")
     directory = RunDirectory(Path(setup.config.output_dir))
-    directory.check_new()
-    with directory.holding(parquet_of(setup.trace), run_files.PLAYED_TRACE):
-        if command is None:
-            _train(setup, directory)
-        else:
-            _adapted(setup, directory, command, adapter_timeout_s)
+    if command is None:
+        _train(setup, directory)
+    else:
+        with directory.locked():
+            directory.check_new()
+            with directory.holding(parquet_of(setup.trace), run_files.PLAYED_TRACE):
+                _adapted(setup, directory, command, adapter_timeout_s)
     events = read_events(directory.events)
     check_played(events, setup)
     result = _result(setup, events, warm_up, adapter)
@@ -93,9 +97,8 @@ def words(option: str, text: str) -> list[str]:
 
 def _train(setup: Setup, directory: RunDirectory) -> None:
     with redirect_stdout(sys.stderr):  # standard output is for the figures
-        code = train(setup.config, resume=False)
-    for weights in (directory.model, directory.checkpoints):
-        shutil.rmtree(weights, ignore_errors=True)
+        code = train(setup.config, resume=False, played=parquet_of(setup.trace))
+    shutil.rmtree(directory.checkpoints, ignore_errors=True)
     if code:
         raise Interrupted
 
@@ -130,6 +133,7 @@ def _result(setup: Setup, events: Sequence[Event], warm_up: int, adapter: str | 
         prompt_tokens=int(samples["prompt_tokens"].sum()),
         response_tokens=int(samples["response_tokens"].sum()),
         longest_response=setup.config.sampling.max_new_tokens,
+        limit=setup.limit,
         cut=setup.cut,
         warm_up=warm_up,
         figures=figures_of(events, warm_up=warm_up, devices=setup.devices),

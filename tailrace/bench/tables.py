@@ -22,7 +22,7 @@ def print_result(result: Result) -> None:
     """Print a line on what was played, the whole, each step, and each worker."""
     console = Console()
     played = f"{counted(result.samples, 'sample')}, {result.response_tokens:,} response tokens"
-    cut = f", {counted(result.cut, 'response')} cut off at {result.longest_response:,}" if result.cut else ""
+    cut = f", {counted(result.cut, 'response')} cut off at {result.limit:,}" if result.cut else ""
     warm_up = f"; warm-up: {counted(result.warm_up, 'step')}" if result.warm_up else ""
     console.print(f"{result.workload}: {played}{cut}{warm_up}", highlight=False, soft_wrap=True)
     for table in (_whole(result), _steps(result), _workers(result), _phases(result)):

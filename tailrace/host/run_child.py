@@ -56,6 +56,6 @@ def _with_descendants(pid: int) -> list[psutil.Process]:
 
 def _is_alive(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False

@@ -137,7 +137,7 @@ class _WorkerMetrics:
             case EventKind.MEMORY:
                 for purpose in PURPOSES.keys() & event.metrics.keys():
                     self._memory.labels(worker, purpose).set(event.metrics[purpose])
-                self._peak.labels(worker).set(event.metrics.get("peak", 0.0))
+                self._peak.labels(worker).set(event.metrics["peak"])
 
 
 class _QueueMetrics:

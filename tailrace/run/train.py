@@ -33,6 +33,7 @@ from tailrace.events import EventFile, EventLog, Sink
 from tailrace.host.interrupt import INTERRUPTED, Interrupt
 from tailrace.host.streams import outliving_readers, unencodable_replaced
 from tailrace.prompts.load import tell_dropped
+from tailrace.registers import run_files
 from tailrace.report.display import Display
 from tailrace.report.page import write_report
 from tailrace.report.samples import SampleFile
@@ -71,12 +72,14 @@ def train(
     checkpoint: Path | None = None,
     interrupt: Interrupt | None = None,
     prompts: bytes | None = None,
+    played: bytes | None = None,
 ) -> int:
     """Train, export and report. Returns the exit code: 0, or 130 when interrupted.
 
     `resume`: go on from `checkpoint`, by default the newest of the run in `config.output_dir`. Where no run is there, a
     new one begins with `checkpoint`, which is another run's. `interrupt`: stops the run, as signals do. `prompts`: the
-    contents of `prompts.source`, where a program gives them.
+    contents of `prompts.source`, where a program gives them. `played`: the contents of `pipeline.replay`, where a
+    benchmark gives them. A benchmark trains nothing worth keeping: it exports no model and is not gone on with.
 
     Raises:
         UserError: something about the input is wrong, and nothing is left of the start; or a checkpoint cannot be
@@ -97,11 +100,13 @@ def train(
                 start = find_start(directory, store, checkpoint)
                 directory.check_events()
             stack.enter_context(directory.holding(prompts))
+            stack.enter_context(directory.holding(played, run_files.PLAYED_TRACE))
             inputs = check_recipe(config)
             tell_dropped(inputs.prompts.dropped)
             if start is not None:
                 check_prompts(start.state, inputs.prompts.fingerprint)
-            run = _Run(config, inputs, directory, store, start, interrupt or Interrupt())
+            is_kept = played is None
+            run = _Run(config, inputs, directory, store, start, interrupt or Interrupt(), is_kept=is_kept)
             return asyncio.run(run.to_end())
     except asyncio.CancelledError:
         print("Interrupted; there was nothing new to save.")
@@ -129,7 +134,11 @@ class _Run:
         store: CheckpointStore,
         start: Resume | None,
         interrupt: Interrupt,
+        *,
+        is_kept: bool,
     ) -> None:
+        """`is_kept`: whether its weights are kept at its end, and after an interruption."""
+        self._is_kept = is_kept
         self._config = config
         self._inputs = inputs
         self._directory = directory
@@ -198,7 +207,7 @@ class _Run:
             print(error, file=sys.stderr)
             return
         print(f"Report: {report}")
-        if self._finished:
+        if self._finished and self._is_kept:
             print(f"Model:  {self._directory.model}")
 
     @property
@@ -223,10 +232,11 @@ class _Run:
                 self._interrupt.handle_signals()  # Ray's would print a stack first
                 pipeline = await self._connect(placement, stack, shared)
                 self._stage = _Stage.TRAINING
-                if not await _train(pipeline, self._directory, self._interrupt):
-                    print(f"Interrupted and saved. {self._how_to_go_on}")
+                if not await _train(pipeline, self._directory, self._interrupt, saves=self._is_kept):
+                    print(f"Interrupted and saved. {self._how_to_go_on}" if self._is_kept else "Interrupted.")
                     return INTERRUPTED
-                await pipeline.learner.export(self._directory.model)
+                if self._is_kept:
+                    await pipeline.learner.export(self._directory.model)
                 self._stage = _Stage.EXPORTED
         except (WorkerDied, ClusterLost) as death:
             if not self._begun:
@@ -270,15 +280,16 @@ def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) ->
     return (stack.enter_context(closing(EventFile(directory.events))), SampleFile(directory.samples), display, *others)
 
 
-async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interrupt) -> bool:
-    """Run the pipeline to its end; False when it was interrupted and saved."""
+async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interrupt, *, saves: bool) -> bool:
+    """Run the pipeline to its end; False when it was interrupted and, where it `saves`, saved."""
     try:
         await pipeline.run()
     except (asyncio.CancelledError, BaseExceptionGroup) as error:
         if interrupt.asked:
             interrupt.accept()
             try:
-                await pipeline.save()
+                if saves:
+                    await pipeline.save()
             except CheckpointError as unsaved:
                 if isinstance(error, asyncio.CancelledError):
                     raise

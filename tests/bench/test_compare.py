@@ -32,6 +32,7 @@ def result(step_s: float, *, updates: float | None = 2.0) -> Result:
         prompt_tokens=1,
         response_tokens=1,
         longest_response=1,
+        limit=1,
         cut=0,
         warm_up=1,
         figures=figures,

@@ -44,7 +44,8 @@ def scraped(events: Iterable[Event]) -> Samples:
 def separated() -> Samples:
     evaluation = Event(task="evaluation", actor="driver", start=0, end=1, step=0, metrics={"reward": 0.5})
     use = [
-        Event(task=task, actor="driver", start=0, end=1, metrics={"weights": 1.0}) for task in ("breakdown", "memory")
+        Event(task="breakdown", actor="driver", start=0, end=1, metrics={"update": 1.0, "update/forward": 1.0}),
+        Event(task="memory", actor="driver", start=0, end=1, metrics={"weights": 1.0, "peak": 1.0}),
     ]
     return scraped([*separated_run(), evaluation, *use])
 

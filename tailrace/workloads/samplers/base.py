@@ -9,6 +9,10 @@ MOST_TOKENS = 2**30
 """The limit of lengths where a workload has none: what a trace can hold."""
 
 
+MOST_SAMPLES = 50_000_000
+"""The most samples of a trace that is drawn: they take up to 10 GB."""
+
+
 class Workload(ABC):
     """What samples of an RL step are drawn from."""
 
@@ -35,7 +39,7 @@ def check_amounts(*, steps: int, groups: int, group_size: int, seed: int) -> Non
     """Check the arguments of `Workload.sample`.
 
     Raises:
-        TraceError: one is below 1, or the seed below 0.
+        TraceError: one is below 1, or the seed below 0; or there would be too many samples.
     """
     for name, value, least in (
         ("steps", steps, 1),
@@ -45,3 +49,7 @@ def check_amounts(*, steps: int, groups: int, group_size: int, seed: int) -> Non
     ):
         if value < least:
             raise TraceError(f"{name} is {value}; expected {least} or more")
+    if (samples := steps * groups * group_size) > MOST_SAMPLES:
+        raise TraceError(
+            f"{samples:,} samples would be drawn at once; at most {MOST_SAMPLES:,} are, so lower groups or steps"
+        )

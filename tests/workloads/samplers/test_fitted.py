@@ -30,6 +30,7 @@ from tailrace.workloads.parameters import (
 )
 from tailrace.workloads.parts import turns_of
 from tailrace.workloads.samplers.base import MOST_TOKENS
+from tailrace.workloads.samplers.factory import open_workload
 from tailrace.workloads.samplers.fitted import Fitted
 from tailrace.workloads.trace import Provenance, Trace
 
@@ -233,3 +234,8 @@ def test_numbers_out_of_range_are_named(name: str, value: int) -> None:
     arguments = {"steps": 1, "groups": 1, "group_size": 1, "seed": 0} | {name: value}
     with pytest.raises(TraceError, match=f"{name} is {value}; expected"):
         Fitted(parameters(single())).sample(**arguments)
+
+
+def test_more_samples_than_memory_holds_are_refused_before_they_are_drawn() -> None:
+    with pytest.raises(TraceError, match=r"100,000,000,000 samples would be drawn at once; at most 50,000,000 are"):
+        open_workload("math-32b").sample(steps=1, groups=1000, group_size=10**8, seed=0)
