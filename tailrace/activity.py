@@ -1,8 +1,8 @@
 """Measures the time of a worker: at each moment it is in one phase, such as generation, waiting for data, or idle.
 
 A worker does several things at once (an engine generates while a task waits for prompts). So a phase counts only where
-none above it in `PHASES` holds: work ▶ waiting for weights ▶ waiting for data ▶ idle. A worker that neither works nor
-declares a wait is idle. The seconds of the phases add up to the time that has passed, and so do those of the states
+none above it in `PHASES` holds: work ▶ waiting for weights ▶ for tools ▶ for data ▶ idle. A worker that neither works
+nor declares a wait is idle. The seconds of the phases add up to the time that has passed, and so do those of the states
 busy, weights, data and idle, of which each phase is a part.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Literal, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from tailrace.events import Event, EventLog
 from tailrace.registers.events import EventKind
-from tailrace.registers.phases import PHASES, STATES, Phase, Work
+from tailrace.registers.phases import PHASES, STATES, Phase, Wait, Work
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,8 +48,8 @@ class Activity:
             yield
 
     @contextmanager
-    def waiting(self, what: Literal["data", "weights"]) -> Iterator[None]:
-        """Count the block as waiting for rows of the queue or for new weights."""
+    def waiting(self, what: Wait) -> Iterator[None]:
+        """Count the block as waiting for new weights, for tools, or for rows of the queue."""
         with self._in(what):
             yield
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tailrace.activity import Activity, TimedExecutor
 from tailrace.events import Event, EventLog
-from tailrace.registers.phases import PHASES, STATES, Phase, State, Work
+from tailrace.registers.phases import PHASES, STATES, Phase, State, Wait, Work
 from tailrace.report.breakdown import breakdown_of
 
 
@@ -109,9 +109,9 @@ class OverlappingPhases(RuleBasedStateMachine):
         self.open: list[tuple[Phase, AbstractContextManager[None]]] = []
         self.expected: dict[str, float] = {}
 
-    @rule(phase=st.sampled_from([*get_args(Work), "data", "weights"]))
+    @rule(phase=st.sampled_from([*get_args(Work), *get_args(Wait)]))
     def begin(self, phase: Phase) -> None:
-        if phase == "data" or phase == "weights":
+        if phase == "data" or phase == "weights" or phase == "tools":
             block: AbstractContextManager[None] = self.activity.waiting(phase)
         else:
             assert phase != "idle"

@@ -13,7 +13,9 @@ STATES: tuple[State, ...] = ("busy", "weights", "data", "idle")
 
 Work = Literal["weight_transfer", "generation", "update", "reference", "advantage", "reward", "other"]
 """The phases in which a worker is busy."""
-Phase = Work | Literal["weights", "data", "idle"]
+Wait = Literal["weights", "tools", "data"]
+"""The phases in which a worker waits, as far as it says so."""
+Phase = Work | Wait | Literal["idle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,12 @@ PHASES: dict[Phase, PhaseEntry] = {
     "other": PhaseEntry(title="other work", meaning="models load, checkpoints are written", colour="#5d6b78"),
     "weights": PhaseEntry(
         title="waiting for weights", meaning="it waits for weights", colour="#d0938b", state="weights"
+    ),
+    "tools": PhaseEntry(
+        title="waiting for tools",
+        meaning="conversations wait for the answers of tools, and no other generates",
+        colour="#b7c48a",
+        state="data",
     ),
     "data": PhaseEntry(
         title="waiting for data", meaning="it waits for rows of the queue", colour="#cfae7a", state="data"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tailrace.activity import Activity
 from tailrace.engine.base import Engine, SampleStream
 from tailrace.errors import EngineError
 from tailrace.events import Event
@@ -49,9 +50,12 @@ def response_mask(script: "Script") -> IntArray:
 class ReplayStream(SampleStream):
     """The responses to some requests, each as its script says."""
 
-    def __init__(self, engine: Engine, requests: Sequence[Request], scripts: Mapping[int, "Script"]) -> None:
-        """`scripts`: by request id."""
+    def __init__(
+        self, engine: Engine, activity: Activity, requests: Sequence[Request], scripts: Mapping[int, "Script"]
+    ) -> None:
+        """`activity`: that of the engine's worker, which waits for tools. `scripts`: by request id."""
         self._engine = engine
+        self._activity = activity
         self._scripts = scripts
         self._left = len(requests)
         self._finished: asyncio.Queue[Sample | BaseException] = asyncio.Queue()
@@ -109,7 +113,8 @@ class ReplayStream(SampleStream):
         """Make the turns after the first."""
         request, script = self._requests[sample.request_id], self._scripts[sample.request_id]
         for before, turn in zip(script.turns, script.turns[1:], strict=False):
-            await asyncio.sleep(before.tool_s)
+            with self._activity.waiting("tools"):
+                await asyncio.sleep(before.tool_s)
             sample = _with_answer(sample, request, before.returned_tokens)
             context = np.concatenate([request.prompt_ids, sample.response_ids])
             following = _forced(replace(request, prompt_ids=context), turn.generated_tokens)

@@ -120,9 +120,8 @@ class RolloutTask:
         requests = [self._request(number, row) for number, row in rows.items()]
         if self._replay is None:
             return self._engine.submit(requests)
-        return ReplayStream(
-            self._engine, requests, {number: self._script(self._replay, row) for number, row in rows.items()}
-        )
+        scripts = {number: self._script(self._replay, row) for number, row in rows.items()}
+        return ReplayStream(self._engine, self._activity, requests, scripts)
 
     def _script(self, replay: "Replay", row: Row) -> "Script":
         return replay.script(row.group_id, row.order % self._group_size)

@@ -9,6 +9,7 @@ import pytest
 
 from tailrace.cluster.local import LocalCluster
 from tailrace.errors import TraceError
+from tailrace.events import read_events
 from tailrace.report.trace_sink import trace_of_run
 from tailrace.run.train import train
 from tailrace.workloads.files import write_trace
@@ -39,7 +40,7 @@ def made_trace(seed: int = 0) -> Trace:
                 if not sample:
                     second = {"prompt_tokens": prompt + tokens + 6, "generated_tokens": 4}
                     turns = [{"prompt_tokens": prompt, "generated_tokens": tokens}, second]
-                    calls = [{"turn": 0, "seconds": 0.01}]
+                    calls = [{"turn": 0, "seconds": 0.05}]
                     tokens += 4
                 rows.append(
                     row | {"response_tokens": tokens, "reward": chance.random(), "turns": turns, "tool_calls": calls}
@@ -61,6 +62,7 @@ def replaying(tmp_path: Path, model: Path, **changes: Any) -> Any:
         prompts__shuffle=False,
         pipeline={**pipeline, "replay": str(path)},
         sampling__max_new_tokens=LONGEST,
+        observe__breakdown=True,
         trainer__steps=STEPS,
         **changes,
     )
@@ -74,6 +76,8 @@ def test_a_run_of_any_mode_plays_the_lengths_and_rewards_of_a_trace(
     assert train(replaying(tmp_path, tiny_model("llama"), pipeline=MODES[mode]), resume=False) == 0
     columns = ("step", "sample", "prompt_tokens", "response_tokens", "finish_reason", "reward")
     assert trace_of_run(tmp_path / "run").samples.select(columns).equals(made_trace().samples.select(columns))
+    told = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event.task == "breakdown"]
+    assert sum(event.metrics.get("tools", 0.0) for event in told) > 0, "others of a group end before its tool does"
 
 
 def test_a_trace_that_is_too_short_for_the_run_is_found_before_anything_starts(

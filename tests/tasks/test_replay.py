@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tailrace.activity import Activity
 from tailrace.conformance.requests import make_request
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
@@ -18,6 +19,7 @@ from tailrace.engine.base import SampleStream
 from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
 from tailrace.errors import EngineError
+from tailrace.events import EventLog
 from tailrace.tasks.replay import ReplayStream, response_mask
 from tailrace.types import Sample
 from tailrace.workloads.replay import Script, Turn
@@ -29,6 +31,10 @@ from tests.transfer.virtual_time import virtual_time
 
 CPU = torch.device("cpu")
 TWO_TURNS = (Turn(generated_tokens=4, returned_tokens=3, tool_s=30.0), Turn(generated_tokens=2))
+
+
+def idle_worker() -> Activity:
+    return Activity(EventLog(sinks=()), "engine")
 
 
 def scripts_of(count: int, *, longest: int, seed: int = 0) -> dict[int, Script]:
@@ -44,7 +50,7 @@ def scripts_of(count: int, *, longest: int, seed: int = 0) -> dict[int, Script]:
 
 async def replayed(engine: DrivenEngine, scripts: dict[int, Script]) -> dict[int, Sample]:
     requests = [make_request(number, group_id=number // 2, prompt=5, max_new_tokens=1) for number in scripts]
-    async with aclosing(ReplayStream(engine, requests, scripts)) as stream:
+    async with aclosing(ReplayStream(engine, idle_worker(), requests, scripts)) as stream:
         return {sample.request_id: sample async for sample in stream}
 
 
@@ -66,7 +72,7 @@ async def test_a_conversation_goes_on_when_its_tool_has_answered() -> None:
     start = asyncio.get_running_loop().time()
     ended = {}
     requests = [make_request(number, prompt=5, max_new_tokens=1) for number in scripts]
-    async with aclosing(ReplayStream(engine, requests, scripts)) as stream:
+    async with aclosing(ReplayStream(engine, idle_worker(), requests, scripts)) as stream:
         async for sample in stream:
             ended[sample.request_id] = asyncio.get_running_loop().time() - start
             assert_exact({sample.request_id: sample}, {sample.request_id: scripts[sample.request_id]})
@@ -78,7 +84,9 @@ async def test_a_conversation_goes_on_when_its_tool_has_answered() -> None:
 async def test_a_closed_replay_leaves_nothing_in_the_engine() -> None:
     engine = FakeEngine(executor=Device(random.Random(0), slowest=1.0), playwright=RandomPlaywright(50))
     scripts = {number: Script(prompt_tokens=5, turns=(TWO_TURNS[1], *TWO_TURNS)) for number in range(3)}
-    stream = ReplayStream(engine, [make_request(number, prompt=5, max_new_tokens=1) for number in scripts], scripts)
+    stream = ReplayStream(
+        engine, idle_worker(), [make_request(number, prompt=5, max_new_tokens=1) for number in scripts], scripts
+    )
     await asyncio.sleep(2.5)  # all are in their second turn
     await stream.aclose()
     assert engine.stats().running == engine.stats().waiting == 0
@@ -90,7 +98,7 @@ async def test_a_closed_replay_leaves_nothing_in_the_engine() -> None:
 async def test_an_error_of_the_engine_reaches_who_reads_the_replay() -> None:
     engine = FakeEngine(executor=Device(random.Random(0), slowest=1.0), playwright=RandomPlaywright(50))
     scripts = {0: Script(prompt_tokens=5, turns=TWO_TURNS)}
-    stream = ReplayStream(engine, [make_request(0, prompt=5, max_new_tokens=1)], scripts)
+    stream = ReplayStream(engine, idle_worker(), [make_request(0, prompt=5, max_new_tokens=1)], scripts)
     await asyncio.sleep(10)  # the tool is at work
     await engine.close()
     with pytest.raises(EngineError, match="the engine was closed"):
@@ -128,7 +136,9 @@ async def test_who_reads_a_replay_does_not_wait_for_an_engine_that_breaks_its_co
         engine, "submit", lambda requests: _Ending(error) if next(submitted) == turn else submit(requests)
     )
     scripts = {0: Script(prompt_tokens=5, turns=TWO_TURNS)}
-    async with aclosing(ReplayStream(engine, [make_request(0, prompt=5, max_new_tokens=1)], scripts)) as stream:
+    async with aclosing(
+        ReplayStream(engine, idle_worker(), [make_request(0, prompt=5, max_new_tokens=1)], scripts)
+    ) as stream:
         with pytest.raises(raised, match=message):
             async with asyncio.timeout(100):
                 await anext(stream)
