@@ -28,7 +28,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     distribution: AnyMarginal
     """Of all samples."""
     prompt_share: Share = 0.0
-    """The share of the variance of its logarithm that the prompt explains (`intraclass_correlation`)."""
+    """The share of the variance of its logarithm within a step that the prompt explains (`intraclass_correlation`)."""
 
 
 class Single(Tagged, frozen=True, omit_defaults=True, tag="single"):

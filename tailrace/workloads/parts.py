@@ -26,11 +26,11 @@ def turns_of(trace: Trace) -> pl.DataFrame:
 
     The columns are those of a turn, and:
 
-        row, prompt   the numbers of its sample and of its group
-        turn          its number, from 0
-        count         the turns of its sample
-        context       tokens that the turn before has read and generated; null for the first turn
-        added         tokens that came to the context since then; null for the first turn
+        row, prompt, step   the numbers of its sample, of its group and of its step
+        turn                its number, from 0
+        count               the turns of its sample
+        context             tokens that the turn before has read and generated; null for the first turn
+        added               tokens that came to the context since then; null for the first turn
     """
     one = pl.struct(
         "prompt_tokens",
@@ -38,9 +38,8 @@ def turns_of(trace: Trace) -> pl.DataFrame:
         pl.col("response_tokens").alias("generated_tokens"),
         pl.lit(None, pl.Float64).alias("engine_s"),
     ).cast(TURN)
-    rows = (
-        numbered(trace).select("prompt", pl.coalesce("turns", pl.concat_list(one)).alias("turns")).with_row_index("row")
-    )
+    lists = pl.coalesce("turns", pl.concat_list(one)).alias("turns")
+    rows = numbered(trace).select("prompt", "step", lists).with_row_index("row")
     turns = rows.with_columns(pl.col("turns").list.len().alias("count")).explode("turns").unnest("turns")
     numbers = turns.with_columns(
         pl.int_range(pl.len()).over("row").alias("turn"),

@@ -64,8 +64,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         frames = samples.partition_by("step", maintain_order=True)
         steps = [StepFigures.of(frame, is_service=trace.provenance.is_service) for frame in frames]
         prompt_tokens, response_tokens = samples["prompt_tokens"], samples["response_tokens"]
-        groups = samples.select(pl.struct("step", "group").rle_id()).to_series()
-        prompt_share = intraclass_correlation(response_tokens, groups)
+        prompt_share = intraclass_correlation(response_tokens, samples["group"], samples["step"])
         correct, wrong = correct_and_wrong(samples)
         return cls(
             provenance=trace.provenance,
@@ -99,7 +98,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         if self.samples == self.groups:
             return "one sample a group"
-        return "one group" if self.groups == 1 else "equal lengths"
+        return "one group a step" if self.groups == len(self.steps) else "equal lengths"
 
 
 def _mean_recall(steps: Sequence[StepFigures]) -> dict[int, float]:

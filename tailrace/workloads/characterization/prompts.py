@@ -40,27 +40,43 @@ class PromptMap(msgspec.Struct, frozen=True, kw_only=True):
         return cls(step=int(step), lengths=ordered.gather(places).to_list())
 
 
-def intraclass_correlation(lengths: npt.ArrayLike, groups: npt.ArrayLike) -> float | None:
-    """The share of the variance of log-length that the prompt explains, from 0 (and below, by chance) to 1.
+def intraclass_correlation(lengths: npt.ArrayLike, groups: npt.ArrayLike, steps: npt.ArrayLike) -> float | None:
+    """The share of the variance of log-length within a step that the prompt explains, from 0 (below, by chance) to 1.
 
-    It is the one-way random-effects estimate, ICC(1) (Shrout and Fleiss 1979, "Intraclass correlations"), with the
-    mean size of unequal groups that the analysis of variance asks for. None where no group has two samples, there is
-    one group alone, or all lengths are equal.
+    It is the one-way random-effects estimate, ICC(1) (Shrout and Fleiss 1979, "Intraclass correlations"), of the
+    deviations from the means of steps, so that a drift over steps is no effect of prompts. The steps are fixed effects
+    of the analysis of variance, as in method 3 of Henderson (1953, "Estimation of variance and covariance components").
+    With N samples in P prompts and S steps, n_p of each prompt and N_s of each step, the mean squares are
+
+        between = Σ_p n_p (mean_p - mean_s)² / (P - S)        within = Σ_i (log_i - mean_p)² / (N - P)
+
+    The mean size of unequal groups that the analysis asks for is size = (N - Σ_s Σ_p n_p² / N_s) / (P - S), with the
+    inner sum over the prompts of step s. The share is (between - within) / (between + (size - 1) within).
+
+    None where no group has two samples, no step has two groups, or the lengths of each step are equal.
 
     Args:
         lengths: [n] tokens.
-        groups: [n] the number of each sample's prompt.
+        groups: [n] the number of each sample's prompt in its step.
+        steps: [n] the number of each sample's step.
     """
-    logs = np.log(np.asarray(lengths, np.float64))
-    _, index, counts = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
-    samples, prompts = len(logs), len(counts)
-    if prompts < 2 or samples == prompts:
+    samples = pl.DataFrame({"log": np.log(np.asarray(lengths, np.float64)), "group": groups, "step": steps})
+    log, mean, size = pl.col("log"), pl.col("mean"), pl.col("size")
+    prompts = samples.group_by("step", "group", maintain_order=True).agg(
+        pl.len().cast(pl.Float64).alias("size"),
+        log.mean().alias("mean"),
+        ((log - log.mean()) ** 2).sum().alias("within"),
+    )
+    step_mean = (size * mean).sum() / size.sum()
+    sums = prompts.group_by("step", maintain_order=True).agg(
+        (size * (mean - step_mean) ** 2).sum().alias("between"), pl.col("within").sum(), (size**2).sum() / size.sum()
+    )
+    between_degrees, within_degrees = len(prompts) - len(sums), len(samples) - len(prompts)
+    if not between_degrees or not within_degrees or samples.group_by("step").agg(log.n_unique())["log"].max() == 1:
         return None
-    means = np.bincount(index, logs) / counts
-    between = float((counts * (means - logs.mean()) ** 2).sum()) / (prompts - 1)
-    within = float(((logs - means[index]) ** 2).sum()) / (samples - prompts)
-    size = (samples - float((counts**2).sum()) / samples) / (prompts - 1)
-    total = between + (size - 1) * within
+    between, within = float(sums["between"].sum()) / between_degrees, float(sums["within"].sum()) / within_degrees
+    group_size = (len(samples) - float(sums["size"].sum())) / between_degrees
+    total = between + (group_size - 1) * within
     return (between - within) / total if total else None
 
 

@@ -46,7 +46,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
             turns=Distribution.of(samples["turns"].drop_nulls().list.len()),
             kept_share=kept_share(samples),
             staleness=Distribution.of(staleness(samples)),
-            prompt_share=intraclass_correlation(lengths, groups),
+            prompt_share=intraclass_correlation(lengths, groups, samples["step"]),
             longest_recall={percent: recall for percent, recall in recalls.items() if recall is not None},
             tail_share=None if is_service else tail_share(lengths),
         )

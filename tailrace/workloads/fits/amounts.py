@@ -9,12 +9,15 @@ from tailrace.workloads.marginals.factory import AnyMarginal
 from tailrace.workloads.parameters import Amount
 
 
-def with_prompts(distribution: AnyMarginal, values: Array, prompts: pl.Series) -> Amount:
+def with_prompts(distribution: AnyMarginal, values: Array, samples: pl.DataFrame) -> Amount:
     """Return the amount of a distribution, with the share of [n] values that their prompts explain.
 
     The estimate may be below 0 by chance, and is 0 then. Groups of one sample tell nothing of it; it is 0 as well.
+
+    Args:
+        samples: [n] rows with the columns `prompt` and `step`, the numbers of each value's prompt and step.
     """
-    share = intraclass_correlation(np.maximum(values, 1), prompts)
+    share = intraclass_correlation(np.maximum(values, 1), samples["prompt"], samples["step"])
     if share is None or share <= 0:
         return Amount(distribution=distribution)
     return Amount(distribution=distribution, prompt_share=share)

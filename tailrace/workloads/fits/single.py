@@ -15,8 +15,8 @@ def fit_single(samples: pl.DataFrame, limit: int | None, family: str) -> Single:
     """Fit the samples of a trace, from whose lengths any drift has been taken.
 
     Args:
-        samples: with the columns `prompt` (its number), `prompt_tokens`, `response_tokens` and `level`, which is the
-            length without drift.
+        samples: with the columns `prompt` and `step` (their numbers), `prompt_tokens`, `response_tokens` and `level`,
+            which is the length without drift.
         limit: `max_new_tokens`.
 
     Raises:
@@ -25,7 +25,7 @@ def fit_single(samples: pl.DataFrame, limit: int | None, family: str) -> Single:
     ended = samples if limit is None else samples.filter(pl.col("response_tokens") < limit)
     levels = as_floats(ended["level"])
     return Single(
-        tokens=with_prompts(choose(levels, family), as_floats(samples["level"]), samples["prompt"]),
+        tokens=with_prompts(choose(levels, family), as_floats(samples["level"]), samples),
         rank_correlation=_correlation(samples),
         capped_share=None if limit is None else 1 - len(ended) / len(samples),
     )

@@ -36,7 +36,7 @@ def fit_turns(trace: Trace, family: str) -> Turns:
     first, final, calling = turns.filter(pl.col("turn") == 0), turns.filter(is_final), turns.filter(~is_final)
     calls = calls_of(trace)
     return Turns(
-        count=with_prompts(Shares.fit(as_floats(first["count"])), as_floats(first["count"]), first["prompt"]),
+        count=with_prompts(Shares.fit(as_floats(first["count"])), as_floats(first["count"]), first),
         calling=_by_number(calling, "turn", 0, family),
         final=_by_number(final, "count", 1, family),
         turn_correlation=_correlation(turns),
@@ -72,7 +72,7 @@ def _amount(turns: pl.DataFrame, family: str) -> Amount:
     """
     firsts = turns.unique("row", keep="first", maintain_order=True)
     distribution = choose(as_floats(turns["generated_tokens"]), family)
-    return with_prompts(distribution, as_floats(firsts["generated_tokens"]), firsts["prompt"])
+    return with_prompts(distribution, as_floats(firsts["generated_tokens"]), firsts)
 
 
 def _correlation(turns: pl.DataFrame) -> float:

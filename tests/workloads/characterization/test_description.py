@@ -93,7 +93,11 @@ def test_figures_move_over_steps_as_their_samples_do() -> None:
 
 @pytest.mark.parametrize(
     ("group", "lengths", "reason"),
-    [([0, 1], [5, 9], "one sample a group"), ([0, 0], [5, 9], "one group"), ([0, 0, 1, 1], [5] * 4, "equal lengths")],
+    [
+        ([0, 1], [5, 9], "one sample a group"),
+        ([0, 0], [5, 9], "one group a step"),
+        ([0, 0, 1, 1], [5] * 4, "equal lengths"),
+    ],
 )
 def test_what_a_prompt_explains_is_unknown_for_a_reason(group: list[int], lengths: list[int], reason: str) -> None:
     found = described(group=group, response_tokens=lengths)

@@ -31,24 +31,56 @@ def test_a_distribution_has_its_figures() -> None:
 def test_the_prompt_explains_the_share_of_variance_of_the_closed_form() -> None:
     # Two prompts of two: logs 1 and 3, 5 and 7. Between: 2 · ((2 - 4)² + (6 - 4)²) / 1 = 16; within: 4 / 2 = 2.
     lengths = np.exp([1, 3, 5, 7])
-    assert intraclass_correlation(lengths, [0, 0, 1, 1]) == pytest.approx((16 - 2) / (16 + 2))
+    assert intraclass_correlation(lengths, [0, 0, 1, 1], [0] * 4) == pytest.approx((16 - 2) / (16 + 2))
     # Groups of 2 and 1 with logs 1, 3 and 5: between 2 · (2 - 3)² + (5 - 3)² = 6, within 2, size 3 - 5 / 3 = 4 / 3.
-    assert intraclass_correlation(np.exp([1, 3, 5]), [0, 0, 1]) == pytest.approx((6 - 2) / (6 + 2 / 3))
+    assert intraclass_correlation(np.exp([1, 3, 5]), [0, 0, 1], [0] * 3) == pytest.approx((6 - 2) / (6 + 2 / 3))
 
 
 def test_the_share_is_found_that_samples_were_drawn_with() -> None:
     random = np.random.default_rng(0)
     prompts = np.repeat(random.normal(6, 0.8, 2000), 8)
     lengths = np.exp(prompts + random.normal(0, 0.6, 16000))
-    share = intraclass_correlation(lengths, np.repeat(np.arange(2000), 8))
+    share = intraclass_correlation(lengths, np.repeat(np.arange(2000), 8), np.repeat(np.arange(10), 1600))
     assert share == pytest.approx(0.8**2 / (0.8**2 + 0.6**2), abs=0.02)
 
 
+def test_steps_of_different_groups_give_the_share_of_the_closed_form() -> None:
+    # Step 0 as above: between 16, within 4 with logs 1, 3 and 5, 7. Step 1 with logs 11, 13 and 15, of groups of 2 and
+    # 1: between 2 · (12 - 13)² + (15 - 13)² = 6, within 2. So the mean squares are 22 / (4 - 2) and 6 / (7 - 4), and
+    # the size is (7 - (4 + 4) / 4 - (4 + 1) / 3) / (4 - 2) = 5 / 3.
+    lengths = np.exp([1, 3, 5, 7, 11, 13, 15])
+    found = intraclass_correlation(lengths, [0, 0, 1, 1, 0, 0, 1], [0, 0, 0, 0, 1, 1, 1])
+    assert found == pytest.approx((11 - 2) / (11 + 2 / 3 * 2))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_a_drift_over_steps_is_no_effect_of_prompts(share: float) -> None:
+    random = np.random.default_rng(1)
+    steps = np.repeat(np.arange(20), 512)
+    groups = np.tile(np.repeat(np.arange(64), 8), 20)
+    prompts = np.repeat(random.normal(0, 0.6 * share**0.5, 1280), 8)
+    logs = 6 + np.log(1.05) * steps + prompts + random.normal(0, 0.6 * (1 - share) ** 0.5, 10240)
+    assert intraclass_correlation(np.exp(logs), groups, steps) == pytest.approx(share, abs=0.03)
+
+
+@given(offsets=st.lists(st.floats(-5, 5), min_size=3, max_size=3), seed=st.integers(0, 99))
+def test_the_share_is_the_same_wherever_the_steps_lie(offsets: list[float], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    steps, groups, logs = np.repeat(np.arange(3), 10), random.integers(0, 4, 30), random.normal(0, 1, 30)
+    shares = [
+        intraclass_correlation(np.exp(logs + shift[steps]), groups, steps) for shift in (np.array(offsets), np.zeros(3))
+    ]
+    assert shares[0] == pytest.approx(shares[1])
+
+
 def test_prompts_explain_nothing_where_there_is_nothing_to_compare() -> None:
-    assert intraclass_correlation([5, 6, 7], [0, 1, 2]) is None  # one sample a prompt
-    assert intraclass_correlation([5, 6], [0, 0]) is None  # one prompt
-    assert intraclass_correlation([5, 5, 5, 5], [0, 0, 1, 1]) is None  # equal lengths
-    assert intraclass_correlation([5, 5, 9, 9], [0, 0, 1, 1]) == pytest.approx(1.0)
+    assert intraclass_correlation([5, 6, 7], [0, 1, 2], [0] * 3) is None  # one sample a prompt
+    assert intraclass_correlation([5, 6], [0, 0], [0, 0]) is None  # one prompt
+    assert intraclass_correlation([5, 6, 7, 8], [0, 0, 0, 0], [0, 0, 1, 1]) is None  # one prompt a step
+    assert intraclass_correlation([7, 7, 7, 7, 7, 7], [0, 0, 0, 1, 1, 1], [0] * 6) is None  # equal lengths
+    assert intraclass_correlation([5, 5, 5, 5, 9, 9], [0, 0, 1, 1, 0, 1], [0] * 4 + [1] * 2) is None  # equal in each
+    assert intraclass_correlation([5, 5, 7, 9], [0, 1, 0, 0], [0, 0, 1, 1]) is None  # no step has both
+    assert intraclass_correlation([5, 5, 9, 9], [0, 0, 1, 1], [0] * 4) == pytest.approx(1.0)
 
 
 def test_the_longest_are_found_by_the_other_samples_of_their_prompts() -> None:

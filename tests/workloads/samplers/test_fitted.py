@@ -74,10 +74,6 @@ def draw(parameters: Parameters, *, steps: int = 1, groups: int = 3000, group_si
     return Fitted(parameters).sample(steps=steps, groups=groups, group_size=group_size, seed=seed)
 
 
-def prompts_of(trace: Trace) -> pl.Series:
-    return trace.samples.select(pl.struct("step", "group").rank("dense")).to_series()
-
-
 @pytest.mark.parametrize("response", [single(prompt_share=0.2), TALK], ids=["single", "turns"])
 def test_the_seed_fixes_every_value_and_a_step_does_not_depend_on_their_number(response: Single | Turns) -> None:
     workload = parameters(response, kept_share=0.5, correct_share=0.5, reward_s=LENGTHS, task="t")
@@ -110,7 +106,9 @@ def test_the_prompt_explains_as_much_as_the_parameter_says_and_the_distribution_
 ) -> None:
     drawn = draw(parameters(single(distribution, share)), seed=seed)
     lengths = drawn.samples["response_tokens"].to_numpy()
-    assert intraclass_correlation(lengths, prompts_of(drawn)) == pytest.approx(share, abs=0.05)
+    assert intraclass_correlation(lengths, drawn.samples["group"], drawn.samples["step"]) == pytest.approx(
+        share, abs=0.05
+    )
     known = np.maximum(1, distribution.quantile(np.array([0.5, 0.9])))
     assert np.quantile(lengths, [0.5, 0.9]) == pytest.approx(known, rel=0.12)
 
@@ -194,7 +192,9 @@ def test_turns_have_the_distribution_of_their_number() -> None:
     assert medians.to_list() == pytest.approx([np.exp(3.5), np.exp(6.0)], rel=0.1)
     final = turns.filter(pl.col("turn") == pl.col("count") - 1)
     assert final["generated_tokens"].median() == pytest.approx(np.exp(5.0), rel=0.1)
-    assert intraclass_correlation(final["generated_tokens"], final["prompt"]) == pytest.approx(0.4, abs=0.05)
+    assert intraclass_correlation(final["generated_tokens"], final["prompt"], final["step"]) == pytest.approx(
+        0.4, abs=0.05
+    )
 
 
 def test_turns_of_a_sample_correlate_as_the_parameter_says() -> None:
