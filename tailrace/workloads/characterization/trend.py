@@ -1,6 +1,7 @@
 """How an amount moves over the steps: a steady drift, and a change from one regime to another.
 
-Both tests look at ranks only, so neither a few long responses nor the shape of the distribution sways them. PolyTrace
+Both tests look at ranks only, so neither a few long responses nor the shape of the distribution sways them. Consecutive
+steps have similar weights, so their levels may be correlated, and count as fewer then (`_variance_ratio`). PolyTrace
 sees drifts in small models (section 3.4, figure 18), and a change of regime in tool use (section 3.3, figure 14).
 """
 
@@ -13,10 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+Array = npt.NDArray[np.float64]
 _Z = 1.959964
 """The quantile of the normal distribution for an interval of 95 %."""
 _POINTS = 1000
 """The most points of a trend: it compares each with each. Of more steps, consecutive ones are averaged."""
+_MOST_CORRELATED = 0.95
+"""The greatest correlation of consecutive steps that is assumed: it keeps the ratio of variances finite."""
 LEAST_STEPS = 5
 """With fewer there are not enough pairs of steps for an interval of 95 %: from the least to the greatest slope of four
 steps there are 92 %."""
@@ -32,7 +36,8 @@ class RegimeChange(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     """The first step of the second regime."""
     p_value: float
-    """The approximate chance of a change as clear as this one where there is none: 2 exp(-6 K² / (n³ + n²))."""
+    """The approximate chance of a change as clear as this one where there is none: 2 exp(-6 K² / (n³ + n²)). For
+    correlated steps K² is divided by `_variance_ratio`."""
     before: float
     """The geometric mean over the steps before."""
     after: float
@@ -46,8 +51,11 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     """Its growth from step to step, as a share: Theil and Sen's median slope of the logarithm."""
     low: float
     high: float
-    """The 95 % interval of the drift: Sen 1968, "Estimates of the regression coefficient based on Kendall's tau". It
-    takes steps as independent of each other."""
+    """The 95 % interval of the drift: Sen 1968, "Estimates of the regression coefficient based on Kendall's tau". It is
+    wider for correlated steps, and ends at the least and the greatest slope of two steps."""
+    p_value: float
+    """The approximate chance of a drift as clear as this one where there is none: Mann and Kendall's test, with the
+    variance of Hamed and Rao 1998, "A modified Mann-Kendall trend test for autocorrelated data"."""
     change: RegimeChange
 
     @classmethod
@@ -60,24 +68,41 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
             np.array([part.mean() for part in np.array_split(np.asarray(values, np.float64), parts)])
             for values in (steps, logs)
         )
-        low, middle, high = (math.expm1(slope) for slope in slopes(times, levels))
-        return cls(drift=middle, low=low, high=high, change=_change(steps, logs))
+        drift, low, high, p_value = _drift(times, levels)
+        return cls(drift=drift, low=low, high=high, p_value=p_value, change=_change(steps, logs))
 
     @property
     def is_clear(self) -> bool:
-        """Whether 0 is outside of the interval."""
-        return self.low > 0 or self.high < 0
+        """Whether chance gives as clear a drift in fewer than one of 20 cases."""
+        return self.p_value < 0.05
 
 
-def slopes(times: npt.NDArray[np.float64], levels: npt.NDArray[np.float64]) -> tuple[float, float, float]:
-    """The least, the median and the greatest slope of the levels at [n] times that the data allow, at 95 %."""
+def _drift(times: Array, levels: Array) -> tuple[float, float, float, float]:
+    """The drift at [n] times, the ends of its interval, and its p-value; see `Trend`."""
     first, second = np.triu_indices(len(times), 1)
-    between = np.sort((levels[second] - levels[first]) / (times[second] - times[first]))
-    n, pairs = len(times), len(between)
-    width = _Z * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    low = max(0, round((pairs - width) / 2) - 1)
-    high = min(pairs - 1, round((pairs + width) / 2))
-    return float(between[low]), float(np.median(between)), float(between[high])
+    slopes = np.sort((levels[second] - levels[first]) / (times[second] - times[first]))
+    n, pairs, middle = len(times), len(slopes), float(np.median(slopes))
+    deviation = math.sqrt(_variance_ratio(levels - middle * times) * n * (n - 1) * (2 * n + 5) / 18)
+    low = max(0, round((pairs - _Z * deviation) / 2) - 1)
+    high = min(pairs - 1, round((pairs + _Z * deviation) / 2))
+    score = max(0.0, abs(float(np.sign(slopes).sum())) - 1) / deviation
+    drift, least, greatest = (math.expm1(slope) for slope in (middle, slopes[low], slopes[high]))
+    return drift, least, greatest, math.erfc(score / math.sqrt(2))
+
+
+def _variance_ratio(left: Array) -> float:
+    """How many times the variance of their mean is that of independent values: (1 + ρ) / (1 - ρ).
+
+    ρ is the correlation of each of [n] values with the next one, from 0 on. The usual estimate is too low by
+    (1 + 4ρ) / n, which is added (Marriott and Pope 1954, "Bias in the estimation of autocorrelations").
+    """
+    deviations = left - left.mean()
+    squares = float(deviations @ deviations)
+    if squares < 1e-20:  # rounding alone
+        return 1.0
+    estimate = float(deviations[1:] @ deviations[:-1]) / squares
+    correlation = min(_MOST_CORRELATED, max(0.0, estimate + (1 + 4 * estimate) / len(left)))
+    return (1 + correlation) / (1 - correlation)
 
 
 def _change(steps: Sequence[int], logs: Sequence[float]) -> RegimeChange:
@@ -86,9 +111,11 @@ def _change(steps: Sequence[int], logs: Sequence[float]) -> RegimeChange:
     ranks = pl.Series(levels).rank().to_numpy()
     statistic = np.abs(2 * np.cumsum(ranks)[:-1] - np.arange(1, n) * (n + 1))
     at = int(np.argmax(statistic)) + 1
+    before, after = levels[:at], levels[at:]
+    ratio = _variance_ratio(np.concatenate([before - before.mean(), after - after.mean()]))
     return RegimeChange(
         step=steps[at],
-        p_value=min(1.0, 2 * math.exp(-6 * float(statistic[at - 1]) ** 2 / (n**3 + n**2))),
-        before=math.exp(levels[:at].mean()),
-        after=math.exp(levels[at:].mean()),
+        p_value=min(1.0, 2 * math.exp(-6 * float(statistic[at - 1]) ** 2 / (ratio * (n**3 + n**2)))),
+        before=math.exp(before.mean()),
+        after=math.exp(after.mean()),
     )

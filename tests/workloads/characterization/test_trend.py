@@ -38,6 +38,24 @@ def test_noise_has_a_clear_drift_in_one_of_twenty_series() -> None:
     assert 0.02 < np.mean([trend(random.normal(0, 1, 30).tolist()).is_clear for _ in range(400)]) < 0.08
 
 
+def test_the_drift_of_a_monotone_series_has_the_chance_of_mann_and_kendalls_test() -> None:
+    # All 15 pairs grow: S = 15, its variance 6 · 5 · 17 / 18. The deviations from a line alternate: no correlation.
+    found = trend([0.0, 1.1, 2.0, 3.1, 4.0, 5.1])
+    assert found.p_value == pytest.approx(math.erfc(14 / (6 * 5 * 17 / 18) ** 0.5 / 2**0.5))
+
+
+def test_steps_that_go_with_those_before_have_a_clear_drift_about_as_rarely() -> None:
+    random = np.random.default_rng(5)
+    found = []
+    for _ in range(300):
+        levels = [0.0]
+        for moved in random.normal(0, 1, 69):
+            levels.append(0.6 * levels[-1] + moved)
+        found.append(trend(levels[20:]))
+    assert np.mean([each.is_clear for each in found]) < 0.1  # of independent steps 0.05; without regard to it 0.3
+    assert np.mean([each.change.p_value < 0.05 for each in found]) < 0.1  # without regard to it 0.4
+
+
 def test_one_outlier_does_not_sway_the_drift() -> None:
     logs = [0.01 * step for step in range(21)]
     logs[20] += 5

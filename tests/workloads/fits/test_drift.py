@@ -26,7 +26,7 @@ def test_a_trend_is_the_growth_of_each_step() -> None:
 
 
 def test_a_regime_begins_at_the_step_of_the_change() -> None:
-    found = fit_drift(samples([6.0] * 7 + [5.5] * 8))
+    found = fit_drift(samples([6.0] * 7 + [5.5] * 13))
     assert isinstance(found, Regime)
     assert found.step == 7
     assert found.change == pytest.approx(np.exp(-0.5), rel=0.05)
@@ -35,8 +35,20 @@ def test_a_regime_begins_at_the_step_of_the_change() -> None:
 
 def test_chance_is_no_drift() -> None:
     random = np.random.default_rng(1)
-    found = [fit_drift(samples(random.normal(6, 0.05, 10).tolist(), seed)) for seed in range(50)]
+    found = [fit_drift(samples(random.normal(6, 0.05, 20).tolist(), seed)) for seed in range(50)]
     assert sum(each is not None for each in found) <= 2
+
+
+def test_levels_that_wander_are_no_drift() -> None:
+    random = np.random.default_rng(2)
+    found = []
+    for _ in range(100):
+        levels = [6.0]
+        for moved in random.normal(0, 0.04, 39):
+            levels.append(6.0 + 0.6 * (levels[-1] - 6.0) + moved)
+        lengths = np.exp(levels)
+        found.append(fit_drift(pl.DataFrame({"step": range(40), "response_tokens": lengths})))
+    assert sum(each is not None for each in found) <= 8  # without regard to it, 27
 
 
 def test_few_steps_and_equal_lengths_show_no_drift() -> None:
@@ -45,7 +57,7 @@ def test_few_steps_and_equal_lengths_show_no_drift() -> None:
 
 
 def test_levels_that_never_vary_on_either_side_are_a_regime() -> None:
-    found = fit_drift(pl.DataFrame({"step": range(10), "response_tokens": [7] * 5 + [14] * 5}))
+    found = fit_drift(pl.DataFrame({"step": range(20), "response_tokens": [7] * 10 + [14] * 10}))
     assert isinstance(found, Regime)
-    assert found.step == 5
+    assert found.step == 10
     assert found.change == pytest.approx(2.0)

@@ -139,7 +139,7 @@ def test_drift_is_taken_from_the_lengths_and_given_back() -> None:
         each.group_by("step").agg(pl.col("response_tokens").log().mean()).sort("step") for each in (true.samples, again)
     ]
     assert by_step[0]["response_tokens"].to_list() == pytest.approx(by_step[1]["response_tokens"].to_list(), abs=0.12)
-    flat = draw(parameters(single(), drift=Regime(step=4, change=0.5)), steps=10, groups=200)
+    flat = draw(parameters(single(), drift=Regime(step=8, change=0.5)), steps=20, groups=100)
     assert isinstance(fit_workload(flat, "again").drift, Regime)
 
 
