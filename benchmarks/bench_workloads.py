@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from workload_fits import fit_error_pct
+from workload_fits import fit_error_pct, fits
 from workload_import import import_rows_per_s
 from workload_replay import replay_error_pct
 
@@ -31,16 +31,16 @@ def main(
 ) -> None:
     """Measure all of it, and print the figures."""
     rows = import_rows_per_s()
-    fits = fit_error_pct(data)
+    errors = fit_error_pct(fits(data))
     replays = replay_error_pct(pairs=pairs, steps=steps)
     figures = {
         "bench": "workloads",
         "replay_error_pct": round(max(replays.values()), 2),
-        "fit_error_pct": round(max(fits.values()), 2),
+        "fit_error_pct": round(max(errors.values()), 2),
         "breakdown_overhead_pct": _breakdown()["breakdown_overhead_pct"],
         "import_rows_per_s": round(rows),
         "replay_error_pct_by_mode": {mode: round(error, 2) for mode, error in replays.items()},
-        "fit_error_pct_by_workload": {name: round(error, 2) for name, error in fits.items()},
+        "fit_error_pct_by_workload": {name: round(error, 2) for name, error in errors.items()},
     }
     print(json.dumps(figures))
 

@@ -9,9 +9,9 @@ deviation alone, which are compared.
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import polars as pl
@@ -29,6 +29,17 @@ COMPARED = ("prompt tokens", "response tokens")
 _SOURCE = "PolyTrace (Zhou-jiecheng/PolyTrace 4246156)"
 _LAST_FILTERED = 3
 """The filter's records of later steps are of another run than the lengths."""
+
+
+class Fit(NamedTuple):
+    """How near a workload comes to its source in one amount."""
+
+    workload: str
+    amount: str
+    errors: Mapping[str, float]
+    """In percent, by figure."""
+    ks: float | None
+    """The Kolmogorov-Smirnov statistic; None where the source has no samples."""
 
 
 def sources(data: Path) -> Mapping[str, Trace]:
@@ -52,20 +63,32 @@ def programming(data: Path) -> Figures:
     return Figures(mean=values["output length, mean"], deviation=values["output length, standard deviation"])
 
 
-def fit_error_pct(data: Path) -> dict[str, float]:
-    """Return the worst error of each workload that ships, in percent of its source's figure."""
-    worst = {}
+def fits(data: Path) -> Iterator[Fit]:
+    """Yield what is compared of each workload that ships."""
     for name, trace in sources(data).items():
-        worst[name] = max(each.worst for each in goodness(trace, open_workload(name)) if each.name in COMPARED)
-    worst["code-14b"] = max(abs(error) for error in _moment_errors(programming(data)))
+        for each in goodness(trace, open_workload(name)):
+            errors = {f"p{part}": error for part, error in each.errors.items()}
+            yield Fit(name, each.name, errors, each.ks)
+    yield Fit("code-14b", "response tokens", _moment_errors(programming(data)), ks=None)
+
+
+def fit_error_pct(compared: Iterable[Fit]) -> dict[str, float]:
+    """Return the worst error of each workload in prompts and responses, in percent of its source's figure."""
+    worst: dict[str, float] = {}
+    for fit in compared:
+        if fit.amount in COMPARED:
+            worst[fit.workload] = max(worst.get(fit.workload, 0.0), *map(abs, fit.errors.values()))
     return worst
 
 
-def _moment_errors(true: Figures) -> Iterator[float]:
+def _moment_errors(true: Figures) -> dict[str, float]:
     assert true.deviation is not None, "the paper prints it"
     drawn = open_workload("code-14b").sample(steps=1, groups=200_000, group_size=1, seed=0).samples["response_tokens"]
-    for stated, found in ((true.mean, drawn.to_numpy().mean()), (true.deviation, drawn.to_numpy().std())):
-        yield 100 * (float(found) / stated - 1)
+    tokens = drawn.to_numpy()
+    return {
+        "mean": 100 * (float(tokens.mean()) / true.mean - 1),
+        "deviation": 100 * (float(tokens.std()) / true.deviation - 1),
+    }
 
 
 def _provenance(model: str, algorithm: str = "", **limits: int) -> Provenance:
@@ -86,13 +109,12 @@ def _until_filtered(trace: Trace) -> Trace:
 
 def main(data: Data) -> None:
     """Print the errors of each workload, and the worst one as a JSON line."""
-    for name, trace in sources(data).items():
-        for each in goodness(trace, open_workload(name)):
-            errors = "  ".join(f"p{part} {error:+6.1f} %" for part, error in each.errors.items())
-            print(f"{name:<14} {each.name:<28} KS {each.ks:.3f}  {errors}")
-    for moment, error in zip(("mean", "deviation"), _moment_errors(programming(data)), strict=True):
-        print(f"{'code-14b':<14} response tokens, {moment:<12} {error:+.1f} %")
-    worst = {name: round(error, 2) for name, error in fit_error_pct(data).items()}
+    compared = list(fits(data))
+    for fit in compared:
+        errors = "  ".join(f"{figure} {error:+6.1f} %" for figure, error in fit.errors.items())
+        ks = "" if fit.ks is None else f"KS {fit.ks:.3f}  "
+        print(f"{fit.workload:<14} {fit.amount:<28} {ks}{errors}")
+    worst = {name: round(error, 2) for name, error in fit_error_pct(compared).items()}
     print(json.dumps({"workload_fit_error_pct": max(worst.values()), "by_workload": worst}))
 
 
