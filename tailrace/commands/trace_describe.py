@@ -1,5 +1,6 @@
 """`tailrace trace describe`: the figures of traces, side by side."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from tailrace.workloads.characterization.description import Description
 from tailrace.workloads.characterization.distribution import Distribution
 from tailrace.workloads.characterization.trend import Trend
 from tailrace.workloads.files import read_trace
+
+_WIDEST = 10_000
+"""Columns of a table that no terminal shows. Files and pipes have no width at which a row would have to be wrapped."""
 
 
 def describe(traces: Sequence[Path], *, as_json: bool = False, html: Path | None = None, force: bool = False) -> None:
@@ -61,12 +65,12 @@ def _write_page(descriptions: Mapping[str, Description], path: Path) -> None:
 def _print_table(descriptions: Mapping[str, Description]) -> None:
     columns = [dict(figures(description)) for description in descriptions.values()]
     table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in descriptions:
         table.add_column(name, justify="right")
     for figure in dict.fromkeys(figure for column in columns for figure in column):
         table.add_row(figure, *(column.get(figure, "") for column in columns))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDEST).print(table)
 
 
 def figures(description: Description) -> Iterator[tuple[str, str]]:

@@ -32,6 +32,18 @@ def test_figures_stand_side_by_side(tailrace_here: Command, traces: list[str]) -
     assert "turns, mean" not in shown
 
 
+def test_a_figure_stays_on_one_line(tailrace_here: Command, traces: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "variance of log-length that the prompt explains"
+    monkeypatch.setenv("COLUMNS", "80")
+    piped = tailrace_here("trace", "describe", *traces * 5).stdout.splitlines()
+    [line] = [line for line in piped if line.startswith(name)]
+    assert line.count(" %") == 10
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    shown = tailrace_here("trace", "describe", *traces).stdout.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert sum(line.startswith(name) for line in shown) == 1
+
+
 def test_json_has_every_figure(tailrace_here: Command, traces: list[str]) -> None:
     [one, two] = json.loads(tailrace_here("trace", "describe", *traces, "--json").stdout)
     assert one == two
