@@ -11,7 +11,6 @@ class Correlation(msgspec.Struct, frozen=True, kw_only=True):
     """Coefficients from -1 to 1; 0 where the amounts have nothing to do with each other."""
 
     pearson: float
-    pearson_of_logs: float
     spearman: float
     """Of the ranks; equal values share the mean of theirs."""
 
@@ -23,7 +22,6 @@ class Correlation(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return cls(
             pearson=_pearson(*pair),
-            pearson_of_logs=_pearson(*(column.log() for column in pair)),
             spearman=_pearson(*(column.rank() for column in pair)),
         )
 

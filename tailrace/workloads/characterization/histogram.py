@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.workloads.characterization.distribution import Distribution
+from tailrace.workloads.marginals.base import Array
 
-Array = npt.NDArray[np.float64]
 _PER_DOUBLING = (8, 16, 32, 64, 128)
 """Bins within a doubling: the first number that gives enough of them."""
 _ENOUGH = 12

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tailrace.workloads.marginals.base import Array
+
 LONGEST = (20, 10, 5)
 """The percentages of longest samples whose recall is told."""
 MAPPED_PROMPTS = 128
@@ -101,7 +103,7 @@ def longest_recall(lengths: npt.ArrayLike, groups: npt.ArrayLike, percent: float
     return float(_greatest(array, wanted) @ _greatest(others, wanted)) / wanted
 
 
-def _greatest(values: npt.NDArray[np.float64], wanted: int) -> npt.NDArray[np.float64]:
+def _greatest(values: Array, wanted: int) -> Array:
     """The chance of each of [n] values to be among the `wanted` greatest, of which equal ones have the same."""
     least = np.partition(values, -wanted)[-wanted]
     above, equal = values > least, values == least

@@ -11,10 +11,10 @@ from typing import Self
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-Array = npt.NDArray[np.float64]
+from tailrace.workloads.marginals.base import Array
+
 _Z = 1.959964
 """The quantile of the normal distribution for an interval of 95 %."""
 _POINTS = 1000

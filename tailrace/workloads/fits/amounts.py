@@ -4,6 +4,7 @@ import numpy as np
 import polars as pl
 
 from tailrace.workloads.characterization.prompts import intraclass_correlation
+from tailrace.workloads.fits.choice import choose
 from tailrace.workloads.marginals.base import Array
 from tailrace.workloads.marginals.factory import AnyMarginal
 from tailrace.workloads.parameters import Amount
@@ -21,6 +22,16 @@ def with_prompts(distribution: AnyMarginal, values: Array, samples: pl.DataFrame
     if share is None or share <= 0:
         return Amount(distribution=distribution)
     return Amount(distribution=distribution, prompt_share=share)
+
+
+def choose_known(values: pl.Series, family: str) -> AnyMarginal | None:
+    """Return the distribution of the values that are known (see `choose`); None without any.
+
+    Raises:
+        FitError: see `choose`.
+    """
+    known = values.drop_nulls()
+    return choose(as_floats(known), family) if len(known) else None
 
 
 def as_floats(values: pl.Series) -> Array:

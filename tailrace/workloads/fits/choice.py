@@ -11,7 +11,7 @@ import numpy as np
 
 from tailrace.errors import TraceError, did_you_mean
 from tailrace.workloads.marginals.base import Array, FitError, Marginal
-from tailrace.workloads.marginals.factory import FAMILIES, AnyMarginal, with_tails
+from tailrace.workloads.marginals.factory import FAMILIES, AnyMarginal, Formula, with_tails
 from tailrace.workloads.marginals.quantiles import Quantiles
 
 CHOICES = ("auto", *FAMILIES, "quantiles")
@@ -55,7 +55,7 @@ def choose(values: Array, family: str = "auto") -> AnyMarginal:
     return Quantiles.fit(values) if family == "auto" and _misses(best, points, len(values)) else best
 
 
-def _candidates(points: Array, name: str, *, is_auto: bool) -> Iterator[AnyMarginal]:
+def _candidates(points: Array, name: str, *, is_auto: bool) -> Iterator[Formula]:
     """Yield the fits of a family, with tails and without; none where `is_auto` and it does not converge."""
     try:
         for body in FAMILIES[name](points):
@@ -72,7 +72,7 @@ def _points(values: Array) -> Array:
     return np.quantile(values, (np.arange(_POINTS) + 0.5) / _POINTS, method="nearest")
 
 
-def _criterion(marginal: Marginal, points: Array, count: int) -> float:
+def _criterion(marginal: Formula, points: Array, count: int) -> float:
     """Return the criterion for `count` values that `points` stand for; the least is best."""
     known, times = np.unique(points, return_counts=True)
     half = _half_width(known)

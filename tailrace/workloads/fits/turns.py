@@ -4,9 +4,8 @@ import polars as pl
 from scipy import stats
 
 from tailrace.errors import TraceError
-from tailrace.workloads.fits.amounts import as_floats, with_prompts
+from tailrace.workloads.fits.amounts import as_floats, choose_known, with_prompts
 from tailrace.workloads.fits.choice import choose
-from tailrace.workloads.marginals.factory import AnyMarginal
 from tailrace.workloads.marginals.shares import Shares
 from tailrace.workloads.parameters import Amount, Tool, Turns
 from tailrace.workloads.parts import calls_of, turns_of
@@ -105,15 +104,10 @@ def _tool(calls: pl.DataFrame, added: pl.Series, family: str) -> Tool:
     return Tool(
         name=names[0] if len(names) == 1 else None,
         returned_tokens=choose(as_floats(returned if len(returned) else added.clip(0)), family),
-        seconds=_seconds(misses, family),
+        seconds=choose_known(misses["seconds"], family),
         hit_share=None if share is None else float(share),  # type: ignore[arg-type]
-        hit_seconds=_seconds(hits, family),
+        hit_seconds=choose_known(hits["seconds"], family),
     )
-
-
-def _seconds(calls: pl.DataFrame, family: str) -> AnyMarginal | None:
-    known = calls["seconds"].drop_nulls()
-    return choose(as_floats(known), family) if len(known) else None
 
 
 def _template(calls: pl.DataFrame, turns: pl.DataFrame) -> int:

@@ -4,13 +4,12 @@ import polars as pl
 
 from tailrace.errors import TraceError
 from tailrace.workloads.characterization.distribution import Distribution
-from tailrace.workloads.fits.amounts import as_floats
+from tailrace.workloads.fits.amounts import as_floats, choose_known
 from tailrace.workloads.fits.choice import check_family, choose
 from tailrace.workloads.fits.drift import fit_drift
 from tailrace.workloads.fits.single import fit_single
 from tailrace.workloads.fits.turns import fit_turns, has_turns
 from tailrace.workloads.marginals.base import FitError
-from tailrace.workloads.marginals.factory import AnyMarginal
 from tailrace.workloads.parameters import FORMAT, Figures, Parameters, Regime, Single, Trend, Turns
 from tailrace.workloads.parts import numbered
 from tailrace.workloads.trace import Trace
@@ -66,7 +65,7 @@ def _fitted(trace: Trace, name: str, family: str) -> Parameters:
         prompt_tokens=choose(as_floats(prompts["prompt_tokens"]), family),
         response=response,
         drift=drift,
-        reward_s=_seconds(samples["reward_s"].drop_nulls(), family),
+        reward_s=choose_known(samples["reward_s"], family),
         correct_share=_share(samples["reward"] > 0),
         kept_share=_share(samples["kept"]),
         prompt_figures=_figures(samples["prompt_tokens"]),
@@ -84,10 +83,6 @@ def _response(trace: Trace, family: str) -> tuple[Single | Turns, Trend | Regime
     level = pl.col("response_tokens") / pl.Series(factors)
     samples = numbered(trace).with_columns(level.alias("level"))
     return fit_single(samples, trace.provenance.max_new_tokens, family), drift
-
-
-def _seconds(known: pl.Series, family: str) -> AnyMarginal | None:
-    return choose(as_floats(known), family) if len(known) else None
 
 
 def _share(known: pl.Series) -> float | None:

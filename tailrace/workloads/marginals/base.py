@@ -29,10 +29,6 @@ class Marginal(Protocol):
     def cdf(self, values: Array) -> Array:
         """Return the share of the distribution at or below each of [n] values."""
 
-    @property
-    def degrees(self) -> int:
-        """The number of free parameters."""
-
 
 class Tagged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
     """A struct that a file names by its `type`."""

@@ -10,7 +10,9 @@ from tailrace.workloads.marginals.pareto_tail import Body, ParetoTail
 from tailrace.workloads.marginals.quantiles import Quantiles
 from tailrace.workloads.marginals.shares import Shares
 
-AnyMarginal = Lognormal | Gamma | Mixture | ParetoTail | Quantiles | Shares
+Formula = Body | ParetoTail
+"""The distributions of a few parameters, whose number is `degrees`."""
+AnyMarginal = Formula | Quantiles | Shares
 
 _COMPONENTS = (2, 3, 4)
 _TAILS = (0.1, 0.05, 0.02)
@@ -44,7 +46,7 @@ FAMILIES: Mapping[str, Callable[[Array], Iterator[Body]]] = {
 """The fits of each family to [n] positive values that are not all equal. They raise a FitError where none converges."""
 
 
-def with_tails(values: Array, body: Body) -> Iterator[Body | ParetoTail]:
+def with_tails(values: Array, body: Body) -> Iterator[Formula]:
     """Yield `body`, and `body` with Pareto tails of several shares."""
     yield body
     for share in _TAILS:

@@ -14,6 +14,7 @@ class Gamma(Tagged, frozen=True, tag="gamma"):
     shape: Positive
     scale: Positive
     degrees: ClassVar[int] = 2
+    """The number of free parameters."""
 
     def quantile(self, shares: Array) -> Array:
         """See `Marginal`."""

@@ -14,6 +14,7 @@ class Lognormal(Tagged, frozen=True, tag="lognormal"):
     log_mean: Real
     log_deviation: Positive
     degrees: ClassVar[int] = 2
+    """The number of free parameters."""
 
     def quantile(self, shares: Array) -> Array:
         """See `Marginal`."""

@@ -40,7 +40,7 @@ class Mixture(Tagged, frozen=True, tag="mixture"):
 
     @property
     def degrees(self) -> int:
-        """See `Marginal`."""
+        """The number of free parameters."""
         return 3 * len(self.weights) - 1
 
     def quantile(self, shares: Array) -> Array:

@@ -30,7 +30,7 @@ class ParetoTail(Tagged, frozen=True, tag="pareto_tail"):
 
     @property
     def degrees(self) -> int:
-        """See `Marginal`."""
+        """The number of free parameters."""
         return self.body.degrees + 3
 
     def quantile(self, shares: Array) -> Array:

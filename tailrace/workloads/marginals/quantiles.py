@@ -27,11 +27,6 @@ class Quantiles(Tagged, frozen=True, tag="quantiles"):
         if (np.diff(self.values) < 0).any():
             raise ValueError("`values` do not ascend")
 
-    @property
-    def degrees(self) -> int:
-        """See `Marginal`."""
-        return len(self.shares)
-
     def quantile(self, shares: Array) -> Array:
         """See `Marginal`."""
         return np.interp(shares, self.shares, self.values)

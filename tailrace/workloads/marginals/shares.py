@@ -24,11 +24,6 @@ class Shares(Tagged, frozen=True, tag="shares"):
         """The greatest number."""
         return len(self.shares)
 
-    @property
-    def degrees(self) -> int:
-        """See `Marginal`."""
-        return len(self.shares) - 1
-
     def quantile(self, shares: Array) -> Array:
         """See `Marginal`."""
         return np.minimum(np.searchsorted(np.cumsum(self.shares), shares) + 1, self.most).astype(np.float64)

@@ -6,11 +6,10 @@ import pytest
 from tailrace.workloads.characterization.correlation import Correlation
 
 
-def test_the_three_coefficients_see_different_things() -> None:
+def test_the_two_coefficients_see_different_things() -> None:
     found = Correlation.of(pl.Series([1, 2, 4, 8]), pl.Series([1, 4, 16, 64]))  # the square
     assert found is not None
     assert found.spearman == pytest.approx(1)
-    assert found.pearson_of_logs == pytest.approx(1)
     assert 0.9 < found.pearson < 0.99
 
 
