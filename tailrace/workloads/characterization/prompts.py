@@ -82,6 +82,18 @@ def intraclass_correlation(lengths: npt.ArrayLike, groups: npt.ArrayLike, steps:
     return (between - within) / total if total else None
 
 
+def design_effect(samples: float, prompts: float, share: float) -> float:
+    """How many samples tell as much as an independent one, since those of a prompt are alike: 1 + (m - 1) share.
+
+    Source: Kish 1965, "Survey Sampling", section 5.4, for groups of m samples.
+
+    Args:
+        samples: their number, in as many groups as there are `prompts`.
+        share: see `intraclass_correlation`, from 0 on.
+    """
+    return 1 + (samples / prompts - 1) * share
+
+
 def longest_recall(lengths: npt.ArrayLike, groups: npt.ArrayLike, percent: float) -> float | None:
     """The share of the longest `percent` that is found by the mean length of each prompt's other samples.
 

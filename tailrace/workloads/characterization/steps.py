@@ -10,7 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tailrace.workloads.characterization.distribution import Distribution, known, mean
-from tailrace.workloads.characterization.prompts import LONGEST, intraclass_correlation, longest_recall
+from tailrace.workloads.characterization.prompts import LONGEST, design_effect, intraclass_correlation, longest_recall
 
 COMPARED_STEPS = 48
 """The most steps that are compared with each other."""
@@ -68,8 +68,7 @@ class StepDistances(msgspec.Struct, frozen=True, kw_only=True):
     prompts_by_chance: float
     """The distance that two samplings of one distribution exceed in one of 20 cases, for steps of the median size."""
     responses_by_chance: float
-    """The same for responses. Those to one prompt are alike, so they count as fewer: Kish's design effect (Kish 1965,
-    "Survey Sampling")."""
+    """The same for responses. Those to one prompt are alike, so they count as fewer (`design_effect`)."""
 
     @classmethod
     def of(cls, steps: Sequence[pl.DataFrame], prompt_share: float | None) -> Self | None:
@@ -83,13 +82,13 @@ class StepDistances(msgspec.Struct, frozen=True, kw_only=True):
         places = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), COMPARED_STEPS)).round().astype(int))
         chosen = [steps[place] for place in places]
         samples, prompts = (float(np.median(sizes)) for sizes in zip(*map(_sizes, chosen), strict=True))
-        design_effect = 1 + (samples / prompts - 1) * max(0.0, prompt_share or 0.0)
+        independent = samples / design_effect(samples, prompts, max(0.0, prompt_share or 0.0))
         return cls(
             steps=[int(step["step"][0]) for step in chosen],
             prompt_tokens=distances([step["prompt_tokens"] for step in chosen]),
             response_tokens=distances([step["response_tokens"] for step in chosen]),
             prompts_by_chance=_by_chance(prompts),
-            responses_by_chance=_by_chance(samples / design_effect),
+            responses_by_chance=_by_chance(independent),
         )
 
 

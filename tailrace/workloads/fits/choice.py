@@ -36,23 +36,26 @@ def check_family(family: str) -> None:
         raise TraceError(f"family {family!r} is none of {', '.join(CHOICES)}{did_you_mean(family, CHOICES)}")
 
 
-def choose(values: Array, family: str = "auto") -> AnyMarginal:
+def choose(values: Array, family: str = "auto", worth: float | None = None) -> AnyMarginal:
     """Return the distribution of [n] values that describes them best, of one family or of all.
 
     Quantiles are taken for fewer than 100 values, and for values that are not positive or all equal. Unless a family is
     named, they are also taken where the best formula misses p50, p90 or p99 by more than 5 %, or has a
     Kolmogorov-Smirnov statistic above 0.05, and chance does not explain it.
 
+    Args:
+        worth: the number of independent values that tell as much; by default n.
+
     Raises:
         FitError: the named family does not converge.
     """
     if family == "quantiles" or len(values) < _ENOUGH or values.min() <= 0 or values.min() == values.max():
         return Quantiles.fit(values)
-    points = _points(values)
+    points, worth = _points(values), len(values) if worth is None else worth
     names = FAMILIES if family == "auto" else [family]
     candidates = [candidate for name in names for candidate in _candidates(points, name, is_auto=family == "auto")]
-    best = min(candidates, key=lambda candidate: _criterion(candidate, points, len(values)))
-    return Quantiles.fit(values) if family == "auto" and _misses(best, points, len(values)) else best
+    best = min(candidates, key=lambda candidate: _criterion(candidate, points, worth))
+    return Quantiles.fit(values) if family == "auto" and _misses(best, points, worth) else best
 
 
 def _candidates(points: Array, name: str, *, is_auto: bool) -> Iterator[Formula]:
@@ -72,8 +75,8 @@ def _points(values: Array) -> Array:
     return np.quantile(values, (np.arange(_POINTS) + 0.5) / _POINTS, method="nearest")
 
 
-def _criterion(marginal: Formula, points: Array, count: int) -> float:
-    """Return the criterion for `count` values that `points` stand for; the least is best."""
+def _criterion(marginal: Formula, points: Array, count: float) -> float:
+    """Return the criterion for `count` independent values that `points` stand for; the least is best."""
     known, times = np.unique(points, return_counts=True)
     half = _half_width(known)
     likely = np.maximum(marginal.cdf(known + half) - marginal.cdf(known - half), 1e-300)
@@ -81,11 +84,11 @@ def _criterion(marginal: Formula, points: Array, count: int) -> float:
     return marginal.degrees * float(np.log(count)) - 2 * likelihood
 
 
-def _misses(marginal: Marginal, points: Array, count: int) -> bool:
-    """Whether a distribution is further from `count` values, for which `points` stand, than chance and 5 % explain."""
+def _misses(marginal: Marginal, points: Array, count: float) -> bool:
+    """Whether a distribution is further from `points` than 5 % and the chance of `count` independent values explain."""
     shares = np.array([0.5, 0.9, 0.99])
     width = 2 * np.sqrt(shares * (1 - shares) / count)  # of 95 % of the shares that lie below the true quantile
-    low, high = np.quantile(points, shares - width), np.quantile(points, np.minimum(1, shares + width))
+    low, high = (np.quantile(points, np.clip(shares + part, 0, 1)) for part in (-width, width))
     true, found = np.quantile(points, shares), marginal.quantile(shares)
     if ((found < np.minimum(low, (1 - _WORST) * true)) | (found > np.maximum(high, (1 + _WORST) * true))).any():
         return True

@@ -3,8 +3,7 @@
 import polars as pl
 from scipy import stats
 
-from tailrace.workloads.fits.amounts import as_floats, with_prompts
-from tailrace.workloads.fits.choice import choose
+from tailrace.workloads.fits.amounts import as_floats, fit_amount, prompt_share
 from tailrace.workloads.parameters import Single
 
 _CHANCE = 0.01
@@ -23,9 +22,9 @@ def fit_single(samples: pl.DataFrame, limit: int | None, family: str) -> Single:
         FitError: see `choose`.
     """
     ended = samples if limit is None else samples.filter(pl.col("response_tokens") < limit)
-    levels = as_floats(ended["level"])
+    share = prompt_share(as_floats(samples["level"]), samples)
     return Single(
-        tokens=with_prompts(choose(levels, family), as_floats(samples["level"]), samples),
+        tokens=fit_amount(as_floats(ended["level"]), ended["prompt"], share, family),
         rank_correlation=_correlation(samples),
         capped_share=None if limit is None else 1 - len(ended) / len(samples),
     )

@@ -4,7 +4,7 @@ import polars as pl
 from scipy import stats
 
 from tailrace.errors import TraceError
-from tailrace.workloads.fits.amounts import as_floats, choose_known, with_prompts
+from tailrace.workloads.fits.amounts import as_floats, choose_known, fit_amount, prompt_share, with_share
 from tailrace.workloads.fits.choice import choose
 from tailrace.workloads.marginals.shares import Shares
 from tailrace.workloads.parameters import Amount, Tool, Turns
@@ -33,9 +33,9 @@ def fit_turns(trace: Trace, family: str) -> Turns:
     _check_known(trace, turns)
     is_final = pl.col("turn") == pl.col("count") - 1
     first, final, calling = turns.filter(pl.col("turn") == 0), turns.filter(is_final), turns.filter(~is_final)
-    calls = calls_of(trace)
+    calls, counts = calls_of(trace), as_floats(first["count"])
     return Turns(
-        count=with_prompts(Shares.fit(as_floats(first["count"])), as_floats(first["count"]), first),
+        count=with_share(Shares.fit(counts), prompt_share(counts, first)),
         calling=_by_number(calling, "turn", 0, family),
         final=_by_number(final, "count", 1, family),
         turn_correlation=_correlation(turns),
@@ -70,8 +70,8 @@ def _amount(turns: pl.DataFrame, family: str) -> Amount:
     alike for another reason (`turn_correlation`).
     """
     firsts = turns.unique("row", keep="first", maintain_order=True)
-    distribution = choose(as_floats(turns["generated_tokens"]), family)
-    return with_prompts(distribution, as_floats(firsts["generated_tokens"]), firsts)
+    share = prompt_share(as_floats(firsts["generated_tokens"]), firsts)
+    return fit_amount(as_floats(turns["generated_tokens"]), turns["prompt"], share, family)
 
 
 def _correlation(turns: pl.DataFrame) -> float:

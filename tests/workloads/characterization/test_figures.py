@@ -12,6 +12,7 @@ from tailrace.workloads.characterization.distribution import Distribution
 from tailrace.workloads.characterization.prompts import (
     MAPPED_PROMPTS,
     PromptMap,
+    design_effect,
     intraclass_correlation,
     longest_recall,
 )
@@ -71,6 +72,12 @@ def test_the_share_is_the_same_wherever_the_steps_lie(offsets: list[float], seed
         intraclass_correlation(np.exp(logs + shift[steps]), groups, steps) for shift in (np.array(offsets), np.zeros(3))
     ]
     assert shares[0] == pytest.approx(shares[1])
+
+
+def test_samples_that_are_alike_count_as_fewer() -> None:
+    assert design_effect(80, 10, 0.0) == 1.0  # all are independent
+    assert design_effect(80, 10, 1.0) == 8.0  # one of each prompt is
+    assert design_effect(80, 10, 0.3) == pytest.approx(3.1)
 
 
 def test_prompts_explain_nothing_where_there_is_nothing_to_compare() -> None:

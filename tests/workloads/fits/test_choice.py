@@ -40,6 +40,11 @@ def test_quantiles_are_taken_where_no_formula_fits() -> None:
     assert isinstance(choose(np.full(200, 7.0)), Quantiles)
 
 
+def test_values_that_are_worth_two_are_fitted() -> None:
+    values = np.concatenate([RANDOM.lognormal(5, 0.01, 100), RANDOM.lognormal(7, 0.01, 100)])  # two prompts
+    assert not isinstance(choose(values, worth=2.0), Quantiles)  # chance explains all
+
+
 def test_a_family_that_is_named_is_taken() -> None:
     values = np.rint(RANDOM.gamma(2.0, 300, 2000)) + 1
     assert isinstance(choose(values, "lognormal"), Lognormal | ParetoTail)

@@ -54,6 +54,12 @@ def test_samples_of_a_fit_have_the_quantiles_and_the_prompts_of_what_was_fitted(
     assert found.response.rank_correlation == pytest.approx(correlation, abs=0.12)
 
 
+@pytest.mark.parametrize("seed", [5, 6, 11])
+def test_a_formula_stays_where_samples_of_a_prompt_are_alike(seed: int) -> None:
+    true = draw(parameters(single(prompt_share=0.7)), groups=100, group_size=16, seed=seed)
+    assert isinstance(fitted_single(true).tokens.distribution, Lognormal)
+
+
 def test_conversations_are_fitted_with_all_their_parts() -> None:
     talk = msgspec.structs.replace(TALK, turn_correlation=0.3)
     true = draw(parameters(talk), groups=600, seed=1)
