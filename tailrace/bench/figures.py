@@ -15,7 +15,7 @@ from tailrace.errors import BenchError, UserError
 from tailrace.events import Event
 from tailrace.registers.events import EventKind
 from tailrace.registers.phases import PHASES
-from tailrace.report.breakdown import WorkerTime, breakdown_of
+from tailrace.report.breakdown import WorkerTime, breakdown_of, told_by_block
 from tailrace.report.workers import STATE_TITLES, worker_of, worker_order
 
 STAGES: Mapping[str, frozenset[str]] = {
@@ -111,26 +111,33 @@ def figures_of(events: Sequence[Event], *, warm_up: int, devices: int) -> Figure
     for step, start, end in windows:
         if end <= start:
             raise BenchError(f"step {step} ends at {end:g} s; expected a time after {start:g} s, when it can begin")
-    steps = [_step(events, step, start, end) for step, start, end in windows]
+    of_stages = {stage: [event for event in events if event.task in kinds] for stage, kinds in STAGES.items()}
+    of_steps: dict[int | None, list[Event]] = {}
+    for event in events:
+        if event.task == EventKind.SAMPLE:
+            of_steps.setdefault(event.step, []).append(event)
+    steps = [_step(of_stages, of_steps.get(step, []), step, start, end) for step, start, end in windows]
     return _whole(steps, _workers(events, _Window(windows[0][1], windows[-1][2])), devices)
 
 
-def _step(events: Sequence[Event], step: int, start: float, end: float) -> StepFigures:
-    of_step = [event for event in events if event.task == EventKind.SAMPLE and event.step == step]
+def _step(
+    of_stages: Mapping[str, Sequence[Event]], of_step: Sequence[Event], step: int, start: float, end: float
+) -> StepFigures:
+    """The figures of one step. `of_stages`: all events of each stage. `of_step`: the step's samples."""
     samples = list({(event.info.get("group"), event.info.get("sample")): event for event in of_step}.values())
     return StepFigures(
         step=step,
         seconds=end - start,
-        stages={stage: _busy(events, kinds, start, end) for stage, kinds in STAGES.items()},
+        stages={stage: _busy(spans, start, end) for stage, spans in of_stages.items()},
         samples=len(samples),
         response_tokens=sum(event.tokens or 0 for event in samples),
         tail_share=_tail(samples),
     )
 
 
-def _busy(events: Iterable[Event], kinds: frozenset[str], start: float, end: float) -> float:
-    """Seconds between `start` and `end` in which at least one event of `kinds` lasted."""
-    spans = sorted((max(start, event.start), min(end, event.end)) for event in events if event.task in kinds)
+def _busy(events: Iterable[Event], start: float, end: float) -> float:
+    """Seconds between `start` and `end` in which at least one of the events lasted."""
+    spans = sorted((max(start, event.start), min(end, event.end)) for event in events)
     seconds, reached = 0.0, start
     for begin, stop in spans:
         seconds += max(0.0, stop - max(begin, reached))
@@ -173,14 +180,9 @@ def _workers(events: Sequence[Event], window: _Window) -> Iterator[WorkerFigures
 
 
 def _states(events: Iterable[Event], window: _Window) -> dict[str, dict[str, float]]:
-    """The share of each state, by worker; an event that lasts beyond the window counts in part."""
-    seconds: dict[str, dict[str, float]] = {}
-    for event in events:
-        inside = min(window.end, event.end) - max(window.start, event.start)
-        if event.task == EventKind.ACTIVITY and inside > 0:
-            states = seconds.setdefault(worker_of(event), dict.fromkeys(STATE_TITLES, 0.0))
-            for state in states:
-                states[state] += event.metrics.get(state, 0.0) * inside / (event.end - event.start)
+    """The share of each state, by worker."""
+    (told,) = told_by_block(events, EventKind.ACTIVITY, [[window]])
+    seconds = {worker: {state: metrics.get(state, 0.0) for state in STATE_TITLES} for worker, metrics in told.items()}
     return {
         worker: {state: spent / sum(states.values()) for state, spent in states.items()}
         for worker, states in seconds.items()

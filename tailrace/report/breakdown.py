@@ -69,17 +69,28 @@ def breakdown_of(events: Iterable[Event], steps: Sequence[Span]) -> list[WorkerT
 
 def breakdown_by_block(events: Iterable[Event], blocks: Sequence[Sequence[Span]]) -> list[list[WorkerTime]]:
     """Return what `breakdown_of` does, for each of several blocks of steps. No step overlaps another."""
+    told = told_by_block(events, EventKind.BREAKDOWN, blocks)
+    return [[WorkerTime(worker, by_name[worker]) for worker in sorted(by_name, key=worker_order)] for by_name in told]
+
+
+def told_by_block(
+    events: Iterable[Event], kind: EventKind, blocks: Sequence[Sequence[Span]]
+) -> list[dict[str, dict[str, float]]]:
+    """Return the sums of the metrics of events of a kind, by worker, for each of several blocks of steps.
+
+    An event that is only partly in a step counts in proportion. No step overlaps another.
+    """
     steps = sorted((step.end, step.start, block) for block, part in enumerate(blocks) for step in part)
     ends = [end for end, _, _ in steps]
     told: list[dict[str, dict[str, float]]] = [{} for _ in blocks]
     for event in events:
-        if event.task == EventKind.BREAKDOWN and event.end > event.start:
+        if event.task == kind and event.end > event.start:
             for end, start, block in islice(steps, bisect_right(ends, event.start), None):
                 if start >= event.end:
                     break
                 part = (min(event.end, end) - max(event.start, start)) / (event.end - event.start)
                 _add(told[block].setdefault(worker_of(event), {}), event, part)
-    return [[WorkerTime(worker, by_name[worker]) for worker in sorted(by_name, key=worker_order)] for by_name in told]
+    return told
 
 
 def _add(seconds: dict[str, float], event: Event, part: float) -> None:
