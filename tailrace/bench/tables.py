@@ -11,6 +11,7 @@ from tailrace.bench.figures import STAGES
 from tailrace.bench.setup import Setup
 from tailrace.bench.single import Result
 from tailrace.registers.phases import PHASES, Phase
+from tailrace.report.tables import figures_table
 from tailrace.report.text import counted, number, percent
 from tailrace.report.workers import STATE_TITLES
 
@@ -33,7 +34,7 @@ def print_result(result: Result) -> None:
 
 def print_setup(setup: Setup) -> None:
     """Print what would be played."""
-    table = _table(setup.workload, "")
+    table = figures_table(setup.workload, "")
     samples, config = setup.trace.samples, setup.config
     table.add_row("steps", f"{config.trainer.steps:,}")
     table.add_row("groups a step", f"{config.groups_per_step:,}")
@@ -49,7 +50,7 @@ def print_setup(setup: Setup) -> None:
 
 def print_comparison(comparisons: Sequence[Comparison], names: tuple[str, str]) -> None:
     """Print a row for each figure."""
-    table = _table("", f"A: {names[0] or 'as given'}", f"B: {names[1] or 'as given'}", "B / A", "95 % interval")
+    table = figures_table("", f"A: {names[0] or 'as given'}", f"B: {names[1] or 'as given'}", "B / A", "95 % interval")
     for one in comparisons:
         interval = "" if one.interval is None else f"{one.interval[0]:.3f} to {one.interval[1]:.3f}"
         table.add_row(one.name, number(one.a), number(one.b), f"{one.ratio:.3f}", interval)
@@ -58,7 +59,7 @@ def print_comparison(comparisons: Sequence[Comparison], names: tuple[str, str]) 
 
 def _whole(result: Result) -> Table:
     figures = result.figures
-    table = _table("after the warm-up" if result.warm_up else "all steps", "")
+    table = figures_table("after the warm-up" if result.warm_up else "all steps", "")
     table.add_row("seconds", number(figures.seconds))
     table.add_row("seconds a step", number(figures.step_s))
     table.add_row("samples a second", number(figures.samples_per_s))
@@ -73,7 +74,7 @@ def _whole(result: Result) -> Table:
 def _steps(result: Result) -> Table:
     steps = result.figures.steps
     stages = [stage for stage in STAGES if any(step.stages[stage] for step in steps)]
-    table = _table("step", "seconds", *stages, "tokens", "tail")
+    table = figures_table("step", "seconds", *stages, "tokens", "tail")
     for step in steps:
         seconds = (number(step.stages[stage]) for stage in stages)
         tail = percent(step.tail_share)
@@ -82,7 +83,7 @@ def _steps(result: Result) -> Table:
 
 
 def _workers(result: Result) -> Table:
-    table = _table("worker", *STATE_TITLES.values(), "peak memory")
+    table = figures_table("worker", *STATE_TITLES.values(), "peak memory")
     for worker in result.figures.workers:
         memory = "" if worker.peak_memory_gib is None else f"{worker.peak_memory_gib:.2f} GiB"
         shares = (percent(worker.shares[state]) if worker.shares else "" for state in STATE_TITLES)
@@ -92,7 +93,8 @@ def _workers(result: Result) -> Table:
 
 def _phases(result: Result) -> Table:
     """The phases that take a percent of a worker's time or more, with their parts."""
-    table = _table("worker", "phase", "of its time")
+    table = figures_table("worker", "phase", "of its time")
+    table.columns[1].justify = "left"
     for worker in result.figures.workers:
         for phase, share in worker.phases.items():
             if share < _LEAST or PHASES[cast(Phase, phase)].state != "busy":
@@ -101,12 +103,4 @@ def _phases(result: Result) -> Table:
             parts = worker.parts.get(phase, {}).items()
             for part, of_part in sorted(parts, key=lambda item: -item[1]):
                 table.add_row("", f"  {part}", percent(of_part))
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column(first)
-    for column in others:
-        table.add_column(column, justify="left" if column == "phase" else "right")
     return table

@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from tailrace.commands.export import exported_checkpoint
 from tailrace.commands.intervals import Interval, fraction_interval, mean_interval
@@ -36,6 +35,7 @@ from tailrace.host.compute import prepare_torch
 from tailrace.host.interrupt import INTERRUPTED, Interrupt
 from tailrace.models.tokenizer import ResponseText
 from tailrace.prompts.load import load_evaluated, source_key
+from tailrace.report.tables import figures_table
 from tailrace.report.text import counted
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
@@ -258,9 +258,7 @@ def _print(config: EvalConfig, inputs: Inputs, answers: Sequence[Answer], *, as_
         }
         print(msgspec.json.encode(result).decode())
         return
-    table = Table(box=None, pad_edge=False, header_style="")
-    for column in ("", "", "95 %"):
-        table.add_column(column, justify="left" if not table.columns else "right")
+    table = figures_table("", "", "95 %")
     for name, value in found.items():
         if name in ranges or "failures" not in name or value:
             table.add_row(name, _number(name, value), _range(name, ranges.get(name)))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from tailrace.commands.files import check_apart, check_new_file
 from tailrace.errors import UserError, one_line
 from tailrace.host.whole_file import whole_file
+from tailrace.report.tables import figures_table
 from tailrace.report.text import interval, number, percent, signed_percent
 from tailrace.workloads.characterization.description import Description
 from tailrace.workloads.characterization.distribution import Distribution
@@ -64,10 +64,8 @@ def _write_page(descriptions: Mapping[str, Description], path: Path) -> None:
 
 def _print_table(descriptions: Mapping[str, Description]) -> None:
     columns = [dict(figures(description)) for description in descriptions.values()]
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("", no_wrap=True)
-    for name in descriptions:
-        table.add_column(name, justify="right")
+    table = figures_table("", *descriptions)
+    table.columns[0].no_wrap = True
     for figure in dict.fromkeys(figure for column in columns for figure in column):
         table.add_row(figure, *(column.get(figure, "") for column in columns))
     Console(width=None if sys.stdout.isatty() else _WIDEST).print(table)

@@ -9,6 +9,7 @@ from rich.table import Table
 from tailrace.commands.files import check_apart, check_new_file
 from tailrace.commands.trace_import import summary
 from tailrace.errors import TraceError
+from tailrace.report.tables import figures_table
 from tailrace.report.text import number
 from tailrace.workloads.files import read_trace
 from tailrace.workloads.fits.choice import check_family
@@ -45,9 +46,7 @@ def trace_fit(trace: Path, output: Path, *, name: str | None, family: str, force
 
 
 def _table(found: Iterable[Goodness]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="")
-    for heading in ("samples against the trace", "KS", *(f"p{part}" for part in PERCENTILES), "most"):
-        table.add_column(heading, justify="left" if not table.columns else "right")
+    table = figures_table("samples against the trace", "KS", *(f"p{part}" for part in PERCENTILES), "most")
     for each in found:
         errors = [*(each.errors[part] for part in PERCENTILES), each.most_error]
         table.add_row(each.name, number(round(each.ks, 3)), *(f"{error:+.1f} %" for error in errors))

@@ -49,7 +49,7 @@ def _phases_figure(workers: Sequence[WorkerTime]) -> Figure:
         for phase, entry in PHASES.items()
         if any(worker.share(phase) for worker in workers)
     ]
-    return _bar_figure(
+    return bar_figure(
         "workers",
         "Where the time goes",
         "Of each worker, in the training steps after the first. Waiting is for rows of the queue, or for new weights.",
@@ -71,7 +71,7 @@ def _parts_figure(phase: Phase, workers: Sequence[WorkerTime]) -> Figure:
             bars = [(name, share / worker.share(phase), share * worker.seconds) for name, share, worker in shares]
             traces.append(_bars(entry, bars))
     title = f"Parts of {phase}" if phase == "generation" else f"Parts of the {phase}"
-    return _bar_figure(f"parts-{phase}", title, f"Of the time that was {phase} in the chart above.", traces)
+    return bar_figure(f"parts-{phase}", title, f"Of the time that was {phase} in the chart above.", traces)
 
 
 def _bars(entry: PhaseEntry, bars: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
@@ -88,7 +88,8 @@ def _bars(entry: PhaseEntry, bars: Sequence[tuple[str, float, float]]) -> dict[s
     }
 
 
-def _bar_figure(id: str, title: str, caption: str, data: list[dict[str, Any]], *, wide: bool = False) -> Figure:
+def bar_figure(id: str, title: str, caption: str, data: list[dict[str, Any]], *, wide: bool = False) -> Figure:
+    """Draw a bar for each worker, divided into shares of its time. `data`: the bars of each share."""
     layout = {
         "barmode": "stack",
         "bargap": 0.35,

@@ -7,7 +7,7 @@ from typing import Any
 
 from tailrace.events import Event
 from tailrace.registers.events import BLUE, GREY, ORANGE, RED, EventKind
-from tailrace.report.breakdown_figures import breakdown_figures
+from tailrace.report.breakdown_figures import bar_figure, breakdown_figures
 from tailrace.report.charts import Figure, Section, axis, drawn, right_axis, thinned
 from tailrace.report.figures import task_colours
 from tailrace.report.run_data import RunData, metric_names
@@ -15,7 +15,6 @@ from tailrace.report.text import duration, number, percent
 from tailrace.report.workers import STATE_TITLES, WorkerSummary, summaries, weight_flights
 
 _COLOURS = {"busy": BLUE, "data": ORANGE, "weights": RED, "idle": "#b8c1ca"}
-_FIFTHS = [0, 0.2, 0.4, 0.6, 0.8, 1]
 _TIME = "Time since the start (s)"
 
 
@@ -67,22 +66,8 @@ def utilization_figure(workers: Sequence[WorkerSummary]) -> Figure | None:
         }
         for state, title in STATE_TITLES.items()
     ]
-    return Figure(
-        id="workers",
-        title="Where the time goes",
-        caption="Of each worker, after the first step. Waiting is for rows of the queue, or for new weights.",
-        data=data,
-        layout={
-            "barmode": "stack",
-            "bargap": 0.35,
-            "xaxis": axis("Time", tickformat=".0%", tickvals=_FIFTHS, range=[0, 1.001]),
-            "legend": {"traceorder": "normal"},
-            "margin": {"l": 56, "r": 24, "t": 8, "b": 44},
-            "yaxis": axis("Worker", autorange="reversed", showgrid=False, type="category"),
-        },
-        wide=True,
-        height=120 + 30 * len(workers),
-    )
+    caption = "Of each worker, after the first step. Waiting is for rows of the queue, or for new weights."
+    return bar_figure("workers", "Where the time goes", caption, data, wide=True)
 
 
 def weights_figure(run: RunData) -> Figure | None:
