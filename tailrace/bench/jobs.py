@@ -22,7 +22,7 @@ from tailrace.host.whole_file import whole_file
 from tailrace.models.resolve import resolve_model
 from tailrace.registers.events import EventKind
 from tailrace.types import Prompt
-from tailrace.workloads.replay import Replay, Turn
+from tailrace.workloads.replay import Turn
 
 FORMAT = 1
 
@@ -71,7 +71,7 @@ class GroupOfJobs(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_jobs(setup: Setup, prompts: Iterable[Prompt], path: Path) -> None:
     """Write the jobs of a benchmark; `prompts` has one for each group."""
-    config, replay = setup.config, Replay.of(setup.trace)
+    config = setup.config
     header = Header(
         tailrace_jobs=FORMAT,
         model=str(resolve_model(config.model)),
@@ -87,7 +87,7 @@ def write_jobs(setup: Setup, prompts: Iterable[Prompt], path: Path) -> None:
         seed=config.seed,
     )
     lines: list[msgspec.Struct] = [header]
-    for number, (prompt, group) in enumerate(zip(prompts, replay.groups, strict=True)):
+    for number, (prompt, group) in enumerate(zip(prompts, setup.played.groups, strict=True)):
         jobs = [Job(turns=list(script.turns), reward=script.reward, reward_s=script.reward_s) for script in group]
         step = number // config.groups_per_step
         lines.append(GroupOfJobs(step=step, group=number, prompt_ids=prompt.prompt_ids.tolist(), samples=jobs))
@@ -110,7 +110,7 @@ def check_played(events: Iterable[Event], setup: Setup) -> None:
             made[_key(event.info)] = event.tokens or 0
         elif event.task == EventKind.STEP:
             steps.add(event.step)
-    for number, group in enumerate(Replay.of(setup.trace).groups):
+    for number, group in enumerate(setup.played.groups):
         for sample, script in enumerate(group):
             asked, was = sum(turn.generated_tokens for turn in script.turns), made.get((number, sample))
             if was != asked:

@@ -31,6 +31,8 @@ class Setup:
     """The name of the workload, or the file of its trace."""
     trace: Trace
     """What is played."""
+    played: Replay
+    """The same, group by group."""
     config: RunConfig
     """The run that plays it. `trace` is to be at its `pipeline.replay` then."""
     limit: int
@@ -92,6 +94,7 @@ def make_setup(
     provenance = Provenance(source=recorded.provenance.source, model=recorded.provenance.model)
     return Setup(
         workload=workload,
+        played=played,
         trace=played.trace(provenance, groups_per_step=config.groups_per_step),
         config=_playing(config, played),
         limit=limit,
