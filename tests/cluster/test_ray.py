@@ -345,12 +345,18 @@ async def started(process: Process) -> tuple[list[int], list[Path]]:
     pids, directories = json.loads(await process.stdout.readline())
     assert all(Path(directory).exists() for directory in directories)
     pids += [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-    children = [psutil.Process(pid) for pid in pids]
     idle = ("ray::IDLE", "default_worker.py")  # an idle worker of Ray, or one that has just started
-    assert not [part for child in children for part in child.cmdline() if part.strip().endswith(idle)]
+    assert not [part for pid in pids for part in command_of(pid) if part.strip().endswith(idle)]
     process.stdin.write(b"go on\n")
     await process.stdin.drain()
     return pids, [Path(directory) for directory in directories]
+
+
+def command_of(pid: int) -> list[str]:
+    """The words of a process's command; none where it has ended, as the short commands do that Ray runs."""
+    with suppress(psutil.NoSuchProcess):  # psutil.ZombieProcess is one
+        return list(psutil.Process(pid).cmdline())
+    return []
 
 
 async def nothing_left(pids: list[int], directories: list[Path]) -> None:
@@ -379,8 +385,8 @@ async def test_an_error_of_the_driver_leaves_nothing() -> None:
 
 def of_ray(pids: list[int], part: str) -> psutil.Process:
     """The one process among `pids` whose command contains `part`."""
-    [process] = [process for pid in pids if part in " ".join((process := psutil.Process(pid)).cmdline())]
-    return process
+    [found] = [pid for pid in pids if part in " ".join(command_of(pid))]
+    return psutil.Process(found)
 
 
 @pytest.mark.parametrize("part", ["raylet/raylet", "runtime_env"])
