@@ -38,8 +38,8 @@ class Single(Tagged, frozen=True, omit_defaults=True, tag="single"):
     rank_correlation: Annotated[float, msgspec.Meta(ge=-1.0, le=1.0)] = 0.0
     """Spearman's, of the lengths of prompts and responses."""
     capped_share: Share | None = None
-    """The share of samples that end at `max_new_tokens`. `tokens` are the others then, all below it. None: `tokens` are
-    all samples, and what is longer is cut."""
+    """The share of samples that end at `max_new_tokens`, in every step. `tokens` are the others then, all below it.
+    None: `tokens` are all samples, and what is longer is cut."""
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -1,6 +1,7 @@
 """How near the samples of fitted parameters come to the trace that they were fitted to."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -39,12 +40,18 @@ class Goodness(msgspec.Struct, frozen=True, kw_only=True):
 
 def goodness(trace: Trace, workload: Workload) -> list[Goodness]:
     """Compare a trace with samples that are drawn from a workload: prompts, responses, turns, tools, rewards."""
+    known = dict(_amounts(_drawn(trace, workload)))
+    return [_compared(name, values, known[name]) for name, values in _amounts(trace) if name in known]
+
+
+def _drawn(trace: Trace, workload: Workload) -> Trace:
+    """Draw the steps that the trace has, since lengths may drift, with many times its groups."""
     sizes = trace.samples.group_by("step", "group").len()["len"]
     size, draws = int(sizes.to_numpy().max()), max(1, round(_DRAWN / len(trace)))
     groups = -(-len(trace) // (size * len(trace.steps)))
-    drawn = workload.sample(steps=len(trace.steps) * draws, groups=groups, group_size=size, seed=0)
-    known = dict(_amounts(drawn))
-    return [_compared(name, values, known[name]) for name, values in _amounts(trace) if name in known]
+    steps = [step - trace.steps[0] for step in trace.steps]
+    drawn = workload.sample(steps=steps[-1] + 1, groups=groups * draws, group_size=size, seed=0)
+    return replace(drawn, samples=drawn.samples.filter(pl.col("step").is_in(steps)))
 
 
 def _amounts(trace: Trace) -> Iterator[tuple[str, Array]]:

@@ -12,7 +12,7 @@ from tailrace.workloads.marginals.base import Array
 from tailrace.workloads.parameters import Amount, Parameters, Tool, Turns
 from tailrace.workloads.parts import as_lists
 from tailrace.workloads.samplers.base import MOST_TOKENS
-from tailrace.workloads.samplers.scores import mixed, score_share, shares_of
+from tailrace.workloads.samplers.scores import mixed, score_correlation, score_share, shares_of
 from tailrace.workloads.trace import TOOL_CALL, TURN
 
 _Mask = npt.NDArray[np.bool_]
@@ -29,6 +29,7 @@ class Conversations:
         self._count = _Drawn(response.count)
         self._calling = _of_numbers(response.calling, response.most)
         self._final = _of_numbers(response.final, response.most)
+        self._alike = score_correlation(response.turn_correlation)
 
     def draw(self, random: np.random.Generator, step: int, prompts: Array, scores: Array, size: int) -> pl.DataFrame:
         """Draw the columns of [groups · size] conversations.
@@ -63,7 +64,7 @@ class Conversations:
         def turns(amounts: Sequence[_Drawn]) -> Array:
             effects = _of_prompts(random, samples, size)
             scores = random.standard_normal((len(amounts), samples))
-            own = mixed(shared, scores, self._response.turn_correlation)
+            own = mixed(shared, scores, self._alike)
             return np.stack([amount.at(effects, score) for amount, score in zip(amounts, own, strict=True)], axis=1)
 
         wanted, final = turns(self._calling), turns(self._final)

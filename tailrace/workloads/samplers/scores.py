@@ -46,6 +46,14 @@ def score_share(quantile: Callable[[Array], Array], prompt_share: float) -> floa
     return float(np.interp(prompt_share, correlations, grid))
 
 
+def score_correlation(rank_correlation: float) -> float:
+    """Return the correlation of two normal scores whose ranks have this one (Spearman's).
+
+    Source: Pearson 1907, "On further methods of determining correlation".
+    """
+    return float(2 * np.sin(np.pi * rank_correlation / 6))
+
+
 def mixed(part: Array, rest: Array, share: float) -> Array:
     """Mix standard normal numbers: `part` explains `share` of the variance of the result, `rest` all else."""
     return np.asarray(np.sqrt(share) * part + np.sqrt(1 - share) * rest)

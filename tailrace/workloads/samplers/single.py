@@ -9,7 +9,7 @@ from tailrace.types import FinishReason
 from tailrace.workloads.marginals.base import Array
 from tailrace.workloads.parameters import Parameters, Single
 from tailrace.workloads.samplers.base import MOST_TOKENS
-from tailrace.workloads.samplers.scores import mixed, score_share, shares_of
+from tailrace.workloads.samplers.scores import mixed, score_correlation, score_share, shares_of
 
 
 class SingleTurns:
@@ -21,7 +21,7 @@ class SingleTurns:
         self._drift = parameters.drift
         self._limit = parameters.provenance.max_new_tokens or MOST_TOKENS
         self._context = parameters.provenance.context or MOST_TOKENS
-        correlation = float(2 * np.sin(np.pi * response.rank_correlation / 6))  # of normal scores with these ranks
+        correlation = score_correlation(response.rank_correlation)
         share = score_share(partial(self._lengths, factor=1.0), response.tokens.prompt_share)
         self._share = max(share, correlation**2)  # the prompt explains what its length explains
         self._of_length = correlation**2 / self._share if correlation else 0.0
@@ -42,10 +42,15 @@ class SingleTurns:
         return pl.DataFrame({"response_tokens": np.minimum(wanted, room), "finish_reason": reasons})
 
     def _lengths(self, shares: Array, *, factor: float) -> Array:
-        """Return the tokens at these shares of the distribution. Those of capped samples are the limit."""
+        """Return the tokens at these shares of the distribution, `factor` times as long by the drift.
+
+        Those of capped samples are the limit. All others are below it, so what is drawn is below `limit / factor`.
+        """
         tokens, capped = self._response.tokens.distribution, self._response.capped_share
         if capped is None:
             return np.maximum(1, np.rint(tokens.quantile(shares) * factor))
-        below = float(tokens.cdf(np.array([self._limit - 0.5]))[0])  # of what is rounded to less than the limit
+        below = float(
+            tokens.cdf(np.array([(self._limit - 0.5) / factor]))[0]
+        )  # of what is rounded to less than the limit
         ended = tokens.quantile(np.minimum(shares / (1 - capped), 1) * below) if capped < 1 else shares
         return np.where(shares < 1 - capped, np.maximum(1, np.rint(ended * factor)), self._limit)

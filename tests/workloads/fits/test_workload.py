@@ -1,5 +1,6 @@
 """A workload that is fitted to samples gives the same samples again."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -147,6 +148,16 @@ def test_drift_is_taken_from_the_lengths_and_given_back() -> None:
     assert by_step[0]["response_tokens"].to_list() == pytest.approx(by_step[1]["response_tokens"].to_list(), abs=0.12)
     flat = draw(parameters(single(), drift=Regime(step=8, change=0.5)), steps=20, groups=100)
     assert isinstance(fit_workload(flat, "again").drift, Regime)
+
+
+@pytest.mark.parametrize("drift", [Trend(per_step=0.1, steps=20), Regime(step=10, change=3.0)])
+@pytest.mark.parametrize("spacing", [1, 5])
+def test_lengths_that_drift_are_compared_step_by_step(drift: Trend | Regime, spacing: int) -> None:
+    workload = parameters(single(), drift=drift)
+    true = draw(workload, steps=40, groups=60, seed=1)
+    seen = replace(true, samples=true.samples.filter(pl.col("step") % spacing == 0))
+    for each in goodness(seen, Fitted(workload)):
+        assert each.ks < 0.05, each.name
 
 
 def test_shares_of_filters_and_rewards_are_those_of_the_trace() -> None:
