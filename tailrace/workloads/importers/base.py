@@ -7,6 +7,7 @@ from gzip import BadGzipFile
 from gzip import open as open_gzip
 from pathlib import Path
 from typing import IO, Annotated, TypeVar, cast
+from zlib import error as ZlibError
 
 import msgspec
 
@@ -74,8 +75,8 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise TraceError(f"{path} does not exist") from None
-    except (OSError, EOFError) as error:
-        damaged = ", or is damaged" if isinstance(error, BadGzipFile | EOFError) else ""
+    except (OSError, EOFError, ZlibError) as error:
+        damaged = ", or is damaged" if isinstance(error, BadGzipFile | EOFError | ZlibError) else ""
         reason = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
         raise TraceError(f"{path} cannot be read{damaged}: {reason}") from None
 

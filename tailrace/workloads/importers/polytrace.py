@@ -88,6 +88,14 @@ _KINDS: Mapping[str, _Kind] = {
 """The kind of a record, by a field that no other kind has."""
 
 
+_NAMES: Mapping[_Kind, str] = {
+    _Packed: "packed lengths",
+    _Kept: "filter indices",
+    _RewardTime: "reward timings",
+    _Conversation: "conversations",
+}
+
+
 class PolyTrace(Importer):
     """Reads PolyTrace's files of one workload, in any order."""
 
@@ -100,16 +108,16 @@ class PolyTrace(Importer):
     def read(self, files: Sequence[Path], provenance: Provenance) -> Trace:
         """See `Importer`."""
         found: dict[_Kind, list[Any]] = {kind: [] for kind in _KINDS.values()}
-        prompts: set[tuple[int, int, int]] = set()
+        seen: set[str] = set()
         for file in files:
             kind = self._kind_of(file)
             for number, record in records(file, kind):
                 if not record.validate:
-                    _check_new(record, prompts, f"{file}, record {number}")
+                    _check_new(record, seen, f"{file}, record {number}")
                     found[kind].append(record)
-        if found[_Packed] and found[_Conversation]:
-            raise TraceError(f"{files[0]} and others are packed lengths and conversations; import them one by one")
         if found[_Conversation]:
+            if others := [_NAMES[kind] for kind in found if found[kind] and kind is not _Conversation]:
+                raise TraceError(f"{files[0]} and others are conversations and {others[0]}; import them one by one")
             return Trace.of(_conversations(found[_Conversation]), provenance)
         if not found[_Packed]:
             raise TraceError(f"{files[0]} has no lengths of training; give packed lengths or conversations as well")
@@ -129,13 +137,17 @@ def _kind(line: bytes) -> _Kind | None:
     return next((kind for field, kind in _KINDS.items() if field in names), None)
 
 
-def _check_new(record: object, prompts: set[tuple[int, int, int]], where: str) -> None:
-    """Add the prompt of packed lengths to `prompts`, or raise a TraceError where it is there."""
+def _check_new(record: object, seen: set[str], where: str) -> None:
+    """Add a prompt of packed lengths, or a step of a filter, to those `seen`; raise a TraceError where it is there."""
     if isinstance(record, _Packed):
-        prompt = (record.step, record.dp_rank, record.local_index)
-        if prompt in prompts:
-            raise TraceError(f"{where}: step {prompt[0]} has the prompt {prompt[2]} of rank {prompt[1]} already")
-        prompts.add(prompt)
+        name = f"step {record.step} has the prompt {record.local_index} of rank {record.dp_rank}"
+    elif isinstance(record, _Kept):
+        name = f"step {record.workload_step} has the filter's indices"
+    else:
+        return
+    if name in seen:
+        raise TraceError(f"{where}: {name} already")
+    seen.add(name)
 
 
 def _packed(found: Sequence[_Packed]) -> pl.DataFrame:
@@ -158,8 +170,10 @@ def _packed(found: Sequence[_Packed]) -> pl.DataFrame:
 
 def _filtered(samples: pl.DataFrame, found: Iterable[_Kept]) -> pl.DataFrame:
     """Add `kept` for the steps that the filter's files name."""
+    prompts = dict(samples.group_by("step").agg(pl.col("group").n_unique()).iter_rows())
     groups: list[tuple[int, int, bool]] = []
     for record in found:
+        _check_prompts(record, prompts.get(record.workload_step))
         kept = set(record.kept_prompt_indices)
         groups += [(record.workload_step, index, index in kept) for index in range(record.prompt_count)]
     if not groups:
@@ -168,14 +182,27 @@ def _filtered(samples: pl.DataFrame, found: Iterable[_Kept]) -> pl.DataFrame:
     return samples.join(known, on=["step", "group"], how="left")
 
 
+def _check_prompts(record: _Kept, prompts: int | None) -> None:
+    """Check the filter's numbers of a step. `prompts`: those of its packed lengths; None without any."""
+    where, count = f"the filter of step {record.workload_step}", record.prompt_count
+    if prompts is not None and prompts != count:
+        raise TraceError(f"{where} has a prompt_count of {count}, and the packed lengths have {prompts} prompts")
+    if (most := max(record.kept_prompt_indices, default=0)) >= max(1, count):
+        raise TraceError(f"{where} has {most} in kept_prompt_indices; expected numbers below prompt_count, {count}")
+
+
 def _graded(samples: pl.DataFrame, found: Iterable[_RewardTime]) -> pl.DataFrame:
-    """Add `reward_s` for the steps and ranks that the timings name: a rank's responses are graded together."""
+    """Add `reward_s` for the steps and ranks that the timings name.
+
+    A rank's responses are graded together, so each has its part of the rank's time.
+    """
     times = [(record.step, record.dp_rank, record.reward_time_s) for record in found]
     if not times:
         return samples
     known = pl.DataFrame(times, schema=["step", "dp_rank", "reward_s"], orient="row")
     longest = known.group_by("step", "dp_rank").agg(pl.col("reward_s").max())
-    return samples.join(longest, on=["step", "dp_rank"], how="left")
+    joined = samples.join(longest, on=["step", "dp_rank"], how="left")
+    return joined.with_columns(pl.col("reward_s") / pl.len().over("step", "dp_rank"))
 
 
 def _conversations(found: Sequence[_Conversation]) -> pl.DataFrame:

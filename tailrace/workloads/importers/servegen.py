@@ -83,17 +83,18 @@ def _clients(files: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
 
 def _requests(trace: Path, dataset: Path, random: np.random.Generator) -> Iterator[pl.DataFrame]:
     """Yield the requests of each line of a client's trace."""
-    windows = _windows(dataset)
+    windows, due = _windows(dataset), 0.0
     for number, text in lines(trace):
         where = f"{trace}, record {number}"
         line = _line(text, where)
-        count = round(line.rate * _LINE_S)
+        before, due = round(due), due + line.rate * _LINE_S  # a part of a request goes on to the next line
+        count = round(due) - before
         if not count:
             continue
         start = max((start for start in windows if start <= line.start), default=None)
         if start is None or not all(len(values) for values, _ in windows[start]):
             raise TraceError(f"{where}: the rate is {line.rate:g} at {line.start:g} s, where {dataset} has no lengths")
-        columns = {"start": line.start + _LINE_S * _moments(line, count, random)}
+        columns = {"start": line.start + _LINE_S * _arrivals(line, count, random)}
         for name, (values, shares) in zip(("prompt_tokens", "response_tokens"), windows[start], strict=True):
             columns[name] = random.choice(values, count, p=shares)
         yield pl.DataFrame(columns, schema_overrides=REQUEST)
@@ -113,8 +114,8 @@ def _line(text: bytes, where: str) -> _Line:
     return line
 
 
-def _moments(line: _Line, count: int, random: np.random.Generator) -> Array:
-    """Draw when requests come, as shares of the line's time. Without a family any moment is as likely."""
+def _arrivals(line: _Line, count: int, random: np.random.Generator) -> Array:
+    """Draw when requests come, as shares of the line's time. Without a family any time is as likely."""
     match line.family:
         case "Gamma":
             gaps = random.gamma(line.shape, size=count + 1)

@@ -8,7 +8,7 @@ in seconds since the first.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -50,12 +50,18 @@ def _columns(line: bytes) -> list[str]:
     return line.decode(errors="replace").strip().split(",")
 
 
+def _moment(text: str) -> datetime:
+    """Read a date and a time; without a zone it is UTC, so that no hour is missing or twice."""
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
 def _azure_request(file: Path, number: int, line: bytes) -> tuple[float, int, int]:
     texts = _columns(line)
     if len(texts) != len(_AZURE):
         raise TraceError(f"{file}, record {number}, has {len(texts)} fields; expected {', '.join(_AZURE)}")
     try:
-        start = datetime.fromisoformat(texts[0]).timestamp()
+        start = _moment(texts[0]).timestamp()
     except ValueError:
         raise TraceError(f"{file}, record {number}: {_AZURE[0]} is {texts[0]!r}; expected a date and a time") from None
     tokens = []

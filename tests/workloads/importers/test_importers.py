@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,8 @@ def test_a_filter_and_timings_of_rewards_join_their_groups_and_ranks(tmp_path: P
     )
     trace = import_trace([packed, kept, timings], HERE)
     assert columns(trace, "step", "group", "kept", "reward_s") == [
-        (3, 0, False, 2.5),
-        (3, 0, False, 2.5),
+        (3, 0, False, 1.25),
+        (3, 0, False, 1.25),
         (3, 1, True, None),
         (4, 0, None, None),
         (4, 0, None, None),
@@ -172,9 +173,11 @@ def test_a_file_that_nobody_knows_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="there is no file to import"):
         import_trace([], HERE)
     cut = tmp_path / "cut.jsonl.gz"
-    cut.write_bytes(gzip.compress(json.dumps(TALK).encode())[:-10])
-    with pytest.raises(TraceError, match=re.escape(f"{cut} cannot be read, or is damaged")):
-        import_trace([cut], HERE)
+    whole = gzip.compress(json.dumps(TALK).encode())
+    for damaged in (whole[:-10], whole[:30] + b"\xff" * 30 + whole[60:]):
+        cut.write_bytes(damaged)
+        with pytest.raises(TraceError, match=re.escape(f"{cut} cannot be read, or is damaged")):
+            import_trace([cut], HERE)
 
 
 @pytest.mark.parametrize(
@@ -193,15 +196,47 @@ def test_a_request_of_azure_that_cannot_be_is_named(tmp_path: Path, line: str, m
         import_trace([file], HERE)
 
 
+def test_times_of_azure_are_the_same_in_every_time_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "azure.csv"
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-10-29 00:30:00,5,6", "2023-10-29 03:30:00,5,6"]
+    file.write_text("\n".join(lines))
+    monkeypatch.setenv("TZ", "Europe/Berlin")  # an hour of that night was there twice
+    time.tzset()
+    try:
+        assert import_trace([file], HERE).samples["start"].to_list() == [0.0, 10_800.0]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_a_filter_alone_is_no_trace(tmp_path: Path) -> None:
     kept = written(tmp_path / "kept.jsonl", [{"workload_step": 3, "prompt_count": 2, "kept_prompt_indices": [1]}])
     with pytest.raises(TraceError, match="has no lengths of training; give packed lengths or conversations as well"):
         import_trace([kept], HERE)
 
 
+def test_a_filter_that_does_not_fit_its_lengths_is_one_line(tmp_path: Path) -> None:
+    packed = written(tmp_path / "packed.jsonl", [PACKED])
+
+    def refused(*records: dict[str, Any]) -> str:
+        kept = written(tmp_path / "kept.jsonl", [{"workload_step": 3, "kept_prompt_indices": [0]} | r for r in records])
+        with pytest.raises(TraceError) as caught:
+            import_trace([packed, kept], HERE)
+        return str(caught.value)
+
+    assert "step 3 has a prompt_count of 2, and the packed lengths have 1 prompts" in refused({"prompt_count": 2})
+    assert "step 3 has 5 in kept_prompt_indices; expected numbers below prompt_count, 1" in refused(
+        {"prompt_count": 1, "kept_prompt_indices": [5]}
+    )
+    assert "record 2: step 3 has the filter's indices already" in refused(*[{"prompt_count": 1}] * 2)
+
+
 def test_packed_lengths_and_conversations_are_two_traces(tmp_path: Path) -> None:
     files = [written(tmp_path / "a.jsonl", [PACKED]), written(tmp_path / "b.jsonl", [TALK])]
-    with pytest.raises(TraceError, match="import them one by one"):
+    with pytest.raises(TraceError, match="are conversations and packed lengths; import them one by one"):
+        import_trace(files, HERE)
+    files[0] = written(tmp_path / "a.jsonl", [{"step": 3, "dp_rank": 0, "reward_time_s": 1.5}])
+    with pytest.raises(TraceError, match="are conversations and reward timings; import them one by one"):
         import_trace(files, HERE)
 
 

@@ -46,6 +46,13 @@ def test_requests_come_at_the_rate_and_with_the_lengths_of_their_window(tmp_path
     assert early["start"].max() < 1200 <= 20_000 < late["start"].min()  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(("rate", "requests"), [(0.0008, 69), (0.0009, 78)])
+def test_a_rate_of_half_a_request_a_line_gives_one_in_two_lines(tmp_path: Path, rate: float, requests: int) -> None:
+    trace = "".join(f"{600 * line},{rate},0,,0,0\n" for line in range(144))
+    dataset = {"0": IDLE | {"input_tokens": "{7: 1.0}", "output_tokens": "{8: 1.0}"}}
+    assert len(import_trace(client(tmp_path, trace, dataset), HERE)) == requests
+
+
 def test_the_same_requests_are_drawn_each_time_and_clients_are_one_service(tmp_path: Path) -> None:
     files = client(tmp_path)
     assert import_trace(files, HERE).samples.equals(import_trace(files, HERE).samples)
