@@ -134,14 +134,42 @@ def _complete(samples: pl.DataFrame, source: str) -> pl.DataFrame:
         raise TraceError(f"{source} has no column {missing[0]!r}, which every sample needs")
     absent = [pl.lit(None, column.dtype).alias(name) for name, column in COLUMNS.items() if name not in samples.columns]
     whole = samples.with_columns(absent).select(*COLUMNS)
-    for name, column in COLUMNS.items():
-        try:
-            whole = whole.with_columns(pl.col(name).cast(column.dtype))
-        except pl.exceptions.PolarsError:
-            raise TraceError(
-                f"{source} has {whole.schema[name]} in the column {name!r}; expected {column.dtype}"
-            ) from None
-    return whole
+    cast = pl.DataFrame([_cast(whole[name], column.dtype, source) for name, column in COLUMNS.items()])
+    empty = [pl.when(pl.col(name).list.len() > 0).then(name) for name in _PARTS]
+    return cast.with_columns(empty)
+
+
+def _cast(column: pl.Series, dtype: pl.DataType, source: str) -> pl.Series:
+    """Give a column its type, or raise a TraceError where that would change a value."""
+    try:
+        cast = column.cast(dtype)
+        changed = column.ne_missing(cast.cast(column.dtype)).arg_true() if _holds(dtype, column.dtype) else None
+    except pl.exceptions.PolarsError:
+        changed = None
+    if changed is None:
+        raise TraceError(f"{source} has {column.dtype} in the column {column.name!r}; expected {dtype}")
+    if len(changed):
+        place = changed[0]
+        raise TraceError(f"{source}, row {place + 1}: {column.name} is {column[place]}; expected {dtype}")
+    return cast
+
+
+def _holds(dtype: pl.DataType, given: pl.DataType) -> bool:
+    """Whether values of a given type can be those of `dtype`: polars would make numbers of texts and of truths."""
+    if given == pl.Null:
+        return True
+    if isinstance(dtype, pl.List):
+        return isinstance(given, pl.List) and _holds(_type(dtype.inner), _type(given.inner))
+    if isinstance(dtype, pl.Struct):
+        known = {field.name: _type(field.dtype) for field in dtype.fields}
+        return isinstance(given, pl.Struct) and all(
+            field.name in known and _holds(known[field.name], _type(field.dtype)) for field in given.fields
+        )
+    return given.is_numeric() if dtype.is_numeric() else type(given) is type(dtype)
+
+
+def _type(dtype: pl.DataType | type[pl.DataType]) -> pl.DataType:
+    return dtype() if isinstance(dtype, type) else dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +184,7 @@ class _Rule:
 
 def _rules(provenance: Provenance) -> list[_Rule]:
     least = {"step": 0, "group": 0, "sample": 0, "prompt_tokens": 1, "response_tokens": 1}
-    least |= {"reward_s": 0, "first_version": 0, "last_version": 0}
+    least |= {"reward_s": 0, "first_version": 0, "last_version": 0, "start": 0, "end": 0}
     reasons = [reason.value for reason in FinishReason]
     return [
         *(_Rule(name, pl.col(name).is_null(), "a number") for name, column in COLUMNS.items() if column.is_required),
@@ -185,6 +213,12 @@ _PARTS = {
 """The fields of turns and tool calls that are numbers, none of them negative."""
 
 
+_GENERATED = pl.when(
+    ~pl.col("turns").list.eval(pl.element().struct.field("generated_tokens").is_null()).list.any()
+).then(pl.col("turns").list.eval(pl.element().struct.field("generated_tokens").cast(pl.Int64)).list.sum())
+"""Tokens of all turns; null where those of a turn are unknown."""
+
+
 def _check(trace: Trace) -> None:
     """Raise a TraceError for the first sample that breaks a rule, and for two samples with one number."""
     for rule in _rules(trace.provenance):
@@ -197,6 +231,9 @@ def _check(trace: Trace) -> None:
             if (sample := _first(trace, broken)) is not None:
                 wrong = next(part[field] for part in sample[column] if not _is_amount(part[field]))
                 raise _error(trace, sample, f"{column}.{field}", wrong, "0 or more")
+    if (sample := _first(trace, pl.col("response_tokens") != _GENERATED)) is not None:
+        found = sample["response_tokens"]
+        raise _error(trace, sample, "response_tokens", found, "the sum of the `generated_tokens` of its turns")
     if (sample := _first(trace, ~pl.struct("step", "group", "sample").is_first_distinct())) is not None:
         raise TraceError(f"{_where(trace, sample)} was there before; number the samples of a group")
 

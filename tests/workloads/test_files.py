@@ -51,6 +51,11 @@ SAMPLES = st.fixed_dictionaries(
 def made(samples: list[dict[str, Any]]) -> Trace:
     schema = {name: column.dtype for name, column in COLUMNS.items() if name in {"sample", *samples[0]}}
     rows = [{**sample, "sample": number} for number, sample in enumerate(samples)]
+    for row in rows:
+        made_by_turns = [turn["generated_tokens"] for turn in row.get("turns") or [{"generated_tokens": None}]]
+        if None not in made_by_turns:  # the response is what its turns have generated
+            row["response_tokens"] = min(2**31 - 1, max(1, sum(made_by_turns)))
+            row["turns"] = row["turns"] if row["response_tokens"] == sum(made_by_turns) else None
     return Trace.of(pl.DataFrame(rows, schema=schema), Provenance(source="test", model="a model", context=2**33))
 
 

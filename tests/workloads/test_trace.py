@@ -43,6 +43,7 @@ CALL = {"turn": 0, "name": "search", "seconds": 0.1, "returned_tokens": 3, "stat
         ({"reward": float("nan")}, ": reward is nan; expected a finite number"),
         ({"reward_s": -1.0}, ": reward_s is -1.0; expected 0 or more"),
         ({"start": float("inf")}, ": start is inf; expected a finite number"),
+        ({"start": -2.0, "end": 1.0}, ": start is -2.0; expected 0 or more"),
         ({"start": 2.0, "end": 1.0}, ": end is 1.0; expected a time after `start`"),
         (
             {"first_version": 2, "last_version": 1},
@@ -58,6 +59,10 @@ CALL = {"turn": 0, "name": "search", "seconds": 0.1, "returned_tokens": 3, "stat
         (
             {"tool_calls": [CALL | {"returned_tokens": -1}]},
             ": tool_calls.returned_tokens is -1; expected",
+        ),
+        (
+            {"response_tokens": 9, "turns": [TURN, TURN]},
+            ": response_tokens is 9; expected the sum of the `generated_tokens` of its turns",
         ),
         ({"sample": 0}, "here, row 2 (step 0, group 0, sample 0) was there before"),
     ],
@@ -76,5 +81,26 @@ def test_a_trace_needs_samples_and_known_columns() -> None:
         trace({name: value for name, value in sample().items() if name != "response_tokens"})
     with pytest.raises(TraceError, match="here has the column 'text'; a trace has step, group"):
         trace(sample(text="no texts"))
-    with pytest.raises(TraceError, match="here has String in the column 'step'; expected Int32"):
-        trace(sample(step="first"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"step": "first"}, "here has String in the column 'step'; expected Int32"),
+        ({"response_tokens": "20"}, "here has String in the column 'response_tokens'; expected Int32"),
+        ({"response_tokens": True}, "here has Boolean in the column 'response_tokens'; expected Int32"),
+        ({"kept": 1}, "in the column 'kept'; expected Boolean"),
+        ({"group": 5.5}, "here, row 1: group is 5.5; expected Int64"),
+        ({"turns": [TURN | {"prompt_tokens": 10.5}]}, "here, row 1: turns is"),
+        ({"turns": [TURN | {"text": "no texts"}]}, "in the column 'turns'; expected List"),
+        ({"turns": [TURN | {"prompt_tokens": "10"}]}, "in the column 'turns'; expected List"),
+    ],
+)
+def test_a_value_of_another_type_is_not_made_one_of_its_column(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(TraceError, match=re.escape(message)):
+        trace(sample(**values))
+
+
+def test_numbers_of_another_width_keep_their_values_and_no_parts_are_unknown() -> None:
+    [row] = trace(sample(group=5.0, reward=1, turns=[], tool_calls=[])).samples.rows(named=True)
+    assert (row["group"], row["reward"], row["turns"], row["tool_calls"]) == (5, 1.0, None, None)

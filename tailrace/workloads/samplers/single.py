@@ -49,8 +49,6 @@ class SingleTurns:
         tokens, capped = self._response.tokens.distribution, self._response.capped_share
         if capped is None:
             return np.maximum(1, np.rint(tokens.quantile(shares) * factor))
-        below = float(
-            tokens.cdf(np.array([(self._limit - 0.5) / factor]))[0]
-        )  # of what is rounded to less than the limit
+        below = float(tokens.cdf(np.array([(self._limit - 0.5) / factor]))[0])  # of what is rounded to less
         ended = tokens.quantile(np.minimum(shares / (1 - capped), 1) * below) if capped < 1 else shares
         return np.where(shares < 1 - capped, np.maximum(1, np.rint(ended * factor)), self._limit)

@@ -40,7 +40,11 @@ def test_rewards_filters_turns_and_tools_are_described_where_a_trace_has_them() 
         response_tokens=[5, 9, 100],
         reward=[1.0, 0.0, None],
         kept=[True, False, None],
-        turns=[[TURN, TURN], [TURN], None],
+        turns=[
+            [TURN | {"generated_tokens": 2}, TURN | {"generated_tokens": 3}],
+            [TURN | {"generated_tokens": 9}],
+            None,
+        ],
         tool_calls=[[CALL, CALL | {"seconds": 1.5}], [], None],
     )
     assert found.correct is not None

@@ -21,7 +21,7 @@ def recorded(sizes: list[int]) -> Trace:
         response_tokens=pl.Series(range(1, count + 1)),
         reward_s=pl.Series([float(number) for number in range(count)]),
         kept=pl.Series([number % 2 == 0 for number in range(count)]),
-        turns=pl.Series([[TURN]] * count),
+        turns=pl.Series([[TURN | {"generated_tokens": tokens}] for tokens in range(1, count + 1)]),
         start=pl.lit(1.0),
         first_version=pl.lit(3),
     )
