@@ -22,7 +22,7 @@ def trace_of_run(run_dir: Path) -> Trace:
     """Return the trace of the run in `run_dir`.
 
     Raises:
-        UserError: it is not the directory of a run, a file of it is broken, or no response is finished yet.
+        UserError: it is not the directory of a run, a file of it is broken, or no step has ended yet.
     """
     run = load_run(run_dir)
     return trace_of_events(run.events, run_provenance(run.name, run.info))
@@ -46,16 +46,16 @@ class TraceSink:
             self._begin()
             return
         self._samples.add(event)
-        if event.task == EventKind.STEP:
+        if event.task == EventKind.STEP and event.step is not None:
             self._append(self._samples.take(before_step=event.step))
 
     def close(self) -> None:
-        """Write the samples that are left.
+        """Write the samples of the last step that has ended.
 
         Raises:
             UserError: the file cannot be written.
         """
-        if rows := self._samples.take():
+        if rows := self._samples.take(before_step=self._samples.ended_steps):
             self._append(rows)
 
     def _begin(self) -> None:

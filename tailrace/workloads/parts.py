@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from tailrace.errors import TraceError
 from tailrace.workloads.trace import TURN, Trace
 
 
@@ -46,6 +47,17 @@ def turns_of(trace: Trace) -> pl.DataFrame:
         (pl.col("prompt_tokens") + pl.col("generated_tokens")).shift(1).over("row").alias("context"),
     )
     return numbers.with_columns((pl.col("prompt_tokens") - pl.col("context")).alias("added"))
+
+
+def check_known(trace: Trace, turns: pl.DataFrame, need: str) -> None:
+    """Check that the lengths of all turns are known. `need`: what needs them.
+
+    Raises:
+        TraceError: the tokens that a turn reads or generates are unknown.
+    """
+    for name in ("prompt_tokens", "generated_tokens"):
+        if missing := turns[name].null_count():
+            raise TraceError(f"{trace.provenance.source} has {missing} turns without {name}; {need} needs them")
 
 
 def calls_of(trace: Trace) -> pl.DataFrame:

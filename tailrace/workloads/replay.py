@@ -12,6 +12,7 @@ import polars as pl
 
 from tailrace.errors import TraceError
 from tailrace.types import FinishReason
+from tailrace.workloads.parts import check_known, turns_of
 from tailrace.workloads.trace import COLUMNS, Provenance, Trace
 
 
@@ -86,7 +87,12 @@ class Replay:
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
-        """Read the scripts of a trace."""
+        """Read the scripts of a trace.
+
+        Raises:
+            TraceError: the tokens of a turn are unknown.
+        """
+        check_known(trace, turns_of(trace), "a replay")
         rows = trace.samples.iter_rows(named=True)  # in the order of step, group and sample
         return cls([[_script(row) for row in group] for _, group in groupby(rows, key=_group)])
 

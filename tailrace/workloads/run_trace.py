@@ -3,7 +3,8 @@
     sample    a response: step, group, sample, tokens, versions, times
     graded    its reward and the seconds of its grading, in the event of any task that grades
 
-A response that was made or graded again, since its row was lost, counts as it was the last time.
+A response that was made or graded again, since its row was lost, counts as it was the last time. The samples of a step
+count when it has ended: of a step that goes on, the short responses are finished first.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,6 +27,8 @@ class RunSamples:
     def __init__(self) -> None:
         self._samples: dict[Key, dict[str, Any]] = {}
         self._grades: dict[Key, dict[str, Any]] = {}
+        self.ended_steps = 0
+        """The number of steps that have ended."""
 
     def add(self, event: Event) -> None:
         """Take an event; those that tell nothing of a sample are passed over."""
@@ -39,12 +42,12 @@ class RunSamples:
         elif "graded" in event.info and not event.info.get("void"):
             for group, sample, reward in event.info["graded"]:
                 self._grades[group, sample] = {"reward": reward, "reward_s": event.end - event.start}
+        elif event.task == EventKind.STEP and event.step is not None:
+            self.ended_steps = event.step + 1
 
-    def take(self, *, before_step: int | None = None) -> list[dict[str, Any]]:
-        """Return the samples of the steps before `before_step`, or all, as rows of a trace; they are forgotten."""
-        keys = [
-            key for key, sample in self._samples.items() if before_step is None or int(sample["step"]) < before_step
-        ]
+    def take(self, *, before_step: int) -> list[dict[str, Any]]:
+        """Return the samples of the steps before `before_step` as rows of a trace; they are forgotten."""
+        keys = [key for key, sample in self._samples.items() if int(sample["step"]) < before_step]
         rows = [self._samples.pop(key) | self._grades.pop(key, {}) for key in keys]
         return sorted(rows, key=lambda row: (row["step"], row["group"], row["sample"]))
 
@@ -53,14 +56,14 @@ def trace_of_events(events: Iterable[Event], provenance: Provenance) -> Trace:
     """Make the trace of a run of its events, without those of work that was lost (`drop_superseded`).
 
     Raises:
-        TraceError: no response was finished, or the events are of an earlier version.
+        TraceError: no step has ended, or the events are of an earlier version.
     """
     samples = RunSamples()
     for event in events:
         samples.add(event)
-    rows = samples.take()
+    rows = samples.take(before_step=samples.ended_steps)
     if not rows:
-        raise TraceError(f"{provenance.source} has not finished a response yet; a trace needs at least one")
+        raise TraceError(f"{provenance.source} has not ended a step yet; a trace needs the samples of one")
     return Trace.of(pl.DataFrame(rows, schema={name: COLUMNS[name].dtype for name in _NAMES}), provenance)
 
 

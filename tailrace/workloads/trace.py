@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import msgspec
 import polars as pl
+from polars.datatypes import DataTypeClass
 
 from tailrace.errors import TraceError
 from tailrace.types import FinishReason
@@ -168,7 +169,7 @@ def _holds(dtype: pl.DataType, given: pl.DataType) -> bool:
     return given.is_numeric() if dtype.is_numeric() else type(given) is type(dtype)
 
 
-def _type(dtype: pl.DataType | type[pl.DataType]) -> pl.DataType:
+def _type(dtype: pl.DataType | DataTypeClass) -> pl.DataType:
     return dtype() if isinstance(dtype, type) else dtype
 
 

@@ -20,6 +20,10 @@ def graded(group: int, sample: int, reward: float | None, *, end: float = 3.5, *
     return Event(task="reward", actor="reward", start=3.25, end=end, step=0, info=told)
 
 
+def ended(step: int = 0) -> Event:
+    return Event(task="step", actor="driver", start=0.5, end=9.5, step=step)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A directory with the beginning of a run."""
@@ -46,6 +50,8 @@ def test_the_trace_has_each_sample_with_its_newest_response_and_reward(tailrace_
         graded(0, 0, 0.25, void=True),
         response(0, 1, tokens=6, end=8.0),
         graded(0, 1, None, end=9.0),
+        ended(),
+        response(1, 0, step=1),
     )
     done = tailrace_here("trace", "export", str(run))
     assert (done.returncode, done.stdout) == (0, f"{run}/workload.parquet: 2 samples in 1 group and 1 step\n")
@@ -60,15 +66,29 @@ def test_the_trace_has_each_sample_with_its_newest_response_and_reward(tailrace_
 def test_work_that_a_resumed_run_has_lost_is_not_in_its_trace(tailrace_here: Command, run: Path) -> None:
     again = Event(task="run", actor="driver", start=4.0, end=4.0, info={"resumed_from": "step_000001"})
     events_in(run, response(0, 0), response(1, 0, step=1, end=5.0), again, response(1, 1, step=1, end=6.0))
+    events_in(run, ended(), ended(1))
     assert tailrace_here("trace", "export", str(run), "--output", str(run / "a.jsonl")).returncode == 0
     assert read_trace(run / "a.jsonl").samples.select("group", "sample").rows() == [(0, 0), (1, 1)]
 
 
+def test_the_events_of_a_run_are_not_replaced_by_its_trace(tailrace_here: Command, run: Path) -> None:
+    link, events = run / "events.parquet", run / "events.jsonl"
+    link.symlink_to("events.jsonl")
+    before = events_in(run, response(0, 0), ended()) and events.read_bytes()
+    for output in (link, events):
+        done = tailrace_here("trace", "export", str(run), "--output", str(output), "--force")
+        assert f"--output {output} is an input of this command; give another file" in done.stderr
+    assert events.read_bytes() == before
+    assert tailrace_here("trace", "export", str(run)).returncode == 0
+    assert tailrace_here("trace", "export", str(run)).returncode == 0
+
+
 def test_a_run_without_a_trace_says_so_in_one_line(tailrace_here: Command, run: Path, tmp_path: Path) -> None:
+    events_in(run, response(0, 0))
     done = tailrace_here("trace", "export", str(run))
     assert (done.returncode, done.stderr) == (
         2,
-        "tailrace: run has not finished a response yet; a trace needs at least one\n",
+        "tailrace: run has not ended a step yet; a trace needs the samples of one\n",
     )
     old = events_in(
         tmp_path / "old",

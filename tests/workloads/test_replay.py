@@ -45,6 +45,13 @@ def test_tools_return_what_the_context_grows_by_and_take_their_calls_together() 
     assert (script.tokens, script.reward, script.reward_s) == (34, 0.5, 0.75)
 
 
+@pytest.mark.parametrize("name", ["prompt_tokens", "generated_tokens"])
+def test_turns_of_unknown_length_are_not_played(name: str) -> None:
+    turns = [{"prompt_tokens": 9, "generated_tokens": 2}, {"prompt_tokens": 30, "generated_tokens": 3} | {name: None}]
+    with pytest.raises(TraceError, match=f"test has 1 turns without {name}; a replay needs them"):
+        Replay.of(trace_of({"turns": turns}))
+
+
 @pytest.mark.parametrize(
     ("limit", "turns"),
     [

@@ -3,12 +3,11 @@
 import polars as pl
 from scipy import stats
 
-from tailrace.errors import TraceError
 from tailrace.workloads.fits.amounts import as_floats, choose_known, fit_amount, prompt_share, with_share
 from tailrace.workloads.fits.choice import choose
 from tailrace.workloads.marginals.shares import Shares
 from tailrace.workloads.parameters import Amount, Tool, Turns
-from tailrace.workloads.parts import calls_of, turns_of
+from tailrace.workloads.parts import calls_of, check_known, turns_of
 from tailrace.workloads.trace import Trace
 
 _ENOUGH = 200
@@ -30,7 +29,7 @@ def fit_turns(trace: Trace, family: str) -> Turns:
         FitError: see `choose`.
     """
     turns = turns_of(trace).with_columns(pl.col("generated_tokens").clip(1))
-    _check_known(trace, turns)
+    check_known(trace, turns, "a fit")
     is_final = pl.col("turn") == pl.col("count") - 1
     first, final, calling = turns.filter(pl.col("turn") == 0), turns.filter(is_final), turns.filter(~is_final)
     calls, counts = calls_of(trace), as_floats(first["count"])
@@ -44,13 +43,6 @@ def fit_turns(trace: Trace, family: str) -> Turns:
         first_cached_share=_held(first["cached_tokens"], first["prompt_tokens"]),
         later_cached_share=_held(turns["cached_tokens"], turns["context"]),
     )
-
-
-def _check_known(trace: Trace, turns: pl.DataFrame) -> None:
-    for name in ("prompt_tokens", "generated_tokens"):
-        if missing := turns[name].null_count():
-            source = trace.provenance.source
-            raise TraceError(f"{source} has {missing} turns without {name}; a fit needs them, a resampling does not")
 
 
 def _by_number(turns: pl.DataFrame, number: str, first: int, family: str) -> list[Amount]:

@@ -24,20 +24,25 @@ def conversations(*, steps: int = 12, prompts: int = 8, samples: int = 4) -> Des
 
 def _row(random: np.random.Generator, step: int, group: int, sample: int) -> dict[str, Any]:
     count = int(random.integers(1, 4))
-    turns = [
-        {"prompt_tokens": 50 + 200 * turn, "cached_tokens": 40 + 150 * turn, "generated_tokens": 30 + step}
-        for turn in range(count)
-    ]
     calls = [
         {"turn": turn, "name": "search", "seconds": float(random.exponential()), "returned_tokens": 170}
         for turn in range(count - 1)
+    ]
+    tokens = int(random.lognormal(4 + 0.2 * group + 0.1 * step, 0.3)) + count
+    turns = [
+        {
+            "prompt_tokens": 50 + 200 * turn,
+            "cached_tokens": 40 + 150 * turn,
+            "generated_tokens": (tokens + turn) // count,
+        }
+        for turn in range(count)
     ]
     return {
         "step": step,
         "group": group,
         "sample": sample,
         "prompt_tokens": 50 + group,
-        "response_tokens": int(random.lognormal(4 + 0.2 * group + 0.1 * step, 0.3)) + 1,
+        "response_tokens": tokens,
         "reward": float(random.integers(2)),
         "kept": group % 2 == 0,
         "first_version": max(0, step - 1),

@@ -119,7 +119,7 @@ def test_turns_of_unknown_length_are_not_fitted(name: str) -> None:
     true = draw(parameters(TALK), groups=30)
     unknown = pl.element().struct.with_fields(pl.lit(None, pl.Int32).alias(name))
     samples = true.samples.with_columns(pl.col("turns").list.eval(unknown))
-    with pytest.raises(TraceError, match=rf"w has \d+ turns without {name}; a fit needs them, a resampling does not"):
+    with pytest.raises(TraceError, match=rf"w has \d+ turns without {name}; a fit needs them"):
         fit_workload(Trace.of(samples, true.provenance), "again")
 
 
