@@ -335,7 +335,12 @@ def trace_import(
         int | None, typer.Option("--context", help="Most tokens of a prompt and its response; more is an error.", min=1)
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option("--max-new-tokens", help="Most tokens of a response; more is an error.", min=1)
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            help="Most tokens of a response; more is an error, but with polytrace-math, which cuts.",
+            min=1,
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the trace where it exists.")] = False,
 ) -> None:

@@ -14,7 +14,7 @@ from tailrace.report.tables import figures_table
 from tailrace.report.text import interval, number, percent, signed_percent
 from tailrace.workloads.characterization.description import Description
 from tailrace.workloads.characterization.distribution import Distribution
-from tailrace.workloads.characterization.trend import Trend
+from tailrace.workloads.characterization.trend import TrendFigures
 from tailrace.workloads.files import read_trace
 
 _WIDEST = 10_000
@@ -108,13 +108,13 @@ def _of_prompts(d: Description) -> Iterator[tuple[str, str]]:
     if d.correlation is not None:
         yield "correlation of prompt and response", f"{d.correlation.pearson:.2f}"
         yield "correlation of their ranks", f"{d.correlation.spearman:.2f}"
-    share = d.no_prompt_share if d.prompt_share is None else percent(d.prompt_share)
+    share = d.no_prompt_share if d.prompt_share is None else percent(max(0.0, d.prompt_share))
     yield "variance of log-length that the prompt explains", share
     for part, recall in d.longest_recall.items():
         yield f"longest {part} % found by a prompt's other samples", percent(recall)
 
 
-def _trend(name: str, trend: Trend | None) -> Iterator[tuple[str, str]]:
+def _trend(name: str, trend: TrendFigures | None) -> Iterator[tuple[str, str]]:
     if trend is not None:
         yield f"{name}, drift a step", f"{signed_percent(trend.drift)} ({interval(trend.low, trend.high)})"
         change = trend.change

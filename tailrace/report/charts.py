@@ -1,14 +1,15 @@
 """What every page with charts is made of: plotly figures in plain dictionaries, and sections of them. The page sets the
 colours of text and grid."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 _POINTS = 600
-"""Maximum number of points of a line; beyond that a point is the mean of several."""
+"""Maximum number of points of a line; beyond that a point stands for several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,8 @@ def right_axis(title: str, **properties: Any) -> dict[str, Any]:
     return axis(title, overlaying="y", side="right", showgrid=False, **properties)
 
 
-def thinned(values: Sequence[float]) -> list[float]:
-    """Return `values`; where there are more than a line has points, the means of as many equal parts."""
+def thinned(values: Sequence[float], join: Callable[[Sequence[float]], float] = fmean) -> list[float]:
+    """Return `values`; where there are more than a line has points, as many equal parts, each joined to one value."""
     if len(values) <= _POINTS:
         return list(values)
-    return [float(part.mean()) for part in np.array_split(np.asarray(values), _POINTS)]
+    return [join(part.tolist()) for part in np.array_split(np.asarray(values, np.float64), _POINTS)]

@@ -11,8 +11,8 @@ from tailrace.report.workload.steps import value_figure
 from tailrace.workloads.characterization.description import Description
 from tailrace.workloads.characterization.prompts import LONGEST
 
-_TOLD = LONGEST[0]
-"""The percentage of longest samples that charts over steps and captions tell about."""
+_SHOWN = LONGEST[0]
+"""The percentage of longest samples in charts over steps, and in captions."""
 
 
 def scheduling_figures(shown: Sequence[Workload]) -> list[Figure | None]:
@@ -21,22 +21,22 @@ def scheduling_figures(shown: Sequence[Workload]) -> list[Figure | None]:
 
 
 def recall_figure(shown: Sequence[Workload]) -> Figure | None:
-    """Draw how many of the longest samples the other samples of their prompts foretell; None for groups of one."""
-    told_of = [workload for workload in shown if workload.description.longest_recall]
-    if not told_of:
+    """Draw how many of the longest samples the other samples of their prompts find; None where no trace has as many."""
+    known = [workload for workload in shown if _SHOWN in workload.description.longest_recall]
+    if not known:
         return None
     names = [f"longest {part} %" for part in LONGEST]
     chance = _bars("chance", GREY, names, [part / 100 for part in LONGEST])
     found = [
-        _bars(each.name, each.colour, names, [each.description.longest_recall[part] for part in LONGEST])
-        for each in told_of
+        _bars(each.name, each.colour, names, [each.description.longest_recall.get(part) for part in LONGEST])
+        for each in known
     ]
     return Figure(
         id="workload-recall",
         title="Longest samples that are found beforehand",
         caption=caption(
             "By the mean length of the other samples of their prompt.",
-            told(told_of, _recall, about=f"Of the longest {_TOLD} %"),
+            told(known, _recall, about=f"Of the longest {_SHOWN} %"),
         ),
         data=[*found, chance],
         layout=layout([], axis("Samples", type="category"), share_axis("Found")) | {"showlegend": True, "bargap": 0.25},
@@ -62,23 +62,23 @@ def recall_by_step_figure(shown: Sequence[Workload]) -> Figure | None:
     """Draw the recall of the longest fifth in each step; None where no trace has it in two steps."""
     return value_figure(
         shown,
-        lambda step: step.longest_recall.get(_TOLD),
+        lambda step: step.longest_recall.get(_SHOWN),
         id="recall-by-step",
-        title=f"Longest {_TOLD} % that are found, over steps",
-        words=f"A prompt's other samples find them; chance alone finds {_TOLD} %.",
+        title=f"Longest {_SHOWN} % that are found, over steps",
+        words=f"A prompt's other samples find them; chance alone finds {_SHOWN} %.",
         y=share_axis("Found"),
         hover="%{y:.1%}",
     )
 
 
-def _bars(name: str, colour: str, x: Sequence[str], y: Sequence[float]) -> dict[str, Any]:
+def _bars(name: str, colour: str, x: Sequence[str], y: Sequence[float | None]) -> dict[str, Any]:
     hover = f"%{{x}}: %{{y:.1%}}<extra>{name}</extra>"
     return {"type": "bar", "name": name, "x": x, "y": y, "marker": {"color": colour}, "hovertemplate": hover}
 
 
 def _recall(description: Description) -> str:
-    found = description.longest_recall[_TOLD]
-    return f"{percent(found)}, {100 * found / _TOLD:.1f} times what chance finds"
+    found = description.longest_recall[_SHOWN]
+    return f"{percent(found)}, {100 * found / _SHOWN:.1f} times what chance finds"
 
 
 def _tail(description: Description) -> str:

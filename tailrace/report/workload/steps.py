@@ -1,6 +1,7 @@
 """How the figures of traces move over their steps (PolyTrace, figures 6, 7, 8 a, 11, 14 and 18)."""
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 from tailrace.registers.events import GREEN, RED
@@ -26,7 +27,7 @@ from tailrace.report.workload.base import (
 from tailrace.workloads.characterization.description import Description
 from tailrace.workloads.characterization.distribution import Distribution
 from tailrace.workloads.characterization.steps import StepFigures
-from tailrace.workloads.characterization.trend import LEAST_STEPS, Trend
+from tailrace.workloads.characterization.trend import LEAST_STEPS, TrendFigures
 
 Value = Callable[[StepFigures], float | None]
 _CLEAR = 0.05
@@ -76,11 +77,13 @@ def value_figure(
     )
 
 
-def series(workload: Workload, value: Value) -> tuple[list[float], list[float]]:
-    """Return the steps of a trace that have a value, from 1, and their values; of many steps, means of several."""
+def series(
+    workload: Workload, value: Value, *, join: Callable[[Sequence[float]], float] = fmean
+) -> tuple[list[float], list[float]]:
+    """Return the steps of a trace that have a value, from 1, and their values; of many steps, several joined to one."""
     found = [(step.step + 1, value(step)) for step in workload.description.steps]
     known = [(step, figure) for step, figure in found if figure is not None]
-    return thinned([step for step, _ in known]), thinned([figure for _, figure in known])
+    return thinned([step for step, _ in known]), thinned([figure for _, figure in known], join)
 
 
 def turns_figure(shown: Sequence[Workload]) -> Figure | None:
@@ -161,14 +164,14 @@ def distances_figure(shown: Sequence[Workload], workload: Workload, kind: str) -
     return Figure(
         id=f"workload-distances-{kind}-{shown.index(workload)}",
         title=titled(f"How far the {kind} of steps differ", shown, workload),
-        caption=f"{_apart(cells)} Chance alone exceeds {by_chance:.2f} in one of 20 cases.",
+        caption=f"{_apart(cells)} {_chance(by_chance)}",
         data=[scale | {"x": names, "y": names, "z": cells, "colorbar": colour_bar("distance"), "hovertemplate": hover}],
         layout=layout([], axis("Step", **category), axis("Step", **category)),
         height=TALL,
     )
 
 
-def moved(trend: Trend | None) -> str:
+def moved(trend: TrendFigures | None) -> str:
     """Say how an amount has drifted, and where its level has changed."""
     if trend is None:
         return f"fewer than {LEAST_STEPS} steps, too few for a drift"
@@ -186,7 +189,7 @@ def _lengths_figure(
     id: str,
     title: str,
     of: Callable[[StepFigures], Distribution],
-    trend: Callable[[Description], Trend | None],
+    trend: Callable[[Description], TrendFigures | None],
 ) -> Figure | None:
     several = [workload for workload in shown if len(workload.description.steps) > 1]
     if not several:
@@ -208,7 +211,7 @@ def _lengths_figure(
 
 def _band(workload: Workload, of: Callable[[StepFigures], Distribution]) -> list[dict[str, Any]]:
     def drawn(label: str, value: Value, **style: Any) -> dict[str, Any]:
-        steps, values = series(workload, value)
+        steps, values = series(workload, value, join=max if label == "longest" else fmean)
         return line(workload, steps, values, "step %{x}: %{y:,.0f} tokens", label=label, **style)
 
     filled = {"fill": "tonexty", "fillcolor": faint(workload.colour)}
@@ -238,6 +241,12 @@ def _longer_when_correct(description: Description) -> str:
     both = [step for step in description.steps if step.correct is not None and step.wrong is not None]
     longer = [step for step in both if (mean_of(step.correct) or 0) > (mean_of(step.wrong) or 0)]
     return f"correct responses are the longer ones in {len(longer)} of {len(both)} steps" if both else ""
+
+
+def _chance(distance: float) -> str:
+    if distance >= 1:
+        return "The steps have so few that chance alone gives any distance."
+    return f"Chance alone exceeds {distance:.2f} in one of 20 cases."
 
 
 def _apart(cells: Sequence[Sequence[float]]) -> str:

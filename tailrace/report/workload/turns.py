@@ -197,9 +197,15 @@ def _most_turns(description: Description) -> str:
 
 
 def _cached(description: Description) -> str:
-    shares = [turn.cached_share for turn in description.turns.by_turn[1:]] if description.turns else []
-    known = [share for share in shares if share is not None]
-    return f"after the first turn the cache holds {percent(sum(known) / len(known))} of what is read" if known else ""
+    later = description.turns.by_turn[1:] if description.turns else []
+    read = [
+        (turn.cached_share, turn.prompt_tokens.mean * turn.prompt_tokens.count) for turn in later if turn.prompt_tokens
+    ]
+    known = [(share, tokens) for share, tokens in read if share is not None]
+    if not known:
+        return ""
+    cached = sum(share * tokens for share, tokens in known) / sum(tokens for _, tokens in known)
+    return f"after the first turn the cache holds {percent(cached)} of what is read"
 
 
 def _single_and_several(description: Description) -> str:
@@ -210,11 +216,11 @@ def _single_and_several(description: Description) -> str:
         if part.turn_tokens is not None
     ]
     single = [median for turns, _, median in medians if turns == 1]
-    several = [(median, samples) for turns, samples, median in medians if turns > 1]
+    several = [(samples, turns, median) for turns, samples, median in medians if turns > 1]
     if not single or not several:
         return ""
-    usual = max(several, key=lambda each: each[1])[0]
-    return f"median {number(single[0])} tokens in samples of one turn, {number(usual)} where tools are called"
+    _, turns, usual = max(several)  # the most frequent number of turns
+    return f"median {number(single[0])} tokens in samples of one turn, {number(usual)} in those of {turns}"
 
 
 def _row(tool: ToolFigures) -> dict[str, str]:

@@ -18,7 +18,7 @@ from tailrace.workloads.characterization.steps import (
     staleness,
 )
 from tailrace.workloads.characterization.tools import Tools
-from tailrace.workloads.characterization.trend import Trend
+from tailrace.workloads.characterization.trend import TrendFigures
 from tailrace.workloads.characterization.turns import Turns
 from tailrace.workloads.trace import Provenance, Trace
 
@@ -51,9 +51,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """Versions between the oldest weights that made a sample and those that its step trained."""
     turns: Turns | None
     tools: Tools | None
-    prompt_trend: Trend | None
-    response_trend: Trend | None
-    turns_trend: Trend | None
+    prompt_trend: TrendFigures | None
+    response_trend: TrendFigures | None
+    turns_trend: TrendFigures | None
     distances: StepDistances | None
     steps: list[StepFigures]
 
@@ -98,7 +98,10 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         if self.samples == self.groups:
             return "one sample a group"
-        return "one group a step" if self.groups == len(self.steps) else "equal lengths"
+        if self.groups == len(self.steps):
+            return "one group a step"
+        is_equal = all(step.response_tokens.least == step.response_tokens.most for step in self.steps)
+        return "equal lengths" if is_equal else "one group, or one sample a group, in each step"
 
 
 def _mean_recall(steps: Sequence[StepFigures]) -> dict[int, float]:
@@ -116,6 +119,6 @@ def _mean_tail(steps: Sequence[StepFigures]) -> float | None:
     return float(np.mean(shares)) if shares else None
 
 
-def _trend(samples: pl.DataFrame, amount: pl.Expr) -> Trend | None:
+def _trend(samples: pl.DataFrame, amount: pl.Expr) -> TrendFigures | None:
     logs = samples.group_by("step").agg(amount.log().mean().alias("level")).drop_nulls().sort("step")
-    return Trend.of(logs["step"].to_list(), logs["level"].to_list())
+    return TrendFigures.of(logs["step"].to_list(), logs["level"].to_list())

@@ -3,6 +3,7 @@
 PolyTrace (section 3.1, figure 5) sees similar lengths within a prompt. StreamRL (section 5.2) ranks prompts by length.
 """
 
+import math
 from typing import Self
 
 import msgspec
@@ -13,7 +14,7 @@ import polars as pl
 from tailrace.workloads.marginals.base import Array
 
 LONGEST = (20, 10, 5)
-"""The percentages of longest samples whose recall is told."""
+"""The percentages of longest samples whose recall is a figure."""
 MAPPED_PROMPTS = 128
 """The most prompts of a map."""
 MAPPED_SAMPLES = 64
@@ -55,7 +56,7 @@ def intraclass_correlation(lengths: npt.ArrayLike, groups: npt.ArrayLike, steps:
     The mean size of unequal groups that the analysis asks for is size = (N - Σ_s Σ_p n_p² / N_s) / (P - S), with the
     inner sum over the prompts of step s. The share is (between - within) / (between + (size - 1) within).
 
-    None where no group has two samples, no step has two groups, or the lengths of each step are equal.
+    None where no group has two samples, no step has two groups, no step both, or the lengths of each step are equal.
 
     Args:
         lengths: [n] tokens.
@@ -79,7 +80,7 @@ def intraclass_correlation(lengths: npt.ArrayLike, groups: npt.ArrayLike, steps:
     between, within = float(sums["between"].sum()) / between_degrees, float(sums["within"].sum()) / within_degrees
     group_size = (len(samples) - float(sums["size"].sum())) / between_degrees
     total = between + (group_size - 1) * within
-    return (between - within) / total if total else None
+    return (between - within) / total if total and group_size > 1 else None
 
 
 def design_effect(samples: float, prompts: float, share: float) -> float:
@@ -97,8 +98,10 @@ def design_effect(samples: float, prompts: float, share: float) -> float:
 def longest_recall(lengths: npt.ArrayLike, groups: npt.ArrayLike, percent: float) -> float | None:
     """The share of the longest `percent` that is found by the mean length of each prompt's other samples.
 
-    As many samples are foretold as there are longest ones. Between equal lengths chance decides which are longest, so
-    chance alone finds `percent` also where many samples end at a limit. None where no prompt has two samples.
+    As many samples are predicted as there are longest ones. Between equal lengths chance decides which are longest, so
+    chance alone finds about `percent` also where many samples end at a limit. In small steps chance finds less, since a
+    sample is not among its own others. Where the longest are no whole number, the recalls of the two numbers next to it
+    are interpolated. None where no prompt has two samples, and where the longest are fewer than one sample.
 
     Args:
         lengths: [n] tokens of the samples of one step.
@@ -111,8 +114,15 @@ def longest_recall(lengths: npt.ArrayLike, groups: npt.ArrayLike, percent: float
         return None
     others = (np.bincount(index, array)[index] - array)[known] / (counts[index][known] - 1)
     array = array[known]
-    wanted = max(1, round(len(array) * percent / 100))
-    return float(_greatest(array, wanted) @ _greatest(others, wanted)) / wanted
+    wanted = len(array) * percent / 100
+    if wanted < 1:
+        return None
+    low, high = (_recall(array, others, number) for number in (math.floor(wanted), math.ceil(wanted)))
+    return low + (wanted - math.floor(wanted)) * (high - low)
+
+
+def _recall(lengths: Array, predicted: Array, wanted: int) -> float:
+    return float(_greatest(lengths, wanted) @ _greatest(predicted, wanted)) / wanted
 
 
 def _greatest(values: Array, wanted: int) -> Array:

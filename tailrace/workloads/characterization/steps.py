@@ -56,7 +56,7 @@ class StepDistances(msgspec.Struct, frozen=True, kw_only=True):
     """How far the distributions of each two steps are apart (PolyTrace, figure 7).
 
     A distance is Kolmogorov and Smirnov's: the greatest difference of the two cumulative distributions. It is 0 for
-    equal distributions, and 1 for those that nowhere meet.
+    equal distributions, and 1 where all values of one lie below all of the other.
     """
 
     steps: list[int]
@@ -112,8 +112,8 @@ def distances(columns: Sequence[npt.ArrayLike]) -> list[list[float]]:
 def tail_share(lengths: npt.ArrayLike, *, running: float = 0.1) -> float:
     """The share of a step's generation in which fewer than `running` of its samples still run.
 
-    All samples begin together, and a token takes the same time however many run: a lower bound, since tokens of few
-    samples take less time.
+    All samples begin together, and a token takes the same time however many run. In truth tokens of few samples take
+    less time, so this is an upper bound.
 
     Args:
         lengths: [n] tokens of the samples of one step, one or more.

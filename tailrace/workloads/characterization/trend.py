@@ -44,7 +44,7 @@ class RegimeChange(msgspec.Struct, frozen=True, kw_only=True):
     """That over the other ones."""
 
 
-class Trend(msgspec.Struct, frozen=True, kw_only=True):
+class TrendFigures(msgspec.Struct, frozen=True, kw_only=True):
     """How the geometric mean of an amount moves over the steps."""
 
     drift: float
@@ -54,8 +54,11 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     """The 95 % interval of the drift: Sen 1968, "Estimates of the regression coefficient based on Kendall's tau". It is
     wider for correlated steps, and ends at the least and the greatest slope of two steps."""
     p_value: float
-    """The approximate chance of a drift as clear as this one where there is none: Mann and Kendall's test, with the
-    variance of Hamed and Rao 1998, "A modified Mann-Kendall trend test for autocorrelated data"."""
+    """The approximate chance of a drift as clear as this one where there is none: Mann and Kendall's test.
+
+    For correlated steps its variance is multiplied by `_variance_ratio`, as Yue and Wang 2004 do in "The Mann-Kendall
+    test modified by effective sample size".
+    """
     change: RegimeChange
 
     @classmethod
@@ -78,7 +81,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _drift(times: Array, levels: Array) -> tuple[float, float, float, float]:
-    """The drift at [n] times, the ends of its interval, and its p-value; see `Trend`."""
+    """The drift at [n] times, the ends of its interval, and its p-value; see `TrendFigures`."""
     first, second = np.triu_indices(len(times), 1)
     slopes = np.sort((levels[second] - levels[first]) / (times[second] - times[first]))
     n, pairs, middle = len(times), len(slopes), float(np.median(slopes))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tailrace.workloads.characterization.trend import Trend as FoundTrend
+from tailrace.workloads.characterization.trend import TrendFigures
 from tailrace.workloads.marginals.base import Array
 from tailrace.workloads.parameters import Regime, Trend
 
@@ -24,7 +24,7 @@ def fit_drift(samples: pl.DataFrame) -> Trend | Regime | None:
     """
     levels = samples.group_by("step").agg(pl.col("response_tokens").log().mean()).sort("step")
     steps, logs = levels["step"].to_list(), levels["response_tokens"].to_numpy()
-    found = FoundTrend.of(steps, logs.tolist())
+    found = TrendFigures.of(steps, logs.tolist())
     if found is None:
         return None
     offsets = np.array(steps) - steps[0]

@@ -30,7 +30,7 @@ def test_figures_of_steps_and_prompts_are_those_of_their_samples() -> None:
     assert found.correlation is not None
     assert found.correlation.pearson == pytest.approx(1.0)
     assert found.prompt_share == pytest.approx(1.0)
-    assert found.longest_recall == {20: 0.5, 10: 0.5, 5: 0.5}  # one is wanted, of two that are equally long
+    assert found.longest_recall == {}  # a fifth of four samples is less than one
     assert found.tail_share == 0.0
     assert [found.turns, found.tools, found.kept_share, found.correct] == [None] * 4
 
@@ -106,3 +106,9 @@ def test_figures_move_over_steps_as_their_samples_do() -> None:
 def test_what_a_prompt_explains_is_unknown_for_a_reason(group: list[int], lengths: list[int], reason: str) -> None:
     found = described(group=group, response_tokens=lengths)
     assert (found.prompt_share, found.no_prompt_share) == (None, reason)
+
+
+def test_groups_that_cannot_be_compared_are_said_to_be_so() -> None:
+    found = described(step=[0, 0, 1, 1], group=[0, 1, 0, 0], sample=[0, 0, 0, 1], response_tokens=[5, 6, 7, 8])
+    assert found.prompt_share is None
+    assert found.no_prompt_share == "one group, or one sample a group, in each step"

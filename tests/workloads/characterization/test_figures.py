@@ -86,7 +86,7 @@ def test_prompts_explain_nothing_where_there_is_nothing_to_compare() -> None:
     assert intraclass_correlation([5, 6, 7, 8], [0, 0, 0, 0], [0, 0, 1, 1]) is None  # one prompt a step
     assert intraclass_correlation([7, 7, 7, 7, 7, 7], [0, 0, 0, 1, 1, 1], [0] * 6) is None  # equal lengths
     assert intraclass_correlation([5, 5, 5, 5, 9, 9], [0, 0, 1, 1, 0, 1], [0] * 4 + [1] * 2) is None  # equal in each
-    assert intraclass_correlation([5, 5, 7, 9], [0, 1, 0, 0], [0, 0, 1, 1]) is None  # no step has both
+    assert intraclass_correlation([100, 101, 10, 1000], [0, 1, 0, 0], [0, 0, 1, 1]) is None  # no step has both
     assert intraclass_correlation([5, 5, 9, 9], [0, 0, 1, 1], [0] * 4) == pytest.approx(1.0)
 
 
@@ -97,6 +97,9 @@ def test_the_longest_are_found_by_the_other_samples_of_their_prompts() -> None:
     lengths = [100, 1, 90, 2, 50, 51, 3, 4, 5, 6]
     assert longest_recall(lengths, np.repeat(np.arange(5), 2), 20) == 0.0
     assert longest_recall([5, 6], [0, 1], 20) is None
+    assert longest_recall(alike, np.repeat(np.arange(5), 2), 5) is None  # half a sample
+    # of three that are wanted, two are found and half of the next two; with two wanted, both
+    assert longest_recall(alike, np.repeat(np.arange(5), 2), 25) == pytest.approx((1 + 2.5 / 3) / 2)
     assert longest_recall([5, 6, 50, 60, 900], [0, 0, 1, 1, 2], 50) == 1.0  # a sample alone is left out
 
 

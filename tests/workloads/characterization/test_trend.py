@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from tailrace.workloads.characterization.trend import LEAST_STEPS, Trend
+from tailrace.workloads.characterization.trend import LEAST_STEPS, TrendFigures
 
 
-def trend(logs: list[float]) -> Trend:
-    found = Trend.of(range(len(logs)), logs)
+def trend(logs: list[float]) -> TrendFigures:
+    found = TrendFigures.of(range(len(logs)), logs)
     assert found is not None
     return found
 
@@ -21,7 +21,7 @@ def test_a_steady_growth_is_the_drift() -> None:
 
 
 def test_the_drift_is_by_step_and_not_by_place() -> None:
-    found = Trend.of([0, 10, 20, 30, 40], [0.0, 0.1, 0.2, 0.3, 0.4])
+    found = TrendFigures.of([0, 10, 20, 30, 40], [0.0, 0.1, 0.2, 0.3, 0.4])
     assert found is not None
     assert found.drift == pytest.approx(math.expm1(0.01))
 
@@ -91,7 +91,7 @@ def test_a_constant_series_has_neither_drift_nor_change() -> None:
 
 
 def test_few_steps_have_no_trend() -> None:
-    assert Trend.of([0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0]) is None
+    assert TrendFigures.of([0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0]) is None
 
 
 def test_the_fewest_steps_give_an_interval_that_holds_the_drift() -> None:
