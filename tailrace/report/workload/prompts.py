@@ -38,7 +38,7 @@ def share_by_step_figure(shown: Sequence[Workload]) -> Figure | None:
     """Draw the share of the variance that the prompt explains in each step; None where no trace has it in two."""
     return value_figure(
         shown,
-        lambda step: step.prompt_share,
+        lambda step: None if step.prompt_share is None else max(0.0, step.prompt_share),
         id="prompt-share-by-step",
         title="Variance that the prompt explains, over steps",
         words="Of log-length: at 100 % a prompt decides the length, at 0 % it tells nothing.",

@@ -220,7 +220,7 @@ def _single_and_several(description: Description) -> str:
     if not single or not several:
         return ""
     _, turns, usual = max(several)  # the most frequent number of turns
-    return f"median {number(single[0])} tokens in samples of one turn, {number(usual)} in those of {turns}"
+    return f"median {number(single[0])} tokens in samples of one turn, {number(usual)} in those of {turns} turns"
 
 
 def _row(tool: ToolFigures) -> dict[str, str]:
