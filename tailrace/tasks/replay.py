@@ -126,8 +126,17 @@ class ReplayStream(SampleStream):
         self._finish(sample)
 
     def _finish(self, sample: Sample) -> None:
-        """Hand on a response, with the end that its script has: to the engine, each turn was cut at its limit."""
-        script = self._scripts[sample.request_id]
+        """Hand on a response, with the end that its script has: to the engine, each turn was cut at its limit.
+
+        Raises:
+            EngineError: the engine has not made as many tokens as it was asked for.
+        """
+        script, tokens = self._scripts[sample.request_id], len(sample.response_ids)
+        if tokens != script.tokens:
+            raise EngineError(
+                f"the engine gave a response of {tokens} tokens in group {sample.group_id}, where the replayed trace "
+                f"has {script.tokens}; a replay needs an engine that heeds `ignore_eos` and `max_new_tokens`"
+            )
         self._finished.put_nowait(replace(sample, finish_reason=script.finish_reason))
 
 

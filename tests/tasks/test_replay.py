@@ -4,6 +4,7 @@ import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,13 +16,14 @@ from tailrace.activity import Activity
 from tailrace.conformance.requests import make_request
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
+from tailrace.engine.backends.fake import Script as Written
 from tailrace.engine.base import SampleStream
 from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
 from tailrace.errors import EngineError
 from tailrace.events import EventLog
 from tailrace.tasks.replay import ReplayStream, response_mask
-from tailrace.types import Sample
+from tailrace.types import Request, Sample
 from tailrace.workloads.replay import Script, Turn
 from tests.conftest import TinyModel
 from tests.engine.helpers import TINY_GIB, make_core
@@ -142,6 +144,28 @@ async def test_who_reads_a_replay_does_not_wait_for_an_engine_that_breaks_its_co
         with pytest.raises(raised, match=message):
             async with asyncio.timeout(100):
                 await anext(stream)
+
+
+@virtual_time
+@pytest.mark.parametrize("turns", [TWO_TURNS[1:], TWO_TURNS])
+async def test_an_engine_that_ends_a_response_early_is_an_error(turns: tuple[Turn, ...]) -> None:
+    """It does not heed `ignore_eos`: each turn ends a token early."""
+    generous = RandomPlaywright(50)
+
+    def early(request: Request) -> Written:
+        written = generous(request)
+        return replace(written, response_ids=written.response_ids[1:], log_probs=written.log_probs[1:])
+
+    engine = FakeEngine(executor=Device(random.Random(0), slowest=1.0), playwright=early)
+    script = Script(prompt_tokens=5, turns=turns)
+    message = (
+        f"a response of {script.tokens - len(turns)} tokens in group 7, where the replayed trace has {script.tokens}; "
+        "a replay needs an engine that heeds `ignore_eos`"
+    )
+    requests = [make_request(0, group_id=7, prompt=5, max_new_tokens=1)]
+    async with aclosing(ReplayStream(engine, idle_worker(), requests, {0: script})) as stream:
+        with pytest.raises(EngineError, match=message):
+            await anext(stream)
 
 
 async def test_lengths_are_exact_where_sequences_are_preempted(tiny_model: TinyModel) -> None:
