@@ -27,7 +27,7 @@ from tailrace.rewards.pool import GraderPool
 from tailrace.run.inputs import Inputs
 from tailrace.run.learner import ModelLearner
 from tailrace.run.observer import Observer
-from tailrace.run.parts import Placement, make_evaluator, make_learner, make_model_learner, make_pipeline
+from tailrace.run.parts import Placement, evaluated, make_evaluator, make_learner, make_model_learner, make_pipeline
 from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import OpenQueue
 from tailrace.run.workers.pools import actor_of
@@ -52,7 +52,8 @@ class Parts:
     engine_work: TimedExecutor
     """Runs the engine's work on `device`."""
     algorithm: Algorithm
-    pool: GraderPool
+    pool: GraderPool | None
+    """None where nothing is graded."""
     engine: Engine
     trainer: Trainer
 
@@ -64,7 +65,9 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
         UserError: a part cannot be made as configured.
     """
     algorithm = make_algorithm(config.resolved_algorithm)
-    pool = await stack.enter_async_context(GraderPool(config.rewards))
+    pool = None
+    if config.pipeline.replay is None or evaluated(config, inputs):
+        pool = await stack.enter_async_context(GraderPool(config.rewards))
     device = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
     engine_work = TimedExecutor(device)
     executor = engine_work.during("generation")

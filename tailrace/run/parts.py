@@ -83,12 +83,13 @@ def evaluated(config: RunConfig, inputs: Inputs) -> dict[str, tuple[Prompt, ...]
 
 
 def make_evaluator(
-    config: RunConfig, inputs: Inputs, engine: Generator, pool: GraderPool, log: EventLog, *, actor: str
+    config: RunConfig, inputs: Inputs, engine: Generator, pool: GraderPool | None, log: EventLog, *, actor: str
 ) -> Evaluator | None:
     """Make the evaluator, which answers prompts with `engine` and grades in `pool`; None without prompts."""
     sets = evaluated(config, inputs)
     if not sets:
         return None
+    assert pool is not None
     ways = ways_of(config.evaluation, config.sampling)
     keep = SampleRecorder.of(config).of_evaluation
     return Evaluator(engine, pool, sets, ways, inputs.decode, log, seed=config.seed, actor=actor, keep=keep)

@@ -1,14 +1,16 @@
 """Whole runs that play a trace: every length is exact, in every mode."""
 
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import polars as pl
 import pytest
 
 from tailrace.cluster.local import LocalCluster
-from tailrace.errors import TraceError
+from tailrace.errors import TraceError, UserError
 from tailrace.events import read_events
 from tailrace.report.trace_sink import trace_of_run
 from tailrace.run.train import train
@@ -58,13 +60,12 @@ def replaying(tmp_path: Path, model: Path, **changes: Any) -> Any:
         model,
         path,
         prompts__source={"type": "trace", "path": str(path)},
-        prompts__held_out=0,
         prompts__shuffle=False,
         pipeline={**pipeline, "replay": str(path)},
         sampling__max_new_tokens=LONGEST,
         observe__breakdown=True,
         trainer__steps=STEPS,
-        **changes,
+        **{"prompts__held_out": 0, **changes},
     )
 
 
@@ -78,6 +79,17 @@ def test_a_run_of_any_mode_plays_the_lengths_and_rewards_of_a_trace(
     assert trace_of_run(tmp_path / "run").samples.select(columns).equals(made_trace().samples.select(columns))
     told = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event.task == "breakdown"]
     assert sum(event.metrics.get("tools", 0.0) for event in told) > 0, "others of a group end before its tool does"
+
+
+@pytest.mark.parametrize("held_out", [0, 1])
+def test_a_replay_starts_graders_only_for_evaluations(
+    tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, held_out: int
+) -> None:
+    monkeypatch.setattr("tailrace.run.colocated.GraderPool", MagicMock(side_effect=UserError("a grader was started")))
+    rewards = {"grader": {"type": "exact"}}
+    config = replaying(tmp_path, tiny_model("llama"), rewards=rewards, prompts__held_out=held_out)
+    with pytest.raises(UserError, match="a grader was started") if held_out else nullcontext():
+        train(config, resume=False)
 
 
 def test_a_trace_that_is_too_short_for_the_run_is_found_before_anything_starts(
