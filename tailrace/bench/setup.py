@@ -65,7 +65,8 @@ def make_setup(
     Args:
         workload: see `open_workload`. A file of a trace is played as it was recorded: its steps and groups take the
             place of the recipe's `trainer.steps`, `trainer.train_batch_size` and `algorithm.group_size`.
-        recipe: see `load_config`. Its prompts, rewards and evaluations have no effect.
+        recipe: see `load_config`. Its prompts and evaluations have no effect, and of its rewards
+            only the number of gradings at a time.
         overrides: changes to the recipe. They may also shorten a recorded trace.
         seed: of the sampling.
         scale: all lengths are multiplied by it.

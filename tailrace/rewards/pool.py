@@ -11,14 +11,15 @@ it has as many places as the grader takes gradings at a time.
 
 import asyncio
 import os
+import warnings
 from types import TracebackType
 from typing import Self
 
 import psutil
 
 from tailrace.config.base import GIB
-from tailrace.config.rewards import RewardsConfig
-from tailrace.errors import RewardError, UserError
+from tailrace.config.rewards import FunctionReward, GivenReward, RewardsConfig
+from tailrace.errors import RewardError, TailraceWarning, UserError
 from tailrace.rewards.base import CORRECT, Grade, GradingRequest
 from tailrace.rewards.output import Printed
 from tailrace.rewards.process import GraderDied, GraderProcess
@@ -153,6 +154,27 @@ class GraderPool:
     def _check_open(self) -> None:
         if self._closed:
             raise RewardError("the grader pool is closed")
+
+
+async def capacity_of(config: RewardsConfig) -> int:
+    """The `capacity` that a pool of `config` would have.
+
+    Only a function itself knows whether it is asynchronous. A process finds out, and ends at once. A function that
+    cannot be called here counts as a plain one, with a warning.
+    """
+    if not isinstance(config.grader, FunctionReward | GivenReward):
+        return config.workers
+    try:
+        async with GraderPool(config.model_copy(update={"workers": 1})) as pool:
+            return config.workers * pool.capacity
+    except UserError as error:
+        warnings.warn(
+            f"{error}; so it counts as a function without `async`: {config.workers} gradings at a time "
+            "(rewards.workers)",
+            TailraceWarning,
+            stacklevel=2,
+        )
+        return config.workers
 
 
 def _check_room(workers: int) -> None:

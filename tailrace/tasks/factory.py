@@ -6,6 +6,7 @@ from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.table import Compute, Generate, Grade, Score, Serve, TableTask, Train
 from tailrace.errors import AlgorithmError
 from tailrace.host.user_code import making
+from tailrace.rewards.pool import capacity_of
 from tailrace.tasks.base import Service
 from tailrace.tasks.compute import ComputeTask
 from tailrace.tasks.context import TaskContext
@@ -32,7 +33,8 @@ async def _make(task: TableTask, context: TaskContext) -> Service:
         case Grade() if context.config.pipeline.replay is not None:
             from tailrace.tasks.replay import ReplayRewardTask, load_replay
 
-            return ReplayRewardTask(context, task.name, load_replay(context.config.pipeline.replay))
+            replay = load_replay(context.config.pipeline.replay)
+            return ReplayRewardTask(context, task.name, replay, workers=await capacity_of(context.config.rewards))
         case Grade():
             return RewardTask(context, task.name, await context.grader_pool())
         case Score():

@@ -167,10 +167,9 @@ def _joined(before: Sample, after: Sample) -> Sample:
 class ReplayRewardTask(Task):
     """Stands in for the reward task: it waits as long as the grading took, and writes the trace's reward."""
 
-    def __init__(self, context: TaskContext, name: str, replay: "Replay") -> None:
-        """`name`: see `Task`."""
-        rewards = context.config.rewards
-        super().__init__(context, name, workers=rewards.workers * getattr(rewards.grader, "concurrency", 1))
+    def __init__(self, context: TaskContext, name: str, replay: "Replay", *, workers: int) -> None:
+        """`name`: see `Task`. `workers`: the claims that are graded at a time."""
+        super().__init__(context, name, workers=workers)
         self._replay = replay
         self._group_size = context.config.algorithm.group_size
 

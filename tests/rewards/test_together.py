@@ -2,9 +2,12 @@
 
 import asyncio
 
-from tailrace.config.rewards import FunctionReward, RewardsConfig
+import pytest
+
+from tailrace.config.rewards import ExactReward, FunctionReward, RewardsConfig
+from tailrace.errors import TailraceWarning
 from tailrace.rewards.base import Grade
-from tailrace.rewards.pool import GraderPool
+from tailrace.rewards.pool import GraderPool, capacity_of
 from tests.rewards.requests import make_request
 
 
@@ -22,6 +25,29 @@ async def test_as_many_gradings_run_at_a_time_as_the_recipe_says_and_each_gets_i
         assert graders.capacity == 4
         grades = await ask(graders, *("meet" for _ in range(8)), *map(str, range(20)))
     assert [grade.reward for grade in grades] == [4.0] * 8 + [float(number) for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("grader", "capacity"),
+    [
+        (FunctionReward(path="tests.rewards.async_graders.score", concurrency=4), 2 * 4),
+        (FunctionReward(path="tests.rewards.graders_for_tests.act", concurrency=4), 2),
+        (ExactReward(), 2),
+    ],
+)
+async def test_the_capacity_of_a_pool_is_known_before_it_starts(
+    grader: FunctionReward | ExactReward, capacity: int
+) -> None:
+    config = RewardsConfig(grader=grader, workers=2)
+    assert await capacity_of(config) == capacity
+    async with GraderPool(config) as graders:
+        assert graders.capacity == capacity
+
+
+async def test_a_function_that_cannot_be_called_here_counts_as_a_plain_one() -> None:
+    config = RewardsConfig(grader=FunctionReward(path="no_such_package.score"), workers=2)
+    with pytest.warns(TailraceWarning, match=r"no module 'no_such_package'.*; so it counts .*: 2 gradings at a time"):
+        assert await capacity_of(config) == 2
 
 
 async def test_a_grading_that_takes_too_long_is_cancelled_and_the_others_go_on() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -36,7 +37,7 @@ def made_trace(seed: int = 0) -> Trace:
             prompt = chance.randint(2, 30)
             for sample in range(GROUP_SIZE):
                 row: dict[str, Any] = {"step": step, "group": group, "sample": sample, "prompt_tokens": prompt}
-                row["finish_reason"] = "length" if sample == 1 else "stop"
+                row |= {"finish_reason": "length" if sample == 1 else "stop", "reward_s": 0.01}
                 tokens = chance.randint(1, LONGEST // 4)
                 turns, calls = None, None
                 if not sample:
@@ -77,8 +78,12 @@ def test_a_run_of_any_mode_plays_the_lengths_and_rewards_of_a_trace(
     assert train(replaying(tmp_path, tiny_model("llama"), pipeline=MODES[mode]), resume=False) == 0
     columns = ("step", "sample", "prompt_tokens", "response_tokens", "finish_reason", "reward")
     assert trace_of_run(tmp_path / "run").samples.select(columns).equals(made_trace().samples.select(columns))
-    told = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event.task == "breakdown"]
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    told = [event for event in events if event.task == "breakdown"]
     assert sum(event.metrics.get("tools", 0.0) for event in told) > 0, "others of a group end before its tool does"
+    gradings = sorted((event.start, event.end) for event in events if event.task == "reward")
+    assert all(end - start >= 0.01 for start, end in gradings)
+    assert all(end <= start for (_, end), (start, _) in pairwise(gradings)), "the recipe has one grading process"
 
 
 @pytest.mark.parametrize("held_out", [0, 1])
