@@ -171,7 +171,6 @@ def _playing(config: RunConfig, played: Replay) -> RunConfig:
             "keep_special_tokens": True,
         },
         "evaluation": {},
-        "checkpoint": {"every": config.trainer.steps, "keep": 1},
         "observe": {**config.observe.model_dump(), "tensorboard": False, "sample_groups": 0},
         "engine": _engine(config),
     }

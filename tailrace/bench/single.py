@@ -1,7 +1,6 @@
 """One benchmark: a run that plays a workload, in a directory of its own, with `bench.json` at its end."""
 
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -70,7 +69,7 @@ def run_single(setup: Setup, *, warm_up: int, adapter: str | None = None, adapte
         raise UserError("--adapter is empty; give a command")
     directory = RunDirectory(Path(setup.config.output_dir))
     if command is None:
-        _train(setup, directory)
+        _train(setup)
     else:
         with directory.locked():
             directory.check_new()
@@ -95,10 +94,9 @@ def words(option: str, text: str) -> list[str]:
         raise UserError(f"{option} was given {text!r}: {one_line(error)}; quote it as in a shell") from None
 
 
-def _train(setup: Setup, directory: RunDirectory) -> None:
+def _train(setup: Setup) -> None:
     with redirect_stdout(sys.stderr):  # standard output is for the figures
         code = train(setup.config, resume=False, played=parquet_of(setup.trace))
-    shutil.rmtree(directory.checkpoints, ignore_errors=True)
     if code:
         raise Interrupted
 

@@ -66,8 +66,11 @@ class Pipeline:
         self._models = models or {}
         self._staging = staging
 
-    async def run(self) -> None:
-        """Train to the end. An error of any task stops all of them and is raised (in an ExceptionGroup)."""
+    async def run(self, *, saves: bool = True) -> None:
+        """Train to the end. An error of any task stops all of them and is raised (in an ExceptionGroup).
+
+        `saves`: whether checkpoints are written.
+        """
         async with asyncio.TaskGroup() as tasks:
             for service in self._services:
                 tasks.create_task(service.run())
@@ -77,7 +80,8 @@ class Pipeline:
                 await self._evaluate_if(version, version % self._evaluate_every == 0)
                 await self._queue.advance(version)  # admits the prompts that wait for these weights
                 await self._train(version)
-                await self._save_if_due(version + 1)
+                if saves and self._is_due(version + 1):
+                    await self.save()
             await self._evaluate_if(version, True)
             await self._queue.close()
 
@@ -92,9 +96,9 @@ class Pipeline:
         if due and self._evaluator is not None:
             await self._evaluator.run(version)
 
-    async def _save_if_due(self, trained: int) -> None:
-        if trained % self._save_every == 0 or trained == self._steps:
-            await self.save()
+    def _is_due(self, trained: int) -> bool:
+        """Whether a checkpoint is due."""
+        return trained % self._save_every == 0 or trained == self._steps
 
     async def save(self) -> None:
         """Write a checkpoint of this moment."""

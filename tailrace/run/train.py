@@ -79,7 +79,7 @@ def train(
     `resume`: go on from `checkpoint`, by default the newest of the run in `config.output_dir`. Where no run is there, a
     new one begins with `checkpoint`, which is another run's. `interrupt`: stops the run, as signals do. `prompts`: the
     contents of `prompts.source`, where a program gives them. `played`: the contents of `pipeline.replay`, where a
-    benchmark gives them. A benchmark trains nothing worth keeping: it exports no model and is not gone on with.
+    benchmark gives them. A benchmark trains nothing worth keeping: it saves no checkpoint and exports no model.
 
     Raises:
         UserError: something about the input is wrong, and nothing is left of the start; or a checkpoint cannot be
@@ -137,7 +137,7 @@ class _Run:
         *,
         is_kept: bool,
     ) -> None:
-        """`is_kept`: whether its weights are kept at its end, and after an interruption."""
+        """`is_kept`: whether its weights are kept: in checkpoints, and at its end."""
         self._is_kept = is_kept
         self._config = config
         self._inputs = inputs
@@ -281,9 +281,9 @@ def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) ->
 
 
 async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interrupt, *, saves: bool) -> bool:
-    """Run the pipeline to its end; False when it was interrupted and, where it `saves`, saved."""
+    """Run the pipeline to its end; False when it was interrupted and, where the run `saves` at all, saved."""
     try:
-        await pipeline.run()
+        await pipeline.run(saves=saves)
     except (asyncio.CancelledError, BaseExceptionGroup) as error:
         if interrupt.asked:
             interrupt.accept()

@@ -13,6 +13,7 @@ import pytest
 from tailrace.bench.setup import make_setup
 from tailrace.bench.single import run_single
 from tailrace.errors import BenchError, UserError
+from tailrace.events import read_events
 from tests.helpers.traces import write_lengths
 
 ADAPTER = shlex.join([sys.executable, str(Path(__file__).parents[1] / "helpers" / "bench_adapter.py")])
@@ -32,6 +33,7 @@ def test_a_benchmark_leaves_its_figures_and_no_weights(tmp_path: Path, recipe: P
     assert {path.name for path in run.iterdir()} >= {"events.jsonl", "report.html", "given"}
     assert not (run / "model").exists()
     assert not (run / "checkpoints").exists()
+    assert all(event.task != "checkpoint" for event in read_events(run / "events.jsonl")), "none is written at all"
     with pytest.raises(UserError, match="holds a run already"):
         run_single(setup, warm_up=1)
 
