@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from tailrace.bench.figures import figures_of
-from tailrace.events import read_events
+from tailrace.report.run_data import load_run
 
 BUILD = Path(__file__).parents[1] / "build" / "bench-workloads"
 COMMON = ["checkpoint.every=100000", "observe.tensorboard=false", "observe.sample_groups=0", "prompts.held_out=0"]
@@ -51,7 +51,7 @@ def tailrace(*arguments: str, log: Path) -> None:
 
 def seconds_of(run: Path) -> float:
     """End-to-end seconds of all steps of a run."""
-    return figures_of(read_events(run / "events.jsonl"), warm_up=0, devices=1).seconds
+    return figures_of(load_run(run).events, warm_up=0, devices=1).seconds
 
 
 def pair(mode: Mode, steps: int, directory: Path) -> tuple[float, float]:

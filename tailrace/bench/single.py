@@ -13,11 +13,11 @@ from tailrace.bench.figures import Figures, check_steps, figures_of
 from tailrace.bench.jobs import check_played, write_jobs
 from tailrace.bench.setup import Setup
 from tailrace.errors import BenchError, UserError, one_line
-from tailrace.events import Event, read_events
+from tailrace.events import Event
 from tailrace.host.compute import prepare_torch
 from tailrace.host.run_child import run_child
 from tailrace.registers import run_files
-from tailrace.report.run_data import write_file
+from tailrace.report.run_data import load_run, write_file
 from tailrace.run.directory import RunDirectory
 from tailrace.run.inputs import load_inputs
 from tailrace.run.train import train
@@ -75,7 +75,7 @@ def run_single(setup: Setup, *, warm_up: int, adapter: str | None = None, adapte
             directory.check_new()
             with directory.holding(parquet_of(setup.trace), run_files.PLAYED_TRACE):
                 _adapted(setup, directory, command, adapter_timeout_s)
-    events = read_events(directory.events)
+    events = load_run(directory.path).events  # of the last attempt alone, where a worker's death began another
     check_played(events, setup)
     result = _result(setup, events, warm_up, adapter)
     write_file(directory.path, run_files.BENCH, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")

@@ -8,12 +8,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
+from tailrace.bench.figures import figures_of
 from tailrace.bench.setup import make_setup
 from tailrace.bench.single import run_single
+from tailrace.config.run import RunConfig
 from tailrace.errors import BenchError, UserError
 from tailrace.events import read_events
+from tailrace.run.train import train
 from tests.helpers.traces import write_lengths
 
 ADAPTER = shlex.join([sys.executable, str(Path(__file__).parents[1] / "helpers" / "bench_adapter.py")])
@@ -36,6 +41,24 @@ def test_a_benchmark_leaves_its_figures_and_no_weights(tmp_path: Path, recipe: P
     assert all(event.task != "checkpoint" for event in read_events(run / "events.jsonl")), "none is written at all"
     with pytest.raises(UserError, match="holds a run already"):
         run_single(setup, warm_up=1)
+
+
+def test_an_attempt_that_a_death_has_ended_does_not_count(
+    tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_lost_attempt(config: RunConfig, **given: Any) -> int:
+        code = train(config, **given)
+        lost = [replace(event, end=10 * event.end) for event in read_events(events)[:-1]]
+        whole = events.read_bytes()
+        events.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in lost) + whole)
+        (tmp_path / "whole.jsonl").write_bytes(whole)
+        return code
+
+    events = tmp_path / "run" / "events.jsonl"
+    monkeypatch.setattr("tailrace.bench.single.train", with_lost_attempt)
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["sampling.max_new_tokens=12"])
+    result = run_single(setup, warm_up=0)
+    assert result.figures == figures_of(read_events(tmp_path / "whole.jsonl"), warm_up=0, devices=1)
 
 
 @pytest.mark.parametrize(
