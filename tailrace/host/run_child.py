@@ -2,13 +2,16 @@
 
 import signal
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import IO
 
 import psutil
 
 from tailrace.host.descendants import kill_all
+from tailrace.host.interrupt import stop_signals
 
 _ASKED_LIMIT_S = 60.0
 """Seconds that a program has to end after it was asked to: a run saves and stops its workers."""
@@ -17,8 +20,8 @@ _ASKED_LIMIT_S = 60.0
 def run_child(command: Sequence[str], *, stdout: IO[str] | int, limit_s: float | None = None) -> int:
     """Run a command. Returns its exit code.
 
-    A program that takes too long, and one that Ctrl-C interrupts here, is asked to end as by Ctrl-C. What it leaves, or
-    is itself after a minute, is killed.
+    A program that takes too long, and one that Ctrl-C or another of `stop_signals` interrupts here, is asked to end as
+    by Ctrl-C. What it leaves, or is itself after a minute, is killed.
 
     Args:
         command: the program and its arguments.
@@ -28,13 +31,34 @@ def run_child(command: Sequence[str], *, stdout: IO[str] | int, limit_s: float |
     Raises:
         OSError: it cannot be started.
         subprocess.TimeoutExpired: it took too long.
+        KeyboardInterrupt: this process was asked to stop.
     """
-    with subprocess.Popen(command, stdout=stdout) as child:
+    with _interrupting(), subprocess.Popen(command, stdout=stdout) as child:
         try:
             return child.wait(limit_s)
         except BaseException:
             _end(child)
             raise
+
+
+@contextmanager
+def _interrupting() -> Iterator[None]:
+    """Have every signal that asks this process to stop interrupt the block, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
+        yield
+        return
+    before = {number: signal.signal(number, _interrupt) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    if number != signal.SIGINT:
+        signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice; the second would interrupt the ending
+    raise KeyboardInterrupt
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

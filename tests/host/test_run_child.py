@@ -1,18 +1,18 @@
 """A program that is run to its end, or of which nothing is left."""
 
+import os
+import select
+import signal
 import sys
-from pathlib import Path
-from subprocess import DEVNULL, TimeoutExpired
+from subprocess import DEVNULL, Popen, TimeoutExpired
 
-import psutil
 import pytest
 
+from tailrace.host.interrupt import stop_signals
 from tailrace.host.run_child import run_child
 
-SLEEPS = "import signal, subprocess, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN if {stubborn} else "
-ENDS = "lambda *_: sys.exit(3)); "
-GRANDCHILD = "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
-TELLS = "print(child.pid, flush=True); time.sleep(600)"
+PROGRAM = "trap {at_interrupt} INT; sleep 600 & echo up; wait"
+"""Its child holds its output as well, and does not end at Ctrl-C."""
 
 
 def test_the_exit_code_is_returned() -> None:
@@ -24,15 +24,36 @@ def test_what_cannot_be_started_is_an_error_of_the_system() -> None:
         run_child(["no-such-program"], stdout=DEVNULL)
 
 
-@pytest.mark.parametrize("stubborn", [False, True])
-def test_nothing_is_left_of_a_program_that_takes_too_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubborn: bool
+@pytest.mark.parametrize("at_interrupt", ["'exit 3'", "''"])
+@pytest.mark.parametrize(
+    ("number", "raised"),
+    [(None, TimeoutExpired), (signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, KeyboardInterrupt)],
+)
+def test_nothing_is_left_of_a_program_that_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals | None, raised: type[BaseException], at_interrupt: str
 ) -> None:
+    def wait_until_up(child: "Popen[bytes]", timeout: float | None = None) -> int:
+        if not up:
+            up.append(os.read(output, 3))
+            if number is not None:
+                signal.raise_signal(number)
+        return wait(child, timeout)
+
+    def send_after_another(child: "Popen[bytes]", asked: int) -> None:
+        if number == signal.SIGTERM:
+            signal.raise_signal(number)  # `timeout` sends it twice
+        send(child, asked)
+
+    up: list[bytes] = []
+    wait, send, (output, written) = Popen.wait, Popen.send_signal, os.pipe()
+    handlers = [signal.getsignal(number) for number in stop_signals()]
+    monkeypatch.setattr(Popen, "wait", wait_until_up)
+    monkeypatch.setattr(Popen, "send_signal", send_after_another)
     monkeypatch.setattr("tailrace.host.run_child._ASKED_LIMIT_S", 0.5)
-    before = set(psutil.Process().children())
-    program = (SLEEPS + ENDS + GRANDCHILD + TELLS).format(stubborn=stubborn)
-    with (tmp_path / "pid").open("w") as told, pytest.raises(TimeoutExpired):
-        run_child([sys.executable, "-c", program], stdout=told, limit_s=2.0)
-    if pid := (tmp_path / "pid").read_text():
-        assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
-    assert set(psutil.Process().children()) <= before
+    with pytest.raises(raised):
+        run_child(["sh", "-c", PROGRAM.format(at_interrupt=at_interrupt)], stdout=written, limit_s=0.01)
+    os.close(written)
+    [ended], _, _ = select.select([output], [], [], 10)  # the end of file comes with the end of the last writer
+    assert (up, os.read(ended, 1)) == ([b"up\n"], b"")
+    os.close(output)
+    assert [signal.getsignal(number) for number in stop_signals()] == handlers
