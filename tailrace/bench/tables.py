@@ -92,12 +92,12 @@ def _workers(result: Result) -> Table:
 
 
 def _phases(result: Result) -> Table:
-    """The phases that take a percent of a worker's time or more, with their parts."""
+    """The phases that take a percent of a worker's time or more, with their parts. States are in the table before."""
     table = figures_table("worker", "phase", "of its time")
     table.columns[1].justify = "left"
     for worker in result.figures.workers:
         for phase, share in worker.phases.items():
-            if share < _LEAST or PHASES[cast(Phase, phase)].state != "busy":
+            if share < _LEAST or phase in STATE_TITLES:  # the table of states has it
                 continue
             table.add_row(worker.worker, PHASES[cast(Phase, phase)].title, percent(share))
             parts = worker.parts.get(phase, {}).items()

@@ -422,7 +422,7 @@ METRICS = (
         for state, meaning in (
             ("busy", "in which it works, see [observing.md](observing.md#where-the-time-of-a-worker-goes)"),
             ("weights", "in which it waits for weights"),
-            ("data", "in which it waits for rows of the queue"),
+            ("data", "in which it waits for rows of the queue, or for tools"),
             ("idle", "in none of these states"),
         )
     ),

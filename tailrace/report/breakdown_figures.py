@@ -52,7 +52,7 @@ def _phases_figure(workers: Sequence[WorkerTime]) -> Figure:
     return bar_figure(
         "workers",
         "Where the time goes",
-        "Of each worker, in the training steps after the first. Waiting is for rows of the queue, or for new weights.",
+        "Of each worker, in the steps after the first. Waiting is for rows of the queue, for tools or for new weights.",
         traces,
         wide=True,
     )

@@ -66,7 +66,7 @@ def utilization_figure(workers: Sequence[WorkerSummary]) -> Figure | None:
         }
         for state, title in STATE_TITLES.items()
     ]
-    caption = "Of each worker, after the first step. Waiting is for rows of the queue, or for new weights."
+    caption = "Of each worker, after the first step. Waiting is for rows of the queue or for tools, or for new weights."
     return bar_figure("workers", "Where the time goes", caption, data, wide=True)
 
 
