@@ -4,7 +4,7 @@ The last line is JSON:
 
     replay_error_pct         a replay's end-to-end latency beside that of its run: the worst mode's median over pairs
     fit_error_pct            p50, p90 and p99 of the workloads that ship beside their sources: the worst
-    breakdown_overhead_pct   CPU seconds of the breakdown of time and memory, of those of the steps
+    breakdown_overhead_pct   CPU seconds of the breakdown of time and memory, of those of its steps
     import_rows_per_s        samples of packed lengths that are imported in a second
 
 The sources are PolyTrace's public data, in the folder TAILRACE_DATA.
