@@ -1,6 +1,6 @@
 """A trace as the script of a run: how long each response is, what its tools return and when, and its reward.
 
-The k-th group of a run plays the k-th group of the trace, by step and number; after the last, the first comes again.
+The k-th group of a run plays the k-th group of the trace, by step and number.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,8 +120,17 @@ class Replay:
         return max(script.tokens for group in self.groups for script in group)
 
     def script(self, group: int, sample: int) -> Script:
-        """The script of a sample, by the number of its group in the run and its own number in the group."""
-        return self.groups[group % len(self.groups)][sample]
+        """The script of a sample, by the number of its group in the run and its own number in the group.
+
+        Raises:
+            TraceError: there is none. A training loop of the caller's own may take more groups than the recipe says.
+        """
+        if group >= len(self.groups) or sample >= len(self.groups[group]):
+            raise TraceError(
+                f"pipeline.replay has no sample {sample} of group {group} (from 0), which the run takes; give it a "
+                "longer trace, or fewer prompts"
+            )
+        return self.groups[group][sample]
 
     def first(self, *, groups: int, group_size: int) -> "Replay":
         """The first groups, and of each the first samples: what a run of so many plays.

@@ -18,7 +18,7 @@ def trace_of(*samples: dict[str, Any]) -> Trace:
     return Trace.of(pl.DataFrame(rows, schema=schema), Provenance(source="test"))
 
 
-def test_the_groups_of_a_run_are_those_of_the_trace_by_step_and_number_and_come_again() -> None:
+def test_the_groups_of_a_run_are_those_of_the_trace_by_step_and_number() -> None:
     replay = Replay.of(
         trace_of(
             {"step": 1, "group": 0, "response_tokens": 4},
@@ -28,7 +28,14 @@ def test_the_groups_of_a_run_are_those_of_the_trace_by_step_and_number_and_come_
         )
     )
     assert [[script.tokens for script in group] for group in replay.groups] == [[1, 2], [3], [4]]
-    assert replay.script(3, 1) == replay.script(0, 1) == Script(prompt_tokens=9, turns=(Turn(generated_tokens=2),))
+    assert replay.script(0, 1) == Script(prompt_tokens=9, turns=(Turn(generated_tokens=2),))
+
+
+@pytest.mark.parametrize(("group", "sample"), [(1, 0), (0, 2)])
+def test_a_sample_that_the_trace_does_not_have_is_one_line(group: int, sample: int) -> None:
+    replay = Replay.of(trace_of({}, {"sample": 1}))
+    with pytest.raises(TraceError, match=f"has no sample {sample} of group {group} .* give it a longer"):
+        replay.script(group, sample)
 
 
 def test_tools_return_what_the_context_grows_by_and_take_their_calls_together() -> None:
