@@ -136,7 +136,9 @@ def test_a_function_and_rows_of_a_program_are_part_of_the_run(tmp_path: Path, sm
     assert train(again, resume=True) == 0  # as the command does, without the program
     assert len(steps_of(result.directory)) == 3
     changes[0] = "trainer.steps=4"
-    with pytest.raises(UserError, match=r"prompts are not those that the run in .* began with; give the same"):
+    with pytest.raises(
+        UserError, match=r"given/prompts\.\w+ differs from the file that the run in .* began with; give the same"
+    ):
         Trainer(again, changes, prompts=[*rows, {"prompt": "more", "answer": None}]).fit(resume=True)
     assert Trainer(again, changes, prompts=rows).fit(resume=True).metrics == steps_of(result.directory)[-1].metrics
 

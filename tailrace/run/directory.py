@@ -175,7 +175,7 @@ class RunDirectory:
         around = [path for path in file.parents if not path.exists()]
         try:
             if self.events.exists() and file.exists() and file.read_bytes() != content:
-                raise UserError(f"{file.stem} are not those that the run in {self.path} began with; give the same")
+                raise UserError(f"{name} differs from the file that the run in {self.path} began with; give the same")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
         except OSError as error:
