@@ -11,15 +11,15 @@ The sources are PolyTrace's public data, in the folder TAILRACE_DATA.
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from gate import output_of
 from workload_fits import fit_error_pct, fits
 from workload_import import import_rows_per_s
-from workload_replay import replay_differences_pct, replay_figures
+from workload_replay import LIMIT_S, replay_differences_pct, replay_figures
 
 HERE = Path(__file__).parent
 
@@ -47,9 +47,8 @@ def main(
 
 def _breakdown() -> dict[str, Any]:
     """The figures of the breakdown's own benchmark, which changes functions of its process."""
-    command = [sys.executable, str(HERE / "breakdown_overhead.py")]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    output = output_of([sys.executable, str(HERE / "breakdown_overhead.py")], timeout_s=LIMIT_S)
+    figures: dict[str, Any] = json.loads(output.splitlines()[-1])
     return figures
 
 

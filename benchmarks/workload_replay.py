@@ -22,6 +22,8 @@ from tailrace.bench.figures import figures_of
 from tailrace.report.run_data import load_run
 
 BUILD = Path(__file__).parents[1] / "build" / "bench-workloads"
+LIMIT_S = 3600.0
+"""Seconds that a command may take."""
 COMMON = ["checkpoint.every=100000", "observe.tensorboard=false", "observe.sample_groups=0", "prompts.held_out=0"]
 
 
@@ -44,7 +46,8 @@ MODES = {
 def tailrace(*arguments: str, log: Path) -> None:
     """Run the command, with its output in `log`."""
     with log.open("ab") as file:
-        done = subprocess.run([sys.executable, "-m", "tailrace", *arguments], stdout=file, stderr=file, check=False)
+        command = [sys.executable, "-m", "tailrace", *arguments]
+        done = subprocess.run(command, stdout=file, stderr=file, timeout=LIMIT_S, check=False)
     if done.returncode:
         raise SystemExit(f"tailrace {' '.join(arguments)} ended with exit code {done.returncode}; see {log}")
 
