@@ -8,6 +8,9 @@ leaves `events.jsonl`: the events of Tailrace (docs/metrics.md), of which these 
                "info": {"group": 0, "sample": 3}}
 
 and of which it may write any other, such as `rollout`, `actor` and `update_weights`, where it can time them.
+
+The first line of the jobs says what work a step is. An adapter that does other work, such as no KL penalty where one is
+asked for, would be compared with something else. It has to end with a message instead.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,6 +19,8 @@ from pathlib import Path
 import msgspec
 
 from tailrace.bench.setup import Setup
+from tailrace.config.algorithm import GrpoConfig
+from tailrace.config.run import RunConfig
 from tailrace.errors import BenchError
 from tailrace.events import Event
 from tailrace.host.whole_file import whole_file
@@ -28,13 +33,15 @@ FORMAT = 1
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line: what to run."""
+    """The first line: what to run. How the work is scheduled is not part of it."""
 
     tailrace_jobs: int
     """The version of the format."""
     model: str
     """A Hugging Face directory."""
     device: str
+    devices: int
+    """Devices that generate or train. Throughput is also given for each of them."""
     precision: str
     """Of the training: fp32 or bf16."""
     threads: int | None
@@ -42,9 +49,19 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     groups_per_step: int
     group_size: int
+    mini_batch_size: int
+    """Samples of an optimizer step; a step has groups_per_step * group_size."""
     max_new_tokens: int
     """Tokens of the longest response."""
     temperature: float
+    graders: int
+    """Samples that are graded at a time."""
+    algorithm: str
+    """`algorithm.type`."""
+    kl_coefficient: float
+    """With one above 0, a reference model scores every sample."""
+    gradient_checkpointing: bool
+    """Whether the backward pass computes the activations a second time."""
     lr: float
     seed: int
 
@@ -71,28 +88,43 @@ class GroupOfJobs(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_jobs(setup: Setup, prompts: Iterable[Prompt], path: Path) -> None:
     """Write the jobs of a benchmark; `prompts` has one for each group."""
+    lines: list[msgspec.Struct] = [_header(setup)]
+    for number, (prompt, group) in enumerate(zip(prompts, setup.played.groups, strict=True)):
+        jobs = [Job(turns=list(script.turns), reward=script.reward, reward_s=script.reward_s) for script in group]
+        step = number // setup.config.groups_per_step
+        lines.append(GroupOfJobs(step=step, group=number, prompt_ids=prompt.prompt_ids.tolist(), samples=jobs))
+    with whole_file(path) as partial:
+        partial.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+
+def _header(setup: Setup) -> Header:
     config = setup.config
-    header = Header(
+    return Header(
         tailrace_jobs=FORMAT,
         model=str(resolve_model(config.model)),
         device=config.device,
+        devices=setup.devices,
         precision=config.trainer.precision,
         threads=config.threads,
         steps=config.trainer.steps,
         groups_per_step=config.groups_per_step,
         group_size=config.algorithm.group_size,
+        mini_batch_size=config.mini_batch_size,
         max_new_tokens=config.sampling.max_new_tokens,
         temperature=config.sampling.temperature,
+        graders=_graders(config),
+        algorithm=config.algorithm.type,
+        kl_coefficient=config.algorithm.kl.coefficient if isinstance(config.algorithm, GrpoConfig) else 0.0,
+        gradient_checkpointing=config.trainer.gradient_checkpointing,
         lr=config.trainer.lr,
         seed=config.seed,
     )
-    lines: list[msgspec.Struct] = [header]
-    for number, (prompt, group) in enumerate(zip(prompts, setup.played.groups, strict=True)):
-        jobs = [Job(turns=list(script.turns), reward=script.reward, reward_s=script.reward_s) for script in group]
-        step = number // config.groups_per_step
-        lines.append(GroupOfJobs(step=step, group=number, prompt_ids=prompt.prompt_ids.tolist(), samples=jobs))
-    with whole_file(path) as partial:
-        partial.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+
+def _graders(config: RunConfig) -> int:
+    """As many as `ReplayRewardTask` has, in all of its workers."""
+    workers = config.cluster.reward.workers if config.pipeline.placement == "separated" else 1
+    return workers * config.rewards.workers * int(getattr(config.rewards.grader, "concurrency", 1))
 
 
 def check_played(events: Iterable[Event], setup: Setup) -> None:

@@ -63,6 +63,19 @@ def test_an_adapter_plays_the_same_jobs(tmp_path: Path, recipe: Path) -> None:
     assert [job["turns"][0]["generated_tokens"] for job in first["samples"]] == [30, 4]
 
 
+def test_the_jobs_say_what_work_a_step_is(tmp_path: Path, recipe: Path) -> None:
+    changes = ["algorithm.kl.coefficient=0.1", "trainer.mini_batch_size=2", "trainer.gradient_checkpointing=true"]
+    graders = ["rewards.workers=3", "rewards.grader={type: function, path: a.b, concurrency: 5}"]
+    setup = make_setup(
+        write_lengths(tmp_path / "a.parquet"), recipe, ["sampling.max_new_tokens=50", *changes, *graders]
+    )
+    run_single(setup, warm_up=0, adapter=ADAPTER)
+    header = json.loads((tmp_path / "run" / "jobs.jsonl").read_text().splitlines()[0])
+    asked = {"device": "cpu", "devices": 1, "algorithm": "grpo", "kl_coefficient": 0.1, "mini_batch_size": 2}
+    asked |= {"gradient_checkpointing": True, "graders": 15}
+    assert asked.items() <= header.items()
+
+
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [
