@@ -11,6 +11,8 @@ and of which it may write any other, such as `rollout`, `actor` and `update_weig
 
 The first line of the jobs says what work a step is. An adapter that does other work, such as no KL penalty where one is
 asked for, would be compared with something else. It has to end with a message instead.
+
+The command runs with the variables of glibc's allocator that Tailrace sets for itself (`tailrace.host.allocator`).
 """
 
 from collections.abc import Iterable, Mapping

@@ -15,6 +15,7 @@ from tailrace.bench.jobs import check_played, write_jobs
 from tailrace.bench.setup import Setup
 from tailrace.errors import BenchError, UserError, one_line
 from tailrace.events import Event, read_events
+from tailrace.host.allocator import KEPT_MEMORY
 from tailrace.host.compute import prepare_torch
 from tailrace.host.run_child import run_child
 from tailrace.registers import run_files
@@ -109,7 +110,7 @@ def _adapted(setup: Setup, directory: RunDirectory, command: Sequence[str], time
     prompts = load_inputs(setup.config).prompts.train
     write_jobs(setup, prompts, directory.path / run_files.JOBS)
     try:
-        code = run_child(whole, stdout=sys.stderr, limit_s=timeout_s)
+        code = run_child(whole, stdout=sys.stderr, limit_s=timeout_s, environment=KEPT_MEMORY)
     except KeyboardInterrupt:
         raise Interrupted from None
     except OSError as error:

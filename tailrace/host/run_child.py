@@ -1,8 +1,9 @@
 """Run a program to its end, and leave nothing of it when that is not waited for."""
 
+import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
@@ -14,7 +15,13 @@ _ASKED_LIMIT_S = 60.0
 """Seconds that a program has to end after it was asked to: a run saves and stops its workers."""
 
 
-def run_child(command: Sequence[str], *, stdout: IO[str] | int, limit_s: float | None = None) -> int:
+def run_child(
+    command: Sequence[str],
+    *,
+    stdout: IO[str] | int,
+    limit_s: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
     """Run a command. Returns its exit code.
 
     A program that takes too long, and one that Ctrl-C interrupts here, is asked to end as by Ctrl-C. What it leaves, or
@@ -24,12 +31,13 @@ def run_child(command: Sequence[str], *, stdout: IO[str] | int, limit_s: float |
         command: the program and its arguments.
         stdout: where its output goes.
         limit_s: seconds that it may take; None where its own waits have limits.
+        environment: variables in addition to those of this process.
 
     Raises:
         OSError: it cannot be started.
         subprocess.TimeoutExpired: it took too long.
     """
-    with subprocess.Popen(command, stdout=stdout) as child:
+    with subprocess.Popen(command, stdout=stdout, env={**os.environ, **(environment or {})}) as child:
         try:
             return child.wait(limit_s)
         except BaseException:

@@ -96,6 +96,15 @@ def test_an_adapter_that_does_not_play_its_jobs_is_an_error(
         run_single(setup, warm_up=0, adapter=adapter)
 
 
+def test_an_adapter_keeps_freed_memory_as_tailrace_does(tmp_path: Path, recipe: Path) -> None:
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["sampling.max_new_tokens=50"])
+    script = tmp_path / "keeps.sh"
+    script.write_text(
+        f'test "$MALLOC_MMAP_MAX_ $MALLOC_TRIM_THRESHOLD_ $MALLOC_ARENA_MAX" = "0 -1 1" && {ADAPTER} "$1"'
+    )
+    assert run_single(setup, warm_up=0, adapter=f"sh {script}").samples == 12
+
+
 def test_an_empty_adapter_is_refused_before_the_run(tmp_path: Path, recipe: Path) -> None:
     setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["sampling.max_new_tokens=50"])
     with pytest.raises(UserError, match="--adapter is empty; give a command"):
