@@ -15,7 +15,7 @@ asked for, would be compared with something else. It has to end with a message i
 The command runs with the variables of glibc's allocator that Tailrace sets for itself (`tailrace.host.allocator`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
 import msgspec
@@ -29,7 +29,7 @@ from tailrace.host.whole_file import whole_file
 from tailrace.models.resolve import resolve_model
 from tailrace.registers.events import EventKind
 from tailrace.types import Prompt
-from tailrace.workloads.replay import Turn
+from tailrace.workloads.replay import Script, Turn
 
 FORMAT = 1
 
@@ -130,28 +130,43 @@ def _graders(config: RunConfig) -> int:
 
 
 def check_played(events: Iterable[Event], setup: Setup) -> None:
-    """Check that every response was made, with exactly its length.
+    """Check that every response was made in its step, with exactly its length, and every step was trained.
 
     Raises:
-        BenchError: a response is missing or of another length, or a step is missing; or an event ends before its start.
+        BenchError: a response is missing, or of another step or length; a step is missing, or none of the run; or an
+            event ends before its start.
     """
-    made: dict[tuple[int, int], int] = {}
-    steps = set()
+    made: dict[tuple[int, int], Event] = {}
+    trained = set()
     for event in events:
         if event.end < event.start:
             raise BenchError(f"an event {event.task} ends at {event.end:g} s, and starts at {event.start:g} s")
         if event.task == EventKind.SAMPLE and event.step is not None:
-            made[_key(event.info)] = event.tokens or 0
+            made[_key(event.info)] = event
         elif event.task == EventKind.STEP:
-            steps.add(event.step)
+            trained.add(event.step)
     for number, group in enumerate(setup.played.groups):
         for sample, script in enumerate(group):
-            asked, was = sum(turn.generated_tokens for turn in script.turns), made.get((number, sample))
-            if was != asked:
-                said = "was not made" if was is None else f"has {was} tokens"
-                raise BenchError(f"the response of group {number}, sample {sample}, {said}; {asked} were asked for")
-    if missing := set(range(setup.config.trainer.steps)) - steps:
-        raise BenchError(f"step {min(missing)} was not trained; the benchmark has {setup.config.trainer.steps} steps")
+            name = f"the response of group {number}, sample {sample},"
+            _check_response(name, made.get((number, sample)), script, number // setup.config.groups_per_step)
+    _check_trained(trained, setup.config.trainer.steps)
+
+
+def _check_response(name: str, made: Event | None, script: Script, step: int) -> None:
+    asked = sum(turn.generated_tokens for turn in script.turns)
+    if made is None:
+        raise BenchError(f"{name} was not made; {asked} tokens were asked for")
+    if made.tokens != asked:
+        raise BenchError(f"{name} has {made.tokens or 0} tokens; {asked} were asked for")
+    if made.step != step:
+        raise BenchError(f"{name} was made in step {made.step}; the jobs have it in step {step}")
+
+
+def _check_trained(trained: Set[int | None], steps: int) -> None:
+    if missing := set(range(steps)) - trained:
+        raise BenchError(f"step {min(missing)} was not trained; the benchmark has {steps} steps")
+    if others := trained - set(range(steps)):
+        raise BenchError(f"a step event has step {next(iter(others))}; the benchmark's are 0 to {steps - 1}")
 
 
 def _key(info: Mapping[str, object]) -> tuple[int, int]:

@@ -79,7 +79,9 @@ def test_the_jobs_say_what_work_a_step_is(tmp_path: Path, recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [
-        (f"{ADAPTER} 1", "the response of group 0, sample 0, has 29 tokens; 30 were asked for"),
+        (f"{ADAPTER} shorter=1", "the response of group 0, sample 0, has 29 tokens; 30 were asked for"),
+        (f"{ADAPTER} first=1", "the response of group 0, sample 0, was made in step 1; the jobs have it in step 0"),
+        (f"{ADAPTER} further=1", "a step event has step 2; the benchmark's are 0 to 1"),
         ("false", "the adapter 'false' ended with exit code 1"),
         ("true", "the adapter 'true' left no .*events.jsonl"),
         ("no-such-program", "the adapter 'no-such-program' cannot be started"),
