@@ -3,19 +3,16 @@
 import json
 import os
 import select
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tailrace.bench.setup import make_setup
-from tailrace.bench.single import run_single
+from tailrace.bench.single import check_single, run_single
 from tailrace.errors import BenchError, UserError
+from tests.helpers.bench import ADAPTER
 from tests.helpers.traces import write_lengths
-
-ADAPTER = shlex.join([sys.executable, str(Path(__file__).parents[1] / "helpers" / "bench_adapter.py")])
 
 
 def test_a_benchmark_leaves_its_figures_and_no_weights(tmp_path: Path, recipe: Path) -> None:
@@ -41,15 +38,43 @@ def test_a_benchmark_leaves_its_figures_and_no_weights(tmp_path: Path, recipe: P
     [
         ({"warm_up": 2}, r"the run has 2 steps, and 2 of them warm up; raise trainer\.steps"),
         ({"warm_up": 1, "adapter": "it's"}, '--adapter was given "it\'s": No closing quotation'),
+        ({"warm_up": 1, "adapter": ""}, "--adapter is empty; give a command"),
+        ({"warm_up": 1, "adapter": "no-such-program"}, "--adapter begins with 'no-such-program', which is no program"),
     ],
 )
 def test_options_that_cannot_work_are_found_before_the_run(
     tmp_path: Path, recipe: Path, options: dict[str, Any], message: str
 ) -> None:
     setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, [])
-    with pytest.raises(UserError, match=message):
-        run_single(setup, **options)
+    for begin in (check_single, run_single):
+        with pytest.raises(UserError, match=message):
+            begin(setup, **options)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("engine={type: native, kv_cache_gib: 0.00001}", r"engine\.kv_cache_gib 1e-05 holds"),
+        ("trainer.backend={type: adapter, path: no_such.trainer}", "no_such"),
+        ("device=cuda:99", "device 'cuda:99' cannot be used here"),
+    ],
+)
+def test_a_recipe_that_cannot_run_is_found_before_the_run(
+    tmp_path: Path, recipe: Path, change: str, message: str
+) -> None:
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, [change])
+    with pytest.raises(UserError, match=message):
+        check_single(setup, warm_up=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_is_left_of_a_check(tmp_path: Path, recipe: Path) -> None:
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, [])
+    before = set(tmp_path.rglob("*"))
+    check_single(setup, warm_up=1)
+    check_single(setup, warm_up=1, adapter=ADAPTER)
+    assert set(tmp_path.rglob("*")) == before
 
 
 def test_an_adapter_plays_the_same_jobs(tmp_path: Path, recipe: Path) -> None:
@@ -80,11 +105,13 @@ def test_the_jobs_say_what_work_a_step_is(tmp_path: Path, recipe: Path) -> None:
     ("adapter", "message"),
     [
         (f"{ADAPTER} shorter=1", "the response of group 0, sample 0, has 29 tokens; 30 were asked for"),
-        (f"{ADAPTER} first=1", "the response of group 0, sample 0, was made in step 1; the jobs have it in step 0"),
+        (
+            f"{ADAPTER} first=1",
+            "the response of group 0, sample 0, was made in step 1; the jobs have it in step 0",
+        ),
         (f"{ADAPTER} further=1", "a step event has step 2; the benchmark's are 0 to 1"),
         ("false", "the adapter 'false' ended with exit code 1"),
         ("true", "the adapter 'true' left no .*events.jsonl"),
-        ("no-such-program", "the adapter 'no-such-program' cannot be started"),
     ],
 )
 def test_an_adapter_that_does_not_play_its_jobs_is_an_error(
@@ -105,13 +132,6 @@ def test_an_adapter_keeps_freed_memory_as_tailrace_does(tmp_path: Path, recipe: 
         f'test "$MALLOC_MMAP_MAX_ $MALLOC_TRIM_THRESHOLD_ $MALLOC_ARENA_MAX" = "0 -1 1" && {ADAPTER} "$1"'
     )
     assert run_single(setup, warm_up=0, adapter=f"sh {script}").samples == 12
-
-
-def test_an_empty_adapter_is_refused_before_the_run(tmp_path: Path, recipe: Path) -> None:
-    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, ["sampling.max_new_tokens=50"])
-    with pytest.raises(UserError, match="--adapter is empty; give a command"):
-        run_single(setup, warm_up=0, adapter="")
-    assert not (tmp_path / "run").exists()
 
 
 def test_nothing_that_an_adapter_has_started_outlives_its_time(tmp_path: Path, recipe: Path) -> None:
