@@ -21,6 +21,7 @@ from tailrace.host.allocator import KEPT_MEMORY
 from tailrace.host.compute import prepare_torch
 from tailrace.host.run_child import run_child
 from tailrace.registers import run_files
+from tailrace.report.page import write_report
 from tailrace.report.run_data import write_file
 from tailrace.run.checks import check_recipe
 from tailrace.run.directory import RunDirectory
@@ -103,6 +104,8 @@ def run_single(setup: Setup, *, warm_up: int, adapter: str | None = None, adapte
     check_played(events, setup)
     result = _result(setup, events, warm_up, adapter)
     write_file(directory.path, run_files.BENCH, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    if command is not None:  # a run of Tailrace has written its own
+        write_report(directory.path)
     return result
 
 

@@ -82,6 +82,10 @@ def test_an_adapter_plays_the_same_jobs(tmp_path: Path, recipe: Path) -> None:
     result = run_single(setup, warm_up=0, adapter=ADAPTER)
     assert [step.seconds for step in result.figures.steps] == [30, 14]
     assert result.figures.training_tokens_per_s is None
+    assert (
+        "Not shown: the events are of an earlier Tailrace, or of an adapter"
+        in (tmp_path / "run" / "report.html").read_text()
+    )
     header, first, *_ = map(json.loads, (tmp_path / "run" / "jobs.jsonl").read_text().splitlines())
     assert (header["steps"], header["groups_per_step"], header["group_size"]) == (2, 3, 2)
     assert len(first["prompt_ids"]) == 20
