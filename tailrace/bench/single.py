@@ -23,7 +23,7 @@ from tailrace.host.run_child import run_child
 from tailrace.registers import run_files
 from tailrace.report.page import write_report
 from tailrace.report.run_data import write_file
-from tailrace.run.checks import check_recipe
+from tailrace.run.checks import check_place, check_recipe
 from tailrace.run.directory import RunDirectory
 from tailrace.run.inputs import load_inputs
 from tailrace.run.train import train
@@ -70,6 +70,7 @@ def check_single(setup: Setup, *, warm_up: int, adapter: str | None = None) -> N
         trace = Path(folder) / Path(run_files.PLAYED_TRACE).name
         trace.write_bytes(parquet_of(setup.trace))
         if command is None:
+            check_place(setup.config)
             check_recipe(setup.reading(trace))
         else:
             _adapter_prompts(setup.reading(trace))

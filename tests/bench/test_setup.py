@@ -13,9 +13,8 @@ from tailrace.errors import ConfigError, TraceError
 from tailrace.models.random import random_model
 from tailrace.workloads.replay import Replay
 from tests.conftest import TinyModel
+from tests.helpers.bench import SEPARATED
 from tests.helpers.traces import LENGTHS, write_lengths
-
-SEPARATED = ["pipeline.placement=separated", "queue.type=service", "threads=null"]
 
 
 def played(setup: Setup) -> list[list[int]]:

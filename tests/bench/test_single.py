@@ -11,7 +11,7 @@ import pytest
 from tailrace.bench.setup import make_setup
 from tailrace.bench.single import check_single, run_single
 from tailrace.errors import BenchError, UserError
-from tests.helpers.bench import ADAPTER
+from tests.helpers.bench import ADAPTER, SEPARATED
 from tests.helpers.traces import write_lengths
 
 
@@ -53,17 +53,18 @@ def test_options_that_cannot_work_are_found_before_the_run(
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
-        ("engine={type: native, kv_cache_gib: 0.00001}", r"engine\.kv_cache_gib 1e-05 holds"),
-        ("trainer.backend={type: adapter, path: no_such.trainer}", "no_such"),
-        ("device=cuda:99", "device 'cuda:99' cannot be used here"),
+        (["engine={type: native, kv_cache_gib: 0.00001}"], r"engine\.kv_cache_gib 1e-05 holds"),
+        (["trainer.backend={type: adapter, path: no_such.trainer}"], "no_such"),
+        (["device=cuda:99"], "device 'cuda:99' cannot be used here"),
+        ([*SEPARATED, "cluster.rollout.cpus=9999"], r"cluster\.rollout asks for 9999 CPU"),
     ],
 )
 def test_a_recipe_that_cannot_run_is_found_before_the_run(
-    tmp_path: Path, recipe: Path, change: str, message: str
+    tmp_path: Path, recipe: Path, changes: list[str], message: str
 ) -> None:
-    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, [change])
+    setup = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, changes)
     with pytest.raises(UserError, match=message):
         check_single(setup, warm_up=1)
     assert not (tmp_path / "run").exists()

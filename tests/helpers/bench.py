@@ -15,6 +15,8 @@ from tests.helpers.runs import small_run, write_prompts
 
 ADAPTER = shlex.join([sys.executable, str(Path(__file__).parent / "bench_adapter.py")])
 """The command of `bench_adapter.py`."""
+SEPARATED = ("pipeline.placement=separated", "queue.type=service", "threads=null")
+"""Changes that give the workers of the recipe processes of their own."""
 
 
 def write_recipe(directory: Path, tiny_model: TinyModel) -> Path:
