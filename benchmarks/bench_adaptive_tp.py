@@ -31,7 +31,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from gate import Contestant
-from random_model import SMALL, write_model
+from random_model import SMALL, model_of
 
 from tailrace.planning.drain import drain, drain_s
 from tailrace.planning.latency import LatencyPredictor
@@ -78,7 +78,7 @@ class Batch(NamedTuple):
 def main(rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, after one of warm-up.")] = 7) -> None:
     """Run all comparisons."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    model = write_model(SMALL, BUILD / "model")
+    model = model_of(SMALL)
     batches, source = workload(rounds + 1)
     uniform = [Batch(batch.prompts, [UNIFORM_TOKENS] * len(batch.lengths)) for batch in batches]
     print(f"lengths: {source}", flush=True)

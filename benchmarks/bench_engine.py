@@ -26,7 +26,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 from gate import Contestant
-from random_model import QWEN_0_5B, write_model
+from random_model import QWEN_0_5B, model_of
 
 from tailrace.config.model import ModelConfig
 from tailrace.models.info import describe_model
@@ -79,9 +79,7 @@ def main(
     """Run the three comparisons."""
     model_dir = resolve_model(ModelConfig(path=model))
     figures = throughput(model_dir, rounds)
-    figures |= tensor_parallelism(
-        {QWEN: write_model(QWEN_0_5B, LOGS / QWEN), model_dir.name.partition(".")[0]: model_dir}, tp_rounds
-    )
+    figures |= tensor_parallelism({QWEN: model_of(QWEN_0_5B), model_dir.name.partition(".")[0]: model_dir}, tp_rounds)
     figures |= group_sharing(model_dir, rounds)
     print(json.dumps({"bench": "engine"} | figures))
 

@@ -13,9 +13,9 @@ from typing import Annotated
 
 import torch
 import typer
-from bench_engine import HERE, LOGS, NEW_TOKENS, QWEN, quotients, rates_of, start
+from bench_engine import HERE, NEW_TOKENS, quotients, rates_of, start
 from gate import Contestant
-from random_model import QWEN_0_5B, write_model
+from random_model import QWEN_0_5B, model_of
 
 BATCH_SIZES = (1, 8, 64)
 
@@ -25,7 +25,7 @@ def main(
     new_tokens: Annotated[int, typer.Option(min=1, help="Of each response.")] = NEW_TOKENS,
 ) -> None:
     """Run the comparison on the first GPU."""
-    model_dir = write_model(QWEN_0_5B, LOGS / QWEN)
+    model_dir = model_of(QWEN_0_5B)
     with ExitStack() as stack:
         contestants = {
             "graphs": native(stack, model_dir, cuda_graphs=True),

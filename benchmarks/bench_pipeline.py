@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from bench_trl import ALLOCATOR, PACKAGES, QUICKSTART, SAMPLES_PER_STEP, start_trl
 from bench_trl import BUILD as TRL_BUILD
+from bench_trl import PACKAGES, QUICKSTART, SAMPLES_PER_STEP, start_trl
 from gate import Contestant, output_of
 from peers import peer_python
 from pipeline_figures import Turn
@@ -30,6 +30,7 @@ from replay import Lengths, recorded, scaled
 
 from tailrace.config.load import load_config
 from tailrace.config.model import ModelConfig
+from tailrace.host.allocator import KEPT_MEMORY
 from tailrace.host.cpu import multiplies_bfloat16
 from tailrace.models.resolve import resolve_model
 
@@ -233,7 +234,7 @@ def choose_slots(load: Workload, cores: dict[str, int]) -> tuple[int, Look]:
             "output_dir": str(BUILD / "balance"),
         }
         command = [sys.executable, str(HERE / "pipeline_balance.py"), str(cores["trainer"]), json.dumps(config)]
-        contestant = Contestant(command, BUILD / "balance.log", ALLOCATOR | {"OMP_NUM_THREADS": "1"})
+        contestant = Contestant(command, BUILD / "balance.log", {**KEPT_MEMORY, "OMP_NUM_THREADS": "1"})
         try:
             contestant.step(lengths=load.steps[0])  # warm-up
             seconds = contestant.step(lengths=load.steps[0])
@@ -295,7 +296,13 @@ def take_turn(
     command = [sys.executable, str(HERE / "pipeline_run.py"), str(directory), str(WARM_UP), str(steps)]
     with (directory / "log").open("wb") as log:
         done = subprocess.run(
-            command, cwd=HERE, env=os.environ | ALLOCATOR, stdout=log, stderr=log, timeout=TURN_LIMIT_S, check=False
+            command,
+            cwd=HERE,
+            env={**os.environ, **KEPT_MEMORY},
+            stdout=log,
+            stderr=log,
+            timeout=TURN_LIMIT_S,
+            check=False,
         )
     if done.returncode:
         raise RuntimeError(f"{name} ended with exit code {done.returncode}; see {log.name}")

@@ -17,6 +17,7 @@ from peers import peer_python
 
 from tailrace.config.load import load_config
 from tailrace.config.model import ModelConfig
+from tailrace.host.allocator import KEPT_MEMORY
 from tailrace.models.resolve import resolve_model
 
 HERE = Path(__file__).parent
@@ -24,9 +25,6 @@ QUICKSTART = HERE.parent / "recipes" / "quickstart.yaml"
 BUILD = HERE.parent / "build" / "bench-trl"
 SAMPLES_PER_STEP = 32
 PACKAGES = ("torch==2.13.0", "trl==1.16.0", "transformers==5.23.0", "accelerate", "datasets", "reasoning-gym==0.1.25")
-ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1"}
-"""Settings of `tailrace.host.allocator` for both: on a virtual machine TRL took 33 s a step without them, 18 s with
-them."""
 
 
 def main(
@@ -37,7 +35,7 @@ def main(
     directory = str(resolve_model(ModelConfig(path=model)))
     arguments = [directory, str(steps + 1)]
     theirs = start_trl(directory, steps + 1, BUILD)
-    ours = Contestant([sys.executable, str(HERE / "trl_ours.py"), *arguments], BUILD / "tailrace.log", ALLOCATOR)
+    ours = Contestant([sys.executable, str(HERE / "trl_ours.py"), *arguments], BUILD / "tailrace.log", KEPT_MEMORY)
     try:
         measured = take_turns({"tailrace": ours, "trl": theirs}, steps)
     finally:
@@ -57,10 +55,13 @@ def main(
 
 
 def start_trl(model_dir: str, steps: int, logs: Path) -> Contestant:
-    """Start TRL's side, for so many steps; its log goes into the folder `logs`."""
+    """Start TRL's side, for so many steps; its log goes into the folder `logs`.
+
+    It keeps freed memory as Tailrace does: on a virtual machine it took 33 s a step otherwise, and 18 s so.
+    """
     precision = load_config(QUICKSTART).trainer.precision
     command = [str(peer_python(BUILD, PACKAGES)), str(HERE / "trl_theirs.py"), model_dir, str(steps), precision]
-    return Contestant(command, logs / "trl.log", ALLOCATOR)
+    return Contestant(command, logs / "trl.log", KEPT_MEMORY)
 
 
 def take_turns(contestants: dict[str, Contestant], steps: int) -> dict[str, list[float]]:

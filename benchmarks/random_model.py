@@ -1,11 +1,11 @@
 """Models of known shapes with random weights, for measurements of speed alone."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+from transformers import Qwen2Config
+
+from tailrace.models.random import random_model
 
 QWEN_0_5B = Qwen2Config(
     vocab_size=151_936,
@@ -32,14 +32,8 @@ SMALL = Qwen2Config(
 """A small model of 113M parameters."""
 
 
-def write_model(config: Qwen2Config, directory: Path) -> Path:
-    """Write a model to `directory` in bf16, with a tokenizer of numbers for words, unless it is there."""
-    if not (directory / "tokenizer.json").exists():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
-        model.save_pretrained(directory)
-        words = {str(token): token for token in range(config.vocab_size)}
-        numbers = Tokenizer(WordLevel(words, unk_token="0"))
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=numbers)  # type: ignore[no-untyped-call]
-        tokenizer.save_pretrained(directory)
-    return directory
+def model_of(config: Qwen2Config) -> Path:
+    """Return the directory of a model of this shape, which is made once in Tailrace's cache; see `random_model`."""
+    with TemporaryDirectory() as directory:
+        config.save_pretrained(directory)
+        return random_model(Path(directory))

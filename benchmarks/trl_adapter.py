@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from adapter_jobs import check_plays, grading_s, read_jobs
 from datasets import Dataset  # type: ignore[import-untyped]
 from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 MICRO_BATCH = 4
 """The most samples of a forward pass: their logits take gigabytes."""
+PLAYS = {"device": "cpu", "devices": 1, "algorithm": "grpo", "kl_coefficient": 0.0}
+"""What the header of the jobs has to say."""
 
 
 class Events:
@@ -76,6 +79,7 @@ class Player(TrainerCallback):
     def __init__(self, header: dict[str, Any], groups: list[dict[str, Any]], events: Events, end: int) -> None:
         """`end`: the end-of-sequence token."""
         self._size = header["group_size"]
+        self._graders = header["graders"]
         self._steps = [[g for g in groups if g["step"] == step] for step in range(header["steps"])]
         self._events = events
         self._end = end
@@ -112,10 +116,10 @@ class Player(TrainerCallback):
         self._events.emit("rollout", "engine", start, max(ended), step, samples=len(lengths), tokens=sum(lengths))
 
     def reward(self, prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-        """The recorded rewards; without any, 0 and 1 by turns. The grading takes its seconds."""
+        """The recorded rewards; without any, 0 and 1 by turns. The grading takes its seconds, by so many graders."""
         step, start = self._generated - 1, self._events.now()
         jobs = [(place, job) for group in self._steps[step] for place, job in enumerate(group["samples"])]
-        time.sleep(sum(job["reward_s"] for _, job in jobs))
+        time.sleep(grading_s([job["reward_s"] for _, job in jobs], self._graders))
         self._ready = self._events.now()
         self._events.emit("reward", "reward", start, self._ready, step, samples=len(jobs))
         return [float(place % 2) if job["reward"] is None else job["reward"] for place, job in jobs]
@@ -141,14 +145,13 @@ def word_of_one_token(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def main(directory: Path) -> None:
     """Play the jobs in `directory`, and leave their events."""
-    header, *groups = map(json.loads, (directory / "jobs.jsonl").read_text().splitlines())
-    if any(len(job["turns"]) > 1 for group in groups for job in group["samples"]):
-        raise SystemExit("this adapter plays single turns, and the workload has conversations")
+    header, groups = read_jobs(directory)
+    samples = header["groups_per_step"] * header["group_size"]
+    check_plays({**PLAYS, "mini_batch_size": samples}, header, groups)
     if header["threads"]:
         torch.set_num_threads(header["threads"])
     tokenizer = AutoTokenizer.from_pretrained(header["model"])
     word = word_of_one_token(tokenizer)
-    samples = header["groups_per_step"] * header["group_size"]
     micro_batch = math.gcd(samples, MICRO_BATCH)
     config = GRPOConfig(
         output_dir=str(directory / "trl"),
@@ -160,6 +163,7 @@ def main(directory: Path) -> None:
         max_completion_length=header["max_new_tokens"],
         max_steps=header["steps"],
         learning_rate=header["lr"],
+        gradient_checkpointing=header["gradient_checkpointing"],
         temperature=header["temperature"],
         shuffle_dataset=False,
         seed=header["seed"],

@@ -1,8 +1,8 @@
 """TRL's side of `make bench-trl`: MODEL_DIR STEPS PRECISION. Runs in TRL's environment and imports nothing of Tailrace.
 
 The workload is chain_sum (two terms, 1-2 digits, seed 1), 32 completions a step in groups of 8, at most 48 new tokens,
-temperature 1, no KL. Weights are fp32, under bf16 autocast if PRECISION is bf16. The reward is 1 where the last integer
-of the response is the answer.
+temperature 1, no KL. Weights are fp32, under bf16 autocast if PRECISION is bf16. Activations are kept for the backward
+pass, which is not TRL's default. The reward is 1 where the last integer of the response is the answer.
 """
 
 import re
@@ -68,6 +68,7 @@ def main(model: str, steps: int, precision: str) -> None:
             save_strategy="no",
             report_to=[],
             beta=0.0,
+            gradient_checkpointing=False,
             temperature=1.0,
         )
         GRPOTrainer(

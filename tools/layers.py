@@ -40,7 +40,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         | {"activity", "tasks", "cluster", "transfer", "engine", "trainer", "algorithms", "rewards", "prompts"}
         | {"models", "planning", "report", "workloads"},
         "api": NOUNS | {"run", "prompts", "rewards"},
-        "bench": NOUNS | {"engine", "models", "report", "run", "workloads"},
+        "bench": NOUNS | {"engine", "models", "report", "rewards", "run", "workloads"},
         "commands": NOUNS
         | {
             "run",

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -32,7 +33,7 @@ COMPARED: Mapping[str, Callable[[Result], float | None]] = {
     "training tokens a second": lambda result: result.figures.training_tokens_per_s,
     "tail share": lambda result: result.figures.tail_share,
 }
-"""The figures that are compared; None and 0 where a result has none."""
+"""The figures that are compared. A figure that is None or 0 in any result is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,20 +63,22 @@ def process_turn(arguments: Sequence[str], output_dir: Path) -> Result:
     return msgspec.json.decode((output_dir / run_files.BENCH).read_bytes(), type=Result)
 
 
-def check_arguments(arguments: Sequence[str]) -> None:
+def check_arguments(arguments: Sequence[str], *, shown: bool = False) -> None:
     """Check in a process of its own that a benchmark can begin; its message is on standard error.
 
+    `shown`: print what would be played.
+
     Raises:
-        BenchError: it cannot.
+        BenchError: it cannot begin.
         Interrupted: Ctrl-C has ended the check.
     """
-    if _run([*arguments, "--dry-run"]):
+    if _run([*arguments, "--dry-run"], stdout=sys.stdout if shown else subprocess.DEVNULL):
         raise BenchError(f"tailrace bench {shlex.join(arguments)} cannot begin; see its message above")
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str], *, stdout: IO[str] | int = subprocess.DEVNULL) -> int:
     try:
-        code = run_child([sys.executable, "-m", "tailrace", "bench", *arguments], stdout=subprocess.DEVNULL)
+        code = run_child([sys.executable, "-m", "tailrace", "bench", *arguments], stdout=stdout)
     except KeyboardInterrupt:
         raise Interrupted from None
     if code == INTERRUPTED:
@@ -87,42 +90,48 @@ Pair = tuple[Result, Result]
 """The results of A and B in one round."""
 
 
-def run_turns(
-    common: Sequence[str],
-    arms: tuple[str, str],
-    directory: Path,
-    rounds: int,
-    *,
-    turn: Callable[[Sequence[str], Path], Result] = process_turn,
-    check: Callable[[Sequence[str]], None] = check_arguments,
-) -> list[Pair]:
-    """Run both in turns. Returns the results of A and B of each round.
+def both_arguments(common: Sequence[str], arms: tuple[str, str]) -> tuple[list[str], list[str]]:
+    """The arguments of A and of B.
 
     Args:
         common: arguments of `tailrace bench` for both.
         arms: further arguments of each, as one would type them.
-        directory: gets a run for each turn.
-        rounds: the number of pairs.
-        turn: runs a benchmark with these arguments in the directory that it gets.
-        check: checks these arguments, before the first turn.
 
     Raises:
         UserError: a quotation of `arms` is not closed.
-        BenchError: arguments are wrong, or a turn has failed.
+    """
+    a, b = (words("--compare", arm) for arm in arms)
+    return [*common, *a], [*common, *b]
+
+
+def run_turns(
+    both: tuple[Sequence[str], Sequence[str]],
+    directory: Path,
+    rounds: int,
+    *,
+    turn: Callable[[Sequence[str], Path], Result] = process_turn,
+) -> list[Pair]:
+    """Run both in turns. Returns the results of A and B of each round.
+
+    Args:
+        both: the arguments of `tailrace bench` of each.
+        directory: gets a run for each turn.
+        rounds: the number of pairs.
+        turn: runs a benchmark with these arguments in the directory that it gets.
+
+    Raises:
+        BenchError: a turn has failed.
         Interrupted: Ctrl-C has ended one.
     """
-    further = [words("--compare", arm) for arm in arms]
-    for arm in further:  # what is wrong in B would otherwise show after the first turn of A
-        check([*common, *arm])
     pairs = []
     for number in range(rounds):
         order = (0, 1) if number % 2 == 0 else (1, 0)
-        results = {arm: turn([*common, *further[arm]], directory / f"{'AB'[arm]}-{number}") for arm in order}
+        results = {arm: turn(both[arm], directory / f"{'AB'[arm]}-{number}") for arm in order}
         pairs.append((results[0], results[1]))
     return pairs
 
 
-def compare(pairs: Sequence[Pair]) -> list[Comparison]:
+def comparisons(pairs: Sequence[Pair]) -> list[Comparison]:
     """Compare the figures that all results have."""
     compared = []
     for name, figure in COMPARED.items():

@@ -1,6 +1,6 @@
 """The set-up of a benchmark: which lengths are played, and the configuration of the run that plays them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,10 @@ import polars as pl
 
 from tailrace.config.load import load_config
 from tailrace.config.model import ModelConfig
+from tailrace.config.prompts import TraceSource
 from tailrace.config.run import RunConfig
 from tailrace.engine.factory import make_backend
 from tailrace.errors import ConfigError, TraceError
-from tailrace.models.random import random_model
 from tailrace.models.resolve import resolve_model
 from tailrace.registers import run_files
 from tailrace.run.workers.pools import device_workers
@@ -49,6 +49,15 @@ class Setup:
         workers = device_workers(self.config)
         return sum(count * (ranks if kind == "rollout" else 1) for kind, count in workers.items())
 
+    def reading(self, path: Path) -> RunConfig:
+        """The run with its trace in another file, at `path`."""
+        source = TraceSource(path=str(path))
+        changes = {
+            "prompts": self.config.prompts.model_copy(update={"source": source}),
+            "pipeline": self.config.pipeline.model_copy(update={"replay": source.path}),
+        }
+        return self.config.model_copy(update=changes)
+
 
 def make_setup(
     workload: str,
@@ -58,9 +67,9 @@ def make_setup(
     seed: int = 0,
     scale: float = 1.0,
     resample: bool = False,
-    random_weights: bool = False,
+    weights: Callable[[Path], Path] | None = None,
 ) -> Setup:
-    """Make the set-up of a benchmark. Nothing is written.
+    """Make the set-up of a benchmark. Nothing is written, unless by `weights`.
 
     Args:
         workload: see `open_workload`. A file of a trace is played as it was recorded: its steps and groups take the
@@ -71,18 +80,18 @@ def make_setup(
         seed: of the sampling.
         scale: all lengths are multiplied by it.
         resample: draw whole groups of a trace with replacement, in steps of the recipe's size.
-        random_weights: `model.path` is an architecture; see `random_model`.
+        weights: makes a model of the architecture at `model.path`, such as `random_model`; by default a model is there.
 
     Raises:
-        UserError: there is no such workload, the recipe is wrong, a recorded trace is too small for it, or a prompt
-            with its response exceeds the context.
+        UserError: there is no such workload, the recipe is wrong, a recorded trace is too small for it, or the
+            longest prompt and the longest response together exceed the context, also where they are of two samples.
     """
     is_recorded = Path(workload).suffix in TRACES and not resample
     recorded = read_trace(Path(workload)) if is_recorded else None
     sizes = [] if recorded is None else _sizes(recorded, workload)
     config = load_config(recipe, [*sizes, *overrides])
-    if random_weights:
-        model = ModelConfig(path=str(random_model(Path(config.model.path))))
+    if weights is not None:
+        model = ModelConfig(path=str(weights(Path(config.model.path))))
         config = config.model_copy(update={"model": model})
     recorded = recorded or _drawn(workload, config, seed)
     taken = Replay.of(recorded).first(

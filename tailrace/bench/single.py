@@ -1,26 +1,33 @@
 """One benchmark: a run that plays a workload, in a directory of its own, with `bench.json` at its end."""
 
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
 from tailrace.bench.figures import Figures, check_steps, figures_of
 from tailrace.bench.jobs import check_played, write_jobs
 from tailrace.bench.setup import Setup
+from tailrace.config.run import RunConfig
 from tailrace.errors import BenchError, UserError, one_line
 from tailrace.events import Event
+from tailrace.host.allocator import KEPT_MEMORY
 from tailrace.host.compute import prepare_torch
 from tailrace.host.run_child import run_child
 from tailrace.registers import run_files
+from tailrace.report.page import write_report
 from tailrace.report.run_data import load_run, write_file
+from tailrace.run.checks import check_place, check_recipe
 from tailrace.run.directory import RunDirectory
 from tailrace.run.inputs import load_inputs
 from tailrace.run.train import train
+from tailrace.types import Prompt
 from tailrace.workloads.files import parquet_of
 
 
@@ -48,6 +55,27 @@ class Interrupted(Exception):
     """Ctrl-C has ended the run."""
 
 
+def check_single(setup: Setup, *, warm_up: int, adapter: str | None = None) -> None:
+    """Check that `run_single` can begin. Nothing is left of the check.
+
+    Raises:
+        UserError: it cannot.
+    """
+    check_steps(setup.config.trainer.steps, warm_up)
+    command = _command(adapter)
+    directory = RunDirectory(Path(setup.config.output_dir))
+    directory.check_new()
+    directory.check_makeable()
+    with TemporaryDirectory() as folder:
+        trace = Path(folder) / Path(run_files.PLAYED_TRACE).name
+        trace.write_bytes(parquet_of(setup.trace))
+        if command is None:
+            check_place(setup.config)
+            check_recipe(setup.reading(trace))
+        else:
+            _adapter_prompts(setup.reading(trace))
+
+
 def run_single(setup: Setup, *, warm_up: int, adapter: str | None = None, adapter_timeout_s: float = 3600.0) -> Result:
     """Play a workload and work out the figures. The run's directory keeps events, report and figures, but no weights.
 
@@ -64,9 +92,7 @@ def run_single(setup: Setup, *, warm_up: int, adapter: str | None = None, adapte
         TailraceError: the run has failed.
     """
     check_steps(setup.config.trainer.steps, warm_up)
-    command = None if adapter is None else words("--adapter", adapter)
-    if command == []:
-        raise UserError("--adapter is empty; give a command")
+    command = _command(adapter)
     directory = RunDirectory(Path(setup.config.output_dir))
     if command is None:
         _train(setup)
@@ -79,6 +105,8 @@ def run_single(setup: Setup, *, warm_up: int, adapter: str | None = None, adapte
     check_played(events, setup)
     result = _result(setup, events, warm_up, adapter)
     write_file(directory.path, run_files.BENCH, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    if command is not None:  # a run of Tailrace has written its own
+        write_report(directory.path)
     return result
 
 
@@ -94,6 +122,18 @@ def words(option: str, text: str) -> list[str]:
         raise UserError(f"{option} was given {text!r}: {one_line(error)}; quote it as in a shell") from None
 
 
+def _command(adapter: str | None) -> list[str] | None:
+    """The words of the adapter's command, whose program is there."""
+    if adapter is None:
+        return None
+    command = words("--adapter", adapter)
+    if not command:
+        raise UserError("--adapter is empty; give a command")
+    if shutil.which(command[0]) is None:
+        raise UserError(f"--adapter begins with {command[0]!r}, which is no program here; give a command")
+    return command
+
+
 def _train(setup: Setup) -> None:
     with redirect_stdout(sys.stderr):  # standard output is for the figures
         code = train(setup.config, resume=False, played=parquet_of(setup.trace))
@@ -103,11 +143,9 @@ def _train(setup: Setup) -> None:
 
 def _adapted(setup: Setup, directory: RunDirectory, command: Sequence[str], timeout_s: float) -> None:
     adapter, whole = shlex.join(command), [*command, str(directory.path)]
-    prepare_torch(setup.config.device, setup.config.threads)
-    prompts = load_inputs(setup.config).prompts.train
-    write_jobs(setup, prompts, directory.path / run_files.JOBS)
+    write_jobs(setup, _adapter_prompts(setup.config), directory.path / run_files.JOBS)
     try:
-        code = run_child(whole, stdout=sys.stderr, limit_s=timeout_s)
+        code = run_child(whole, stdout=sys.stderr, limit_s=timeout_s, environment=KEPT_MEMORY)
     except KeyboardInterrupt:
         raise Interrupted from None
     except OSError as error:
@@ -120,6 +158,12 @@ def _adapted(setup: Setup, directory: RunDirectory, command: Sequence[str], time
         raise BenchError(f"the adapter {adapter!r} ended with exit code {code}; see its output above")
     if not directory.events.is_file():
         raise BenchError(f"the adapter {adapter!r} left no {directory.events}; see docs/workloads.md for what it holds")
+
+
+def _adapter_prompts(config: RunConfig) -> Sequence[Prompt]:
+    """The prompts of a run that an adapter plays, which are checked as those of Tailrace's own."""
+    prepare_torch(config.device, config.threads)
+    return load_inputs(config).prompts.train
 
 
 def _result(setup: Setup, events: Sequence[Event], warm_up: int, adapter: str | None) -> Result:

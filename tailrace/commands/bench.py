@@ -1,20 +1,22 @@
 """`tailrace bench`: plays a workload with a whole run, and prints where the time went."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
-from tailrace.bench.compare import compare as compared
-from tailrace.bench.compare import run_turns
-from tailrace.bench.figures import check_steps
-from tailrace.bench.setup import make_setup
-from tailrace.bench.single import Interrupted, run_single
+from tailrace.bench.compare import both_arguments, check_arguments, comparisons, run_turns
+from tailrace.bench.setup import Setup, make_setup
+from tailrace.bench.single import Interrupted, check_single, run_single
 from tailrace.bench.tables import print_comparison, print_result, print_setup
 from tailrace.config.load import load_config
 from tailrace.errors import UserError
 from tailrace.host.interrupt import INTERRUPTED
+from tailrace.models.random import random_model, weightless_model
 
 RECIPE = "bench"
 """The recipe where none is given."""
@@ -61,7 +63,7 @@ def bench(
     Args:
         workload: see `make_setup`.
         arguments: a recipe, and changes to it.
-        options: see there.
+        options: see there. With `dry_run` it is only checked, and its set-up is printed.
         compare: further arguments of two configurations.
         rounds: the number of pairs that are compared.
         as_json: print one JSON object.
@@ -69,36 +71,50 @@ def bench(
     Raises:
         TailraceError: see `run_single` and `run_turns`.
     """
-    if compare is not None:
-        return _compared(workload, arguments, options, compare, rounds, as_json=as_json)
+    if options.dry_run and as_json:
+        raise UserError("--dry-run measures nothing, and --json prints what is measured; leave out one of them")
+    try:
+        if compare is not None:
+            return _compare(workload, arguments, options, compare, rounds, as_json=as_json)
+        if options.dry_run:
+            return _check(workload, arguments, options)
+        return _run(workload, arguments, options, as_json=as_json)
+    except Interrupted:
+        return INTERRUPTED
+
+
+def _run(workload: str, arguments: Sequence[str], options: Options, *, as_json: bool) -> int:
+    setup = _setup(workload, arguments, options, random_model)
+    result = run_single(
+        setup, warm_up=options.warm_up, adapter=options.adapter, adapter_timeout_s=options.adapter_timeout_s
+    )
+    if as_json:
+        print(msgspec.json.encode(result).decode())
+    else:
+        print_result(result)
+    return 0
+
+
+def _check(workload: str, arguments: Sequence[str], options: Options) -> int:
+    with TemporaryDirectory() as folder:
+        setup = _setup(workload, arguments, options, partial(weightless_model, directory=Path(folder)))
+        check_single(setup, warm_up=options.warm_up, adapter=options.adapter)
+    print_setup(setup)
+    return 0
+
+
+def _setup(workload: str, arguments: Sequence[str], options: Options, weights: Callable[[Path], Path]) -> Setup:
+    """`weights`: makes the model, where its weights are to be random."""
     recipe, overrides = _split(arguments)
-    setup = make_setup(
+    return make_setup(
         workload,
         recipe,
         overrides,
         seed=options.seed,
         scale=options.scale,
         resample=options.resample,
-        random_weights=options.random_weights,
+        weights=weights if options.random_weights else None,
     )
-    if options.dry_run:
-        check_steps(setup.config.trainer.steps, options.warm_up)
-        print_setup(setup)
-        return 0
-    try:
-        result = run_single(
-            setup,
-            warm_up=options.warm_up,
-            adapter=options.adapter,
-            adapter_timeout_s=options.adapter_timeout_s,
-        )
-    except Interrupted:
-        return INTERRUPTED
-    if as_json:
-        print(msgspec.json.encode(result).decode())
-    else:
-        print_result(result)
-    return 0
 
 
 def _split(arguments: Sequence[str]) -> tuple[Path, list[str]]:
@@ -109,7 +125,7 @@ def _split(arguments: Sequence[str]) -> tuple[Path, list[str]]:
     return Path(recipes[0] if recipes else RECIPE), [argument for argument in arguments if "=" in argument]
 
 
-def _compared(
+def _compare(
     workload: str,
     arguments: Sequence[str],
     options: Options,
@@ -122,14 +138,16 @@ def _compared(
     directory = Path(load_config(recipe, overrides).output_dir)
     if directory.exists():
         raise UserError(f"output_dir {directory} exists; choose another output_dir for the turns of --compare")
-    common = [workload, *arguments, *options.arguments()]
-    try:
-        pairs = run_turns(common, arms, directory, rounds)
-    except Interrupted:
-        return INTERRUPTED
-    comparisons = compared(pairs)
+    both = both_arguments([workload, *arguments, *options.arguments()], arms)
+    for name, arm in zip("AB", both, strict=True):  # what is wrong in B would otherwise show after the first turn of A
+        if options.dry_run:
+            print(f"{name}: tailrace bench {shlex.join(arm)}", flush=True)
+        check_arguments(arm, shown=options.dry_run)
+    if options.dry_run:
+        return 0
+    compared = comparisons(run_turns(both, directory, rounds))
     if as_json:
-        print(msgspec.json.encode(comparisons).decode())
+        print(msgspec.json.encode(compared).decode())
     else:
-        print_comparison(comparisons, arms)
+        print_comparison(compared, arms)
     return 0

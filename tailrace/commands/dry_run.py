@@ -14,7 +14,6 @@ import torch
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.table import Score
-from tailrace.cluster.room import check_this_machine
 from tailrace.config.base import GIB
 from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
@@ -26,10 +25,9 @@ from tailrace.models.info import describe_model
 from tailrace.planning.estimate import Estimate, MachineSpeed, ModelSize, estimate
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
-from tailrace.run.checks import check_recipe
+from tailrace.run.checks import check_place, check_recipe
 from tailrace.run.directory import RunDirectory
 from tailrace.run.workers.pools import run_pools
-from tailrace.transfer.weights.segments import check_shared_memory
 from tailrace.types import Prompt
 
 MAX_SHOWN = 2000
@@ -51,9 +49,7 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     else:
         directory.check_new()
     directory.check_makeable()
-    if config.pipeline.placement == "separated" and config.cluster.address is None:
-        check_this_machine(run_pools(config), gpus=torch.cuda.device_count())
-        check_shared_memory()
+    check_place(config)
     prepare_torch(config.device, config.threads)  # the measurements below are made in this process in any case
     inputs = check_recipe(config)
     info = describe_model(inputs.model_dir)

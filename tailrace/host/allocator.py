@@ -8,9 +8,24 @@ alone.
 
 import ctypes
 import platform
+from collections.abc import Mapping
+from typing import NamedTuple
 
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
-"""Parameters of mallopt(3)."""
+
+class _Setting(NamedTuple):
+    parameter: int
+    """Of mallopt(3)."""
+    variable: str
+    value: int
+
+
+_SETTINGS = (
+    _Setting(-4, "MALLOC_MMAP_MAX_", 0),
+    _Setting(-1, "MALLOC_TRIM_THRESHOLD_", -1),
+    _Setting(-8, "MALLOC_ARENA_MAX", 1),
+)
+KEPT_MEMORY: Mapping[str, str] = {setting.variable: str(setting.value) for setting in _SETTINGS}
+"""Environment variables with which another program keeps its memory as `keep_freed_memory` lets this process."""
 
 
 def keep_freed_memory() -> bool:
@@ -18,5 +33,4 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    settings = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_ARENA_MAX: 1}
-    return all([mallopt(parameter, value) == 1 for parameter, value in settings.items()])
+    return all([mallopt(setting.parameter, setting.value) == 1 for setting in _SETTINGS])

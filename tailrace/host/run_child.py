@@ -1,9 +1,10 @@
 """Run a program to its end, and leave nothing of it when that is not waited for."""
 
+import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO
@@ -17,7 +18,13 @@ _ASKED_LIMIT_S = 60.0
 """Seconds that a program has to end after it was asked to: a run saves and stops its workers."""
 
 
-def run_child(command: Sequence[str], *, stdout: IO[str] | int, limit_s: float | None = None) -> int:
+def run_child(
+    command: Sequence[str],
+    *,
+    stdout: IO[str] | int,
+    limit_s: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
     """Run a command. Returns its exit code.
 
     A program that takes too long, and one that Ctrl-C or another of `stop_signals` interrupts here, is asked to end as
@@ -27,13 +34,15 @@ def run_child(command: Sequence[str], *, stdout: IO[str] | int, limit_s: float |
         command: the program and its arguments.
         stdout: where its output goes.
         limit_s: seconds that it may take; None where its own waits have limits.
+        environment: variables in addition to those of this process.
 
     Raises:
         OSError: it cannot be started.
         subprocess.TimeoutExpired: it took too long.
         KeyboardInterrupt: this process was asked to stop.
     """
-    with _interrupting(), subprocess.Popen(command, stdout=stdout) as child:
+    whole = {**os.environ, **(environment or {})}
+    with _interrupting(), subprocess.Popen(command, stdout=stdout, env=whole) as child:
         try:
             return child.wait(limit_s)
         except BaseException:

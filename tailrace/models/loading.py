@@ -20,11 +20,20 @@ def check_model(directory: Path) -> None:
     """Check that engine and trainer can read the model in `directory`, before either is made.
 
     Raises:
-        ModelError: see `describe_model`; or transformers cannot read its configuration.
+        ModelError: see `describe_model` and `check_config`.
+    """
+    describe_model(directory)
+    check_config(directory)
+
+
+def check_config(directory: Path) -> None:
+    """Check that transformers can read the model's configuration.
+
+    Raises:
+        ModelError: it cannot.
     """
     from transformers import AutoConfig
 
-    describe_model(directory)
     try:
         AutoConfig.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # of many kinds: of its own checks, of attributes that cannot be set, of torch

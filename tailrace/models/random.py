@@ -2,11 +2,19 @@
 
 import hashlib
 import json
+import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from tailrace.errors import ModelError, one_line
 from tailrace.host.cache import cache_directory, locked, make_private
+from tailrace.models.architecture import CONFIG, Shape, parameter_shapes, read_architecture
+from tailrace.models.info import SINGLE_FILE
+from tailrace.models.loading import check_config
+
+_BYTES = 2
+"""Of a weight, in bf16."""
 
 
 def random_model(architecture: Path) -> Path:
@@ -18,46 +26,86 @@ def random_model(architecture: Path) -> Path:
     `architecture`: a Hugging Face `config.json`, or a directory that has one.
 
     Raises:
-        ModelError: there is no such file, or transformers knows no such architecture.
+        ModelError: there is no such file, or it is not of a model that can be run.
     """
-    file = architecture / "config.json" if architecture.is_dir() else architecture
-    try:
-        content = file.read_bytes()
-        json.loads(content)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file} is not the config.json of a model: {one_line(error)}") from None
-    directory = cache_directory() / "models" / f"random-{hashlib.blake2b(content, digest_size=8).hexdigest()}"
+    source = _checked(architecture)
+    digest = hashlib.blake2b((source / CONFIG).read_bytes(), digest_size=8).hexdigest()
+    directory = cache_directory() / "models" / f"random-{digest}"
     make_private(directory.parent)
     with locked(directory.parent / f".{directory.name}.lock"):
         if not directory.is_dir():
-            _write(file, directory)
+            _write(source, directory)
     return directory
 
 
-def _write(config_file: Path, directory: Path) -> None:
+def weightless_model(architecture: Path, directory: Path) -> Path:
+    """Write what stands for `random_model` in checks, which read no weights, and return its directory.
+
+    Its weights are one file of the right size with nothing but a header. It takes no room on the disk.
+
+    `directory`: exists, and is empty.
+
+    Raises:
+        ModelError: see `random_model`.
+    """
+    source = _checked(architecture)
+    shape = read_architecture(source)
+    shutil.copyfile(source / CONFIG, directory / CONFIG)
+    _write_tokenizer(shape.vocab_size, directory)
+    _write_header(parameter_shapes(shape), directory / SINGLE_FILE)
+    return directory
+
+
+def _checked(architecture: Path) -> Path:
+    """The directory of the `config.json`, which engine and trainer can read."""
+    source = architecture.parent if architecture.name == CONFIG else architecture
+    read_architecture(source)
+    check_config(source)
+    return source
+
+
+def _write_header(shapes: Mapping[str, Shape], file: Path) -> None:
+    """Write a safetensors file of bf16 weights without their data, which is a hole in the file."""
+    entries, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + _BYTES * math.prod(shape)
+        entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (begin, end)}
+    header = json.dumps(entries).encode()
+    with file.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + end)
+
+
+def _write(source: Path, directory: Path) -> None:
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a process that died
     try:
-        _make(config_file, partial)
+        _make(source, partial)
         partial.rename(directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _make(config_file: Path, directory: Path) -> None:
+def _make(source: Path, directory: Path) -> None:
     import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(source, local_files_only=True)
+    torch.manual_seed(0)
+    try:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
+        raise ModelError(f"no model can be made of {source / CONFIG}: {one_line(error)}") from None
+    model.save_pretrained(directory)
+    _write_tokenizer(config.vocab_size, directory)
+
+
+def _write_tokenizer(tokens: int, directory: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
-    try:
-        config = AutoConfig.from_pretrained(config_file, local_files_only=True)
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"no model can be made of {config_file}: {one_line(error)}") from None
-    model.save_pretrained(directory)
-    words = {str(token): token for token in range(config.vocab_size)}
+    words = {str(token): token for token in range(tokens)}
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="0"))
     )

@@ -11,6 +11,9 @@ The grader's answers are checked later, when graders have started; see `tailrace
 
 from collections.abc import Mapping
 
+import torch
+
+from tailrace.cluster.room import check_this_machine
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
 from tailrace.host.compute import prepare_torch
@@ -19,6 +22,7 @@ from tailrace.run.inputs import Inputs, load_inputs
 from tailrace.run.queue import check_queue, run_table
 from tailrace.run.workers.pools import run_pools
 from tailrace.run.workers.settings import check_gpus
+from tailrace.transfer.weights.segments import check_shared_memory
 
 
 def check_recipe(config: RunConfig, lent: Mapping[str, PoolConfig] | None = None) -> Inputs:
@@ -38,3 +42,14 @@ def check_recipe(config: RunConfig, lent: Mapping[str, PoolConfig] | None = None
         check_sinks(config.observe)
     check_queue(config.queue, run_table(config))
     return load_inputs(config)
+
+
+def check_place(config: RunConfig) -> None:
+    """Check that this machine can hold the workers of a run, where they are to be here. A run asks Ray for that.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if config.pipeline.placement == "separated" and config.cluster.address is None:
+        check_this_machine(run_pools(config), gpus=torch.cuda.device_count())
+        check_shared_memory()

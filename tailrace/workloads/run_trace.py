@@ -33,10 +33,10 @@ class RunSamples:
     def add(self, event: Event) -> None:
         """Take an event; those that tell nothing of a sample are passed over."""
         if event.task == EventKind.SAMPLE and event.step is not None:
-            if "sample" not in event.info:
+            if missing := [name for name in _TOLD if name not in event.info]:
                 raise TraceError(
-                    "the events are of an earlier Tailrace, which did not write the number and the prompt of a "
-                    "sample; make the run again"
+                    f"the events are of an earlier Tailrace, or of an adapter, and do not tell the {missing[0]} of a "
+                    "sample; make the run with this Tailrace"
                 )
             self._samples[_key(event.info)] = _sample(event)
         elif "graded" in event.info and not event.info.get("void"):
@@ -84,6 +84,8 @@ _NAMES = (
     *("first_version", "last_version", "start", "end"),
 )
 """The columns that the events of a run fill."""
+_TOLD = ("group", "sample", "prompt_tokens", "finish_reason", "last_version")
+"""What the info of a sample's event has to say."""
 
 
 def _key(info: Mapping[str, Any]) -> Key:

@@ -1,56 +1,53 @@
-"""The tables of a benchmark."""
+"""The tables of a benchmark, of figures that are known."""
 
 import pytest
 
-from tailrace.bench.figures import Figures, StepFigures, WorkerFigures
-from tailrace.bench.single import Result
-from tailrace.bench.tables import print_result
+from tailrace.bench.compare import comparisons
+from tailrace.bench.tables import print_comparison, print_result
+from tests.helpers.bench import result
+
+Printed = pytest.CaptureFixture[str]
 
 
-def result_of(worker: WorkerFigures) -> Result:
-    stages = {"generation": 3.0, "reward": 0.0, "reference": 0.0, "advantage": 0.0, "update": 1.0, "weights": 0.0}
-    step = StepFigures(step=1, seconds=4.0, stages=stages, samples=8, response_tokens=90, tail_share=0.5)
-    figures = Figures(
-        steps=[step],
-        seconds=4.0,
-        step_s=4.0,
-        stages=stages,
-        samples_per_s=2.0,
-        tokens_per_s=22.5,
-        tokens_per_s_device=22.5,
-        training_tokens_per_s=90.0,
-        tail_share=0.5,
-        workers=[worker],
-    )
-    return Result(
-        workload="search-7b",
-        system="tailrace",
-        samples=8,
-        prompt_tokens=80,
-        response_tokens=90,
-        longest_response=30,
-        limit=30,
-        cut=0,
-        warm_up=1,
-        figures=figures,
-    )
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_waiting_for_tools_is_shown_beside_the_work_and_what_takes_no_percent_is_left_out(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    worker = WorkerFigures(
-        worker="rollout-0",
-        shares={"busy": 0.5, "weights": 0.0, "data": 0.48, "idle": 0.02},
-        phases={"generation": 0.495, "other": 0.005, "tools": 0.4, "data": 0.08, "idle": 0.02},
-        parts={"generation": {"decode": 0.3}},
-        peak_memory_gib=None,
-    )
-    print_result(result_of(worker))
-    _, _, phases = capsys.readouterr().out.partition("phase")
-    rows = [line.split() for line in phases.splitlines()[1:] if line.strip()]
-    assert [" ".join(row) for row in rows] == [
-        "rollout-0 generation 49.5 %",
-        "decode 30.0 %",
-        "rollout-0 waiting for tools 40.0 %",
-    ]
+def rows(printed: Printed) -> list[list[str]]:
+    return [line.split() for line in printed.readouterr().out.splitlines() if line.strip()]
+
+
+def test_a_result_is_told_as_a_whole_by_step_by_worker_and_by_phase(capsys: Printed) -> None:
+    print_result(result(2.0))
+    first, *table = rows(capsys)
+    assert " ".join(first) == "a: 4 samples, 5,678 response tokens, 2 responses cut off at 2,048; warm-up: 1 step"
+    assert ["seconds", "a", "step", "2"] in table
+    assert ["response", "tokens", "a", "second", "50"] in table
+    assert ["step", "seconds", "generation", "update", "tokens", "tail"] in table, "of the stages that were at work"
+    assert ["2", "2", "1", "1", "1,234", "25.0", "%"] in table, "steps are counted from 1"
+    assert ["engine", "75.0", "%", "25.0", "%", "0.0", "%", "0.0", "%", "1.50", "GiB"] in table
+    assert ["driver"] in table
+    assert ["decode", "50.0", "%"] in table
+    assert ["prefill", "25.0", "%"] in table
+    assert ["engine", "waiting", "for", "tools", "20.0", "%"] in table
+    assert not any("reward" in row for row in table), "a phase below a percent is left out"
+
+
+def test_what_no_event_tells_has_no_row(capsys: Printed) -> None:
+    print_result(result(2.0, updates=None))
+    assert "of updates" not in capsys.readouterr().out
+
+
+def test_two_configurations_stand_side_by_side_with_their_ratio(capsys: Printed) -> None:
+    pairs = [(result(1.0), result(2.0)), (result(2.0), result(4.0))]
+    print_comparison(comparisons(pairs), ("", "pipeline.streaming=true"))
+    headings, first, *_ = capsys.readouterr().out.splitlines()
+    assert headings.split("  ")[0] == ""
+    assert all(name in headings for name in ("A: as given", "B: pipeline.streaming=true", "B / A", "95 % interval"))
+    assert first.split() == ["seconds", "a", "step", "1.5", "3", "2.000", "2.000", "to", "2.000"]
+
+
+def test_a_single_pair_has_no_interval(capsys: Printed) -> None:
+    print_comparison(comparisons([(result(1.0), result(2.0))]), ("", ""))
+    assert capsys.readouterr().out.splitlines()[1].split() == ["seconds", "a", "step", "1", "2", "2.000"]

@@ -19,6 +19,11 @@ def test_the_exit_code_is_returned() -> None:
     assert run_child([sys.executable, "-c", "raise SystemExit(7)"], stdout=DEVNULL) == 7
 
 
+def test_variables_are_added_to_those_of_this_process() -> None:
+    program = "import os; raise SystemExit(int(os.environ['MORE']) if 'PATH' in os.environ else 1)"
+    assert run_child([sys.executable, "-c", program], stdout=DEVNULL, environment={"MORE": "5"}) == 5
+
+
 def test_what_cannot_be_started_is_an_error_of_the_system() -> None:
     with pytest.raises(FileNotFoundError):
         run_child(["no-such-program"], stdout=DEVNULL)
