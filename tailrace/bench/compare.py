@@ -17,7 +17,7 @@ from typing import IO
 import msgspec
 
 from tailrace.bench.single import Interrupted, Result, words
-from tailrace.errors import BenchError
+from tailrace.errors import BenchError, UserError
 from tailrace.host.interrupt import INTERRUPTED
 from tailrace.host.run_child import run_child
 from tailrace.registers import run_files
@@ -34,6 +34,10 @@ COMPARED: Mapping[str, Callable[[Result], float | None]] = {
     "tail share": lambda result: result.figures.tail_share,
 }
 """The figures that are compared. A figure that is None or 0 in any result is left out."""
+
+
+_OF_BOTH = ("--compare", "--rounds", "--dry-run", "--json", "--help")
+"""Options that no configuration can have of its own. One that follows a single configuration would be taken for B."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +102,12 @@ def both_arguments(common: Sequence[str], arms: tuple[str, str]) -> tuple[list[s
         arms: further arguments of each, as one would type them.
 
     Raises:
-        UserError: a quotation of `arms` is not closed.
+        UserError: a quotation of `arms` is not closed, or one of them is an option of the comparison itself.
     """
     a, b = (words("--compare", arm) for arm in arms)
+    for word in (*a, *b):
+        if word in _OF_BOTH:
+            raise UserError(f"--compare was given {word} as a configuration; give it two, such as '' 'trainer.lr=1e-6'")
     return [*common, *a], [*common, *b]
 
 

@@ -48,6 +48,8 @@ def test_both_are_run_in_turns_and_the_first_of_them_takes_turns(tmp_path: Path)
 def test_arguments_that_a_shell_would_not_take_are_an_error() -> None:
     with pytest.raises(UserError, match='--compare was given "it\'s": No closing quotation'):
         both_arguments(["math-32b"], ("", "it's"))
+    with pytest.raises(UserError, match="--compare was given --dry-run as a configuration; give it two"):
+        both_arguments(["math-32b"], ("trainer.steps=2", "--dry-run"))  # as where B was forgotten
 
 
 def test_a_turn_has_a_directory_of_its_own(
