@@ -66,6 +66,8 @@ def read_trace(path: Path) -> Trace:
     Raises:
         TraceError: there is no such file, it is not a trace, of a later version, damaged, or holds what cannot be.
     """
+    if path.is_dir():
+        raise TraceError(f"{path} is a directory; write the trace of a run with `tailrace trace export {path}`")
     check_name(path)
     try:
         return _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)

@@ -83,6 +83,8 @@ def test_a_name_says_what_is_in_the_file(tmp_path: Path, trace: Trace) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(TraceError, match=r"give a name that ends in \.parquet or \.jsonl"):
         read_trace(tmp_path / "trace.csv")
+    with pytest.raises(TraceError, match=f"is a directory; .* with `tailrace trace export {tmp_path}`"):
+        read_trace(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
