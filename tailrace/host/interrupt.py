@@ -10,8 +10,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Self
 
 INTERRUPTED = 130
@@ -25,6 +26,17 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     """The signals that ask a process to stop: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under `nohup`."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return _ALWAYS if ignored else (*_ALWAYS, signal.SIGHUP)
+
+
+@contextmanager
+def handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle these signals with `handler` inside the block, and as before after it. For the main thread."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class Interrupt:

@@ -4,15 +4,15 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import FrameType
 from typing import IO
 
 import psutil
 
 from tailrace.host.descendants import kill_all
-from tailrace.host.interrupt import stop_signals
+from tailrace.host.interrupt import handling, stop_signals
 
 _ASKED_LIMIT_S = 60.0
 """Seconds that a program has to end after it was asked to: a run saves and stops its workers."""
@@ -50,18 +50,11 @@ def run_child(
             raise
 
 
-@contextmanager
-def _interrupting() -> Iterator[None]:
-    """Have every signal that asks this process to stop interrupt the block, as Ctrl-C does."""
+def _interrupting() -> AbstractContextManager[None]:
+    """Have every signal that asks this process to stop interrupt a block, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():  # only that one gets signals
-        yield
-        return
-    before = {number: signal.signal(number, _interrupt) for number in stop_signals()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        return nullcontext()
+    return handling(stop_signals(), _interrupt)
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from tailrace.errors import TailraceError, WireError, one_line
+from tailrace.host.interrupt import handling
 from tailrace.transfer.wire.answers import Answers
 from tailrace.transfer.wire.clock import LONGEST_STEP_S, RunningClock
 from tailrace.transfer.wire.connection import Connection, Patience
@@ -362,9 +363,5 @@ def stopped_by_signals(server: Server) -> Iterator[None]:
     def stop(number: int, _: object) -> None:
         server.stop(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
-    try:
+    with handling(SIGNALS, stop):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
