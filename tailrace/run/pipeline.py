@@ -80,8 +80,8 @@ class Pipeline:
                 await self._evaluate_if(version, version % self._evaluate_every == 0)
                 await self._queue.advance(version)  # admits the prompts that wait for these weights
                 await self._train(version)
-                if saves and self._is_due(version + 1):
-                    await self.save()
+                if saves:
+                    await self._save_if_due(version + 1)
             await self._evaluate_if(version, True)
             await self._queue.close()
 
@@ -96,9 +96,9 @@ class Pipeline:
         if due and self._evaluator is not None:
             await self._evaluator.run(version)
 
-    def _is_due(self, trained: int) -> bool:
-        """Whether a checkpoint is due."""
-        return trained % self._save_every == 0 or trained == self._steps
+    async def _save_if_due(self, trained: int) -> None:
+        if trained % self._save_every == 0 or trained == self._steps:
+            await self.save()
 
     async def save(self) -> None:
         """Write a checkpoint of this moment."""

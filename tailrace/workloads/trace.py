@@ -214,9 +214,8 @@ _PARTS = {
 """The fields of turns and tool calls that are numbers, none of them negative."""
 
 
-_GENERATED = pl.when(
-    ~pl.col("turns").list.eval(pl.element().struct.field("generated_tokens").is_null()).list.any()
-).then(pl.col("turns").list.eval(pl.element().struct.field("generated_tokens").cast(pl.Int64)).list.sum())
+_OF_TURNS = pl.col("turns").list.eval(pl.element().struct.field("generated_tokens").cast(pl.Int64))
+_GENERATED = pl.when(_OF_TURNS.list.drop_nulls().list.len() == _OF_TURNS.list.len()).then(_OF_TURNS.list.sum())
 """Tokens of all turns; null where those of a turn are unknown."""
 
 

@@ -210,8 +210,10 @@ def _lengths_figure(
 
 
 def _band(workload: Workload, of: Callable[[StepFigures], Distribution]) -> list[dict[str, Any]]:
-    def drawn(label: str, value: Value, **style: Any) -> dict[str, Any]:
-        steps, values = series(workload, value, join=max if label == "longest" else fmean)
+    def drawn(
+        label: str, value: Value, join: Callable[[Sequence[float]], float] = fmean, **style: Any
+    ) -> dict[str, Any]:
+        steps, values = series(workload, value, join=join)
         return line(workload, steps, values, "step %{x}: %{y:,.0f} tokens", label=label, **style)
 
     filled = {"fill": "tonexty", "fillcolor": faint(workload.colour)}
@@ -219,7 +221,7 @@ def _band(workload: Workload, of: Callable[[StepFigures], Distribution]) -> list
         drawn("p5", lambda step: of(step).percentiles[5], width=0.6),
         drawn("p95", lambda step: of(step).percentiles[95], width=0.6) | filled,
         drawn("mean", lambda step: of(step).mean, width=1.4, dash="dash"),
-        drawn("longest", lambda step: of(step).most, width=1.2, dash="dot"),
+        drawn("longest", lambda step: of(step).most, join=max, width=1.2, dash="dot"),
         drawn("", lambda step: of(step).percentiles[50], width=2.4),
     ]
 

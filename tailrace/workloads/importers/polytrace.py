@@ -86,14 +86,13 @@ _KINDS: Mapping[str, _Kind] = {
     "prompt_group_id": _Conversation,
 }
 """The kind of a record, by a field that no other kind has."""
-
-
 _NAMES: Mapping[_Kind, str] = {
     _Packed: "packed lengths",
     _Kept: "filter indices",
     _RewardTime: "reward timings",
     _Conversation: "conversations",
 }
+"""What errors call the records of a kind."""
 
 
 class PolyTrace(Importer):
