@@ -1,13 +1,18 @@
-"""Whole runs on a GPU: in one process, and with worker processes that share it."""
+"""Whole runs on a GPU: in one process, and with worker processes that share it; what they tell of time and memory."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tailrace.events import read_events
+from tailrace.registers.phases import PHASES, PURPOSES
+from tailrace.report.breakdown import breakdown_of
+from tailrace.report.trace_sink import trace_of_run
 from tailrace.run.train import train
 from tests.conftest import TinyModel
 from tests.helpers.gpu import skip_without_gpu
+from tests.helpers.replays import PLAYED, made_trace, replaying
 from tests.helpers.runs import small_run, steps_of, write_prompts
 from tests.helpers.separated_runs import FULLY_ASYNCHRONOUS, KL, SYNCHRONOUS
 
@@ -73,3 +78,24 @@ def test_an_asynchronous_run_on_a_gpu_takes_all_its_steps(
     changes: dict[str, Any] = {"device": "cuda", "pipeline": FULLY_ASYNCHRONOUS, "cluster": WORKERS, **KL}
     assert train(small_run(tmp_path / "run", tiny_model("llama"), prompts, **changes), resume=False) == 0
     assert [event.samples for event in steps_of(tmp_path / "run")] == [8, 8, 8, 8]
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_a_replay_on_a_gpu_has_exact_lengths_and_tells_where_time_and_memory_went(
+    tmp_path: Path, tiny_model: TinyModel, cuda_graphs: bool
+) -> None:
+    engine = {"type": "native", "dtype": "float32", "kv_cache_gib": 0.01, "cuda_graphs": cuda_graphs}
+    assert train(replaying(tmp_path, tiny_model("llama"), device="cuda", engine=engine), resume=False) == 0
+    assert trace_of_run(tmp_path / "run").samples.select(PLAYED).equals(made_trace().samples.select(PLAYED))
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    workers = {worker.worker: worker for worker in breakdown_of(events, steps_of(tmp_path / "run"))}
+    for worker in workers.values():
+        assert sum(map(worker.share, PHASES)) == pytest.approx(1)
+    told = {name for name, share in workers["engine"].parts["generation"].items() if share > 0}
+    assert told >= {"prefill", "decode", "scheduling"}
+    assert not told & {"sampling", "communication"}, "the host cannot tell these from computing"
+    assert all(workers["trainer"].parts["update"][name] > 0 for name in ("forward", "backward", "optimizer"))
+    for memory in (event.metrics for event in events if event.task == "memory"):
+        assert sum(memory.get(purpose, 0.0) for purpose in PURPOSES) == memory["peak"]
+        assert memory["kv_cache_used"] + memory["kv_cache_free"] == pytest.approx(0.01 * 2**30, rel=0.1)
+    assert max(event.metrics["activations"] for event in events if event.task == "memory") > 0
