@@ -124,7 +124,10 @@ class Measured:
         return statistics.median((on + again) / (off + too) - 1 for on, off, too, again in rounds)
 
 
-def main(rounds: Annotated[int, typer.Option(min=1, help="Of four steps, after one of warm-up.")] = 5) -> None:
+def main(
+    changes: Annotated[list[str] | None, typer.Argument(help="To the quickstart, such as device=cuda.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Of four steps, after one of warm-up.")] = 5,
+) -> None:
     """Make the run and print the figures."""
     measured = Measured()
     with (
@@ -137,7 +140,8 @@ def main(rounds: Annotated[int, typer.Option(min=1, help="Of four steps, after o
         for owner in (Activity, MemoryUse):
             patch.object(owner, "emit", measured.when_on(owner.emit)).start()
         steps = len(ROUND) * (rounds + 1)
-        config = load_config(RECIPE, [*SETTINGS, f"trainer.steps={steps}", f"output_dir={directory}/run"])
+        sizes = (f"trainer.steps={steps}", f"output_dir={directory}/run")
+        config = load_config(RECIPE, [*SETTINGS, *(changes or ()), *sizes])
         train(config, resume=False)
         patch.stopall()
     print(json.dumps({"bench": "breakdown_overhead"} | figures_of(measured)))
