@@ -472,7 +472,9 @@ def bench(
             metavar="A B",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Of --compare: the number of pairs.", min=1)] = 3,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Of --compare: the number of pairs, 3 by default.", min=1)
+    ] = None,
     adapter: Annotated[
         str | None,
         typer.Option("--adapter", help="A command that plays the workload with another framework.", metavar="COMMAND"),

@@ -94,9 +94,7 @@ def make_setup(
         model = ModelConfig(path=str(weights(Path(config.model.path))))
         config = config.model_copy(update={"model": model})
     recorded = recorded or _drawn(workload, config, seed)
-    taken = Replay.of(recorded).first(
-        groups=config.trainer.steps * config.groups_per_step, group_size=config.algorithm.group_size
-    )
+    taken = _taken(recorded, config, workload)
     whole = taken.map(lambda script: script.scaled(scale) if scale != 1 else script)
     limit = config.sampling.max_new_tokens
     played = whole.map(lambda script: script.cut(limit))
@@ -122,6 +120,19 @@ def _drawn(workload: str, config: RunConfig, seed: int) -> Trace:
         group_size=config.algorithm.group_size,
         seed=seed,
     )
+
+
+def _taken(trace: Trace, config: RunConfig, workload: str) -> Replay:
+    """What the run plays of a trace.
+
+    Raises:
+        TraceError: the trace is too small, or the tokens of a turn are unknown.
+    """
+    replay, groups = Replay.of(trace), config.trainer.steps * config.groups_per_step
+    try:
+        return replay.first(groups=groups, group_size=config.algorithm.group_size, name=workload)
+    except TraceError as error:
+        raise TraceError(f"{error}, or draw from it with --resample") from None
 
 
 def _sizes(trace: Trace, name: str) -> list[str]:

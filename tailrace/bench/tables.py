@@ -49,12 +49,18 @@ def print_setup(setup: Setup) -> None:
 
 
 def print_comparison(comparisons: Sequence[Comparison], names: tuple[str, str]) -> None:
-    """Print a row for each figure."""
-    table = figures_table("", f"A: {names[0] or 'as given'}", f"B: {names[1] or 'as given'}", "B / A", "95 % interval")
+    """Print what A and B are, and a row for each figure."""
+    console = Console()
+    for arm, name in zip("AB", names, strict=True):
+        console.print(f"{arm}: {name or 'as given'}", highlight=False, markup=False, soft_wrap=True)
+    console.print()
+    table = figures_table("", "A", "B", "B / A", "95 % interval")
     for one in comparisons:
         interval = "" if one.interval is None else f"{one.interval[0]:.3f} to {one.interval[1]:.3f}"
         table.add_row(one.name, number(one.a), number(one.b), f"{one.ratio:.3f}", interval)
-    Console().print(table)
+    console.print(table)
+    if any(one.interval is None for one in comparisons):
+        console.print("\nAn interval takes two rounds or more.", highlight=False)
 
 
 def _whole(result: Result) -> Table:

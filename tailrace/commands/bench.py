@@ -20,6 +20,8 @@ from tailrace.models.random import random_model, weightless_model
 
 RECIPE = "bench"
 """The recipe where none is given."""
+ROUNDS = 3
+"""The pairs of a comparison where no number is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ def bench(
     options: Options,
     *,
     compare: tuple[str, str] | None = None,
-    rounds: int = 3,
+    rounds: int | None = None,
     as_json: bool = False,
 ) -> int:
     """Run one benchmark, or two in turns, and print the figures. Returns the exit code: 0, or 130 when interrupted.
@@ -65,7 +67,7 @@ def bench(
         arguments: a recipe, and changes to it.
         options: see there. With `dry_run` it is only checked, and its set-up is printed.
         compare: further arguments of two configurations.
-        rounds: the number of pairs that are compared.
+        rounds: the number of pairs that are compared; see `ROUNDS`.
         as_json: print one JSON object.
 
     Raises:
@@ -73,9 +75,11 @@ def bench(
     """
     if options.dry_run and as_json:
         raise UserError("--dry-run measures nothing, and --json prints what is measured; leave out one of them")
+    if rounds is not None and compare is None:
+        raise UserError("--rounds is the number of pairs of --compare, which is missing; add it, or leave --rounds out")
     try:
         if compare is not None:
-            return _compare(workload, arguments, options, compare, rounds, as_json=as_json)
+            return _compare(workload, arguments, options, compare, rounds or ROUNDS, as_json=as_json)
         if options.dry_run:
             return _check(workload, arguments, options)
         return _run(workload, arguments, options, as_json=as_json)

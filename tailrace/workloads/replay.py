@@ -132,21 +132,21 @@ class Replay:
             )
         return self.groups[group][sample]
 
-    def first(self, *, groups: int, group_size: int) -> "Replay":
+    def first(self, *, groups: int, group_size: int, name: str = "pipeline.replay") -> "Replay":
         """The first groups, and of each the first samples: what a run of so many plays.
 
         Raises:
-            TraceError: groups or samples are missing.
+            TraceError: groups or samples are missing. The message calls the trace `name`.
         """
         if len(self.groups) < groups:
             raise TraceError(
-                f"pipeline.replay has {len(self.groups)} groups, and the run takes {groups}; lower trainer.steps or "
+                f"{name} has {len(self.groups)} groups, and the run takes {groups}; lower trainer.steps or "
                 "trainer.train_batch_size"
             )
         for number, group in enumerate(self.groups[:groups]):
             if len(group) < group_size:
                 raise TraceError(
-                    f"pipeline.replay has {len(group)} samples in its group {number}, and algorithm.group_size is "
+                    f"{name} has {len(group)} samples in its group {number}, and algorithm.group_size is "
                     f"{group_size}; lower it to {min(map(len, self.groups[:groups]))} or less"
                 )
         return Replay([group[:group_size] for group in self.groups[:groups]])

@@ -45,7 +45,7 @@ def test_the_options_of_a_turn_are_those_that_were_given(
     bench = Mock(return_value=0)
     monkeypatch.setattr(command, "bench", bench)
     assert tailrace_here("bench", "w", "r.yaml", "a=1", *options.arguments()).returncode == 0
-    bench.assert_called_once_with("w", ["r.yaml", "a=1"], options, compare=None, rounds=3, as_json=False)
+    bench.assert_called_once_with("w", ["r.yaml", "a=1"], options, compare=None, rounds=None, as_json=False)
 
 
 def test_a_second_recipe_is_an_error(tailrace_here: Command, trace: str) -> None:
@@ -85,6 +85,21 @@ def test_a_dry_run_has_no_figures_to_print_as_json(tailrace_here: Command, trace
     done = tailrace_here("bench", trace, str(recipe), "--dry-run", "--json")
     assert (done.returncode, done.stdout) == (2, "")
     assert "leave out one of them" in done.stderr
+
+
+def test_rounds_are_those_of_a_comparison(tailrace_here: Command, trace: str, recipe: Path) -> None:
+    done = tailrace_here("bench", trace, str(recipe), "--rounds", "2")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--rounds is the number of pairs of --compare, which is missing" in done.stderr
+
+
+def test_a_run_that_is_longer_than_its_trace_may_draw_from_it(tailrace_here: Command, trace: str, recipe: Path) -> None:
+    done = tailrace_here("bench", trace, str(recipe), "trainer.steps=10", "--dry-run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"tailrace: {trace} has 6 groups, and the run takes 30; lower trainer.steps or trainer.train_batch_size, or "
+        "draw from it with --resample\n"
+    )
 
 
 def test_a_dry_run_of_a_comparison_checks_both_and_runs_neither(
