@@ -11,7 +11,7 @@ from tailrace.commands.files import check_apart, check_new_file
 from tailrace.errors import UserError, one_line
 from tailrace.host.whole_file import whole_file
 from tailrace.report.tables import figures_table
-from tailrace.report.text import interval, number, percent, signed_percent
+from tailrace.report.text import counted, interval, number, percent, signed_percent
 from tailrace.workloads.characterization.description import Description
 from tailrace.workloads.characterization.distribution import Distribution
 from tailrace.workloads.characterization.trend import TrendFigures
@@ -22,7 +22,7 @@ _WIDEST = 10_000
 
 
 def describe(traces: Sequence[Path], *, as_json: bool = False, html: Path | None = None, force: bool = False) -> None:
-    """Print the figures of traces: a column for each, or a JSON list. With `html`, write a page of them as well.
+    """Print the figures of traces: a column for each, or a JSON list. With `html`, write a page of them and name it.
 
     Args:
         force: replace the page where it exists.
@@ -41,6 +41,8 @@ def describe(traces: Sequence[Path], *, as_json: bool = False, html: Path | None
         print(msgspec.json.encode(list(descriptions.values())).decode())
     else:
         _print_table(descriptions)
+        if html is not None:
+            print(f"\n{html}: a page of {counted(len(traces), 'trace')}")
 
 
 def _names(traces: Sequence[Path]) -> list[str]:
@@ -90,7 +92,9 @@ def figures(description: Description) -> Iterator[tuple[str, str]]:
     yield from _trend("turns", d.turns_trend)
     if d.kept_share is not None:
         yield "kept by the filter", percent(d.kept_share)
-    yield from _amounts("staleness", d.staleness)
+    if d.staleness is not None:
+        yield "staleness, mean", number(d.staleness.mean)
+        yield "staleness, most", number(d.staleness.most)
 
 
 def _of_conversations(d: Description) -> Iterator[tuple[str, str]]:
@@ -118,7 +122,8 @@ def _trend(name: str, trend: TrendFigures | None) -> Iterator[tuple[str, str]]:
     if trend is not None:
         yield f"{name}, drift a step", f"{signed_percent(trend.drift)} ({interval(trend.low, trend.high)})"
         change = trend.change
-        yield f"{name}, change of level", f"step {change.step + 1}, p = {change.p_value:.2g}"
+        where = f"step {change.step + 1}" if change.is_clear else "none that is clear"
+        yield f"{name}, change of level", f"{where} (p = {change.p_value:.2g})"
 
 
 def _amounts(name: str, distribution: Distribution | None) -> Iterator[tuple[str, str]]:

@@ -62,6 +62,7 @@ def test_a_page_is_written_beside_the_table(tailrace_here: Command, traces: list
     done = tailrace_here("trace", "describe", *traces, "--html", str(tmp_path / "page.html"))
     assert done.returncode == 0
     assert "samples" in done.stdout
+    assert done.stdout.endswith(f"\n{tmp_path / 'page.html'}: a page of 2 traces\n")
     page = (tmp_path / "page.html").read_text()
     assert "<h1>one, two</h1>" in page
     assert '<div class="chart" id="workload-responses"' in page

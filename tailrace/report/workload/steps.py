@@ -30,8 +30,6 @@ from tailrace.workloads.characterization.steps import StepFigures
 from tailrace.workloads.characterization.trend import LEAST_STEPS, TrendFigures
 
 Value = Callable[[StepFigures], float | None]
-_CLEAR = 0.05
-"""A change with a smaller p value is told as one."""
 
 
 def step_figures(shown: Sequence[Workload]) -> list[Figure | None]:
@@ -178,7 +176,7 @@ def moved(trend: TrendFigures | None) -> str:
     size = f"{signed_percent(trend.drift)} a step (95 % interval {interval(trend.low, trend.high)})"
     drift = f"drift of {size}" if trend.is_clear else f"no clear drift: {size}"
     change = trend.change
-    if change.p_value >= _CLEAR:
+    if not change.is_clear:
         return drift
     levels = f"from {number(change.before)} to {number(change.after)}"
     return f"{drift}; the level changes at step {change.step + 1:,} {levels} (p = {change.p_value:.2g})"

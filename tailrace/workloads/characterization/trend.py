@@ -21,6 +21,8 @@ _POINTS = 1000
 """The most points of a trend: it compares each with each. Of more steps, consecutive ones are averaged."""
 _MOST_CORRELATED = 0.95
 """The greatest correlation of consecutive steps that is assumed: it keeps the ratio of variances finite."""
+_CHANCE = 0.05
+"""A drift or a change is clear where chance gives as clear a one less often than this."""
 LEAST_STEPS = 5
 """With fewer there are not enough pairs of steps for an interval of 95 %: from the least to the greatest slope of four
 steps there are 92 %."""
@@ -42,6 +44,11 @@ class RegimeChange(msgspec.Struct, frozen=True, kw_only=True):
     """The geometric mean over the steps before."""
     after: float
     """That over the other ones."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether chance gives as clear a change in fewer than one of 20 cases."""
+        return self.p_value < _CHANCE
 
 
 class TrendFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +84,7 @@ class TrendFigures(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_clear(self) -> bool:
         """Whether chance gives as clear a drift in fewer than one of 20 cases."""
-        return self.p_value < 0.05
+        return self.p_value < _CHANCE
 
 
 def _drift(times: Array, levels: Array) -> tuple[float, float, float, float]:
