@@ -16,8 +16,8 @@ from tailrace.errors import UNREADABLE, TraceError, one_line
 from tailrace.host.whole_file import whole_file
 from tailrace.workloads.trace import COLUMNS, FORMAT, Provenance, Trace
 
-_KEY = "tailrace_trace"
-"""The key of the header in the metadata of a Parquet file."""
+HEADER_KEY = "tailrace_trace"
+"""The key of the header in the metadata of a Parquet file, and of the schema's version in a header."""
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,12 +107,12 @@ def _decoded(header: bytes, path: Path) -> Provenance:
 
 
 def _write_parquet(trace: Trace, file: Path | BytesIO) -> None:
-    trace.samples.write_parquet(file, compression="zstd", metadata={_KEY: _header(trace.provenance).decode()})
+    trace.samples.write_parquet(file, compression="zstd", metadata={HEADER_KEY: _header(trace.provenance).decode()})
 
 
 def _read_parquet(path: Path) -> Trace:
     try:
-        header = pl.read_parquet_metadata(path).get(_KEY, "")
+        header = pl.read_parquet_metadata(path).get(HEADER_KEY, "")
         samples = pl.read_parquet(path, glob=False)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:  # damaged bytes may cause either
         raise TraceError(f"{path} is not a Parquet file, or damaged: {one_line(error)}") from None
@@ -136,7 +136,9 @@ def _without_nulls(value: Any) -> Any:
 
 def _read_lines(path: Path) -> Trace:
     with path.open("rb") as file:
-        provenance = _decoded(file.readline(), path)
+        if not (header := file.readline()):
+            raise TraceError(f"{path} is empty; a trace has at least a header")
+        provenance = _decoded(header, path)
         rows = list(_rows(path, file))
     schema = {name: column.dtype for name, column in COLUMNS.items()}
     try:

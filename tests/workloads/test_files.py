@@ -92,6 +92,9 @@ def test_a_file_that_is_no_trace_is_named(tmp_path: Path, trace: Trace, name: st
     path = tmp_path / name
     with pytest.raises(TraceError, match=re.escape(f"{path} does not exist")):
         read_trace(path)
+    path.touch()
+    with pytest.raises(TraceError, match=re.escape(str(path))):
+        read_trace(path)
     path.write_bytes(b"\x00\x01 no trace")
     with pytest.raises(TraceError, match=re.escape(str(path))):
         read_trace(path)

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tailrace.errors import TraceError, did_you_mean
-from tailrace.workloads.importers.base import Importer, lines
+from tailrace.workloads.files import HEADER_KEY
+from tailrace.workloads.importers.base import Importer, fields, lines
 from tailrace.workloads.importers.groups import Groups
 from tailrace.workloads.importers.polytrace import PolyTrace
 from tailrace.workloads.importers.polytrace_fits import Mathematics, ToolUse
@@ -38,6 +39,10 @@ def _importer_of(files: Sequence[Path]) -> Importer:
         first = next((line for _, line in lines(file)), None)
         if first is None:
             raise TraceError(f"{file} is empty; a trace needs at least one sample")
+        if HEADER_KEY in fields(first):
+            raise TraceError(f"{file} is a trace of Tailrace already; give it to a command as it is")
+        if first.startswith(b"PAR1"):
+            raise TraceError(f"{file} is a Parquet file, as no format is; a trace of Tailrace needs no import")
         for importer in IMPORTERS.values():
             if importer.reads(first):
                 return importer

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tailrace.errors import TraceError
+from tailrace.workloads.files import write_trace
 from tailrace.workloads.importers.factory import import_trace
 from tailrace.workloads.trace import Provenance, Trace
 
@@ -172,12 +173,26 @@ def test_a_file_that_nobody_knows_is_named(tmp_path: Path) -> None:
         import_trace([tmp_path / "nothing.jsonl"], HERE)
     with pytest.raises(TraceError, match="there is no file to import"):
         import_trace([], HERE)
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(TraceError, match="empty.jsonl is empty; a trace needs at least one sample"):
+        import_trace([tmp_path / "empty.jsonl"], HERE)
     cut = tmp_path / "cut.jsonl.gz"
     whole = gzip.compress(json.dumps(TALK).encode())
     for damaged in (whole[:-10], whole[:30] + b"\xff" * 30 + whole[60:]):
         cut.write_bytes(damaged)
         with pytest.raises(TraceError, match=re.escape(f"{cut} cannot be read, or is damaged")):
             import_trace([cut], HERE)
+
+
+def test_a_trace_of_tailrace_needs_no_import(tmp_path: Path) -> None:
+    trace = import_trace([written(tmp_path / "packed.jsonl", [PACKED])], HERE)
+    for name, message in {
+        "a.jsonl": "is a trace of Tailrace already; give it to a command as it is",
+        "a.parquet": "is a Parquet file, as no format is; a trace of Tailrace needs no import",
+    }.items():
+        write_trace(trace, tmp_path / name)
+        with pytest.raises(TraceError, match=re.escape(f"{tmp_path / name} {message}")):
+            import_trace([tmp_path / name], HERE)
 
 
 @pytest.mark.parametrize(
