@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from tailrace.workloads.marginals.base import Positive, Real, Share, Tagged
+from tailrace.workloads.marginals.base import MOST_LOG, Log, Positive, Share, Tagged
 from tailrace.workloads.marginals.factory import AnyMarginal
 from tailrace.workloads.marginals.shares import Shares
 from tailrace.workloads.trace import Provenance
@@ -89,14 +89,14 @@ class Turns(Tagged, frozen=True, omit_defaults=True, tag="turns"):
 class Trend(Tagged, frozen=True, tag="trend"):
     """Lengths that grow or shrink by the same factor from each step to the next."""
 
-    per_step: Real
+    per_step: Log
     """The logarithm of the factor."""
     steps: Annotated[int, msgspec.Meta(ge=2)]
     """The steps for which that is known; later ones are as the last of them."""
 
     def factor(self, step: int) -> float:
         """Return by what the lengths of a step are multiplied."""
-        return float(np.exp(self.per_step * min(step, self.steps - 1)))
+        return float(np.exp(np.clip(self.per_step * min(step, self.steps - 1), -MOST_LOG, MOST_LOG)))
 
 
 class Regime(Tagged, frozen=True, tag="regime"):

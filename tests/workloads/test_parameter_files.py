@@ -55,6 +55,14 @@ def test_a_wrong_field_is_named_by_its_place(tmp_path: Path) -> None:
         read_parameters(path)
 
 
+def test_lengths_beyond_what_can_be_computed_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.yaml"
+    write_parameters(WHOLE, path)
+    path.write_text(path.read_text().replace("log_deviation: 0.6", "log_deviation: 51", 1))
+    with pytest.raises(TraceError, match=r"w.yaml has no valid parameters: Expected `float` <= 50\.0 - at .*distribution"):
+        read_parameters(path)
+
+
 def test_a_share_at_the_limit_needs_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "w.yaml"
     write_parameters(WHOLE, path)

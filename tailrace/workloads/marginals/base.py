@@ -8,7 +8,10 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e12)]
-Real = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+MOST_LOG = 50.0
+Log = Annotated[float, msgspec.Meta(ge=-MOST_LOG, le=MOST_LOG)]
+"""The logarithm of an amount or of a factor, small enough for what is computed with it to stay finite."""
+LogDeviation = Annotated[float, msgspec.Meta(gt=0.0, le=MOST_LOG)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 

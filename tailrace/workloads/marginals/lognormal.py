@@ -5,14 +5,14 @@ from typing import ClassVar, Self
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from tailrace.workloads.marginals.base import Array, Positive, Real, Tagged
+from tailrace.workloads.marginals.base import Array, Log, LogDeviation, Tagged
 
 
 class Lognormal(Tagged, frozen=True, tag="lognormal"):
     """See `Marginal`."""
 
-    log_mean: Real
-    log_deviation: Positive
+    log_mean: Log
+    log_deviation: LogDeviation
     degrees: ClassVar[int] = 2
     """The number of free parameters."""
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from scipy.special import ndtr
 
-from tailrace.workloads.marginals.base import Array, FitError, Positive, Real, Share, Tagged
+from tailrace.workloads.marginals.base import Array, FitError, Log, LogDeviation, Share, Tagged
 
 _GRID = 4001
 """Points between which the inverse of the distribution is a line, over all components' widths."""
@@ -28,8 +28,8 @@ class Mixture(Tagged, frozen=True, tag="mixture"):
 
     weights: Annotated[list[Share], msgspec.Meta(min_length=1)]
     """They add up to 1."""
-    log_means: list[Real]
-    log_deviations: list[Positive]
+    log_means: list[Log]
+    log_deviations: list[LogDeviation]
 
     def __post_init__(self) -> None:
         """Check the lists, so that a file with a wrong one is refused."""

@@ -20,7 +20,7 @@ class ParetoTail(Tagged, frozen=True, tag="pareto_tail"):
     threshold: Positive
     share: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)]
     """Of the values above the threshold."""
-    exponent: Positive
+    exponent: Annotated[float, msgspec.Meta(ge=0.1, le=1e12)]
     """The share above x falls as x to the power of minus this."""
 
     def __post_init__(self) -> None:
