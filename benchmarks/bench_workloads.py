@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 def main(
     data: Annotated[Path, typer.Argument(help="The folder of the data.", envvar="TAILRACE_DATA", exists=True)],
     pairs: Annotated[int, typer.Option(min=1, help="Real runs and their replays, of each mode.")] = 5,
-    steps: Annotated[int, typer.Option(min=2, help="Steps of a run; a synchronous one makes twice as many.")] = 12,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of a run.")] = 12,
 ) -> None:
     """Measure all of it, and print the figures."""
     rows = import_rows_per_s()
