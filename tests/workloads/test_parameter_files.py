@@ -59,7 +59,7 @@ def test_lengths_beyond_what_can_be_computed_are_refused(tmp_path: Path) -> None
     path = tmp_path / "w.yaml"
     write_parameters(WHOLE, path)
     path.write_text(path.read_text().replace("log_deviation: 0.6", "log_deviation: 51", 1))
-    with pytest.raises(TraceError, match=r"w.yaml has no valid parameters: Expected `float` <= 50\.0 - at .*distribution"):
+    with pytest.raises(TraceError, match=r"w.yaml has no valid parameters: Expected `float` <= 50\.0 - at .*distrib"):
         read_parameters(path)
 
 

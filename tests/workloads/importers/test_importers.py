@@ -174,7 +174,7 @@ def test_a_file_that_nobody_knows_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="there is no file to import"):
         import_trace([], HERE)
     (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(TraceError, match="empty.jsonl is empty; a trace needs at least one sample"):
+    with pytest.raises(TraceError, match=r"empty\.jsonl is empty; a trace needs at least one sample"):
         import_trace([tmp_path / "empty.jsonl"], HERE)
     cut = tmp_path / "cut.jsonl.gz"
     whole = gzip.compress(json.dumps(TALK).encode())
