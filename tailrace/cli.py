@@ -472,9 +472,7 @@ def bench(
             metavar="A B",
         ),
     ] = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", help="Of --compare: the number of pairs, 3 by default.", min=1)
-    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Pairs of --compare; by default 3.", min=1)] = None,
     adapter: Annotated[
         str | None,
         typer.Option("--adapter", help="A command that plays the workload with another framework.", metavar="COMMAND"),
