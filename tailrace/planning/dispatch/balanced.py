@@ -1,0 +1,240 @@
+"""The placement with the least predicted makespan, as far as a search finds it.
+
+A step takes about a + b B + c T, with a batch of B sequences and T cached tokens. So an engine that begins all of its
+samples at once takes a L + Σ w. L are the tokens of its longest response. w is what one job adds to the batches: for
+each of its samples b l + c (p l + l² / 2), with p tokens of the prompt and l of the response. An engine with a long
+response pays a L in any case. Hence jobs of like lengths go together: the longest ones to the first engine, the next
+ones to the second, and so on, so many that all engines take equally long. That is Algorithm 2 of StreamRL for any
+number of kinds. Where the batch costs more than its longest response, it is better to distribute the long ones: longest
+first, each to the engine that is done first with it (Graham 1969, LPT). The better of the two is taken, and then jobs
+move from the slowest engine to the quickest, as long as the simulated makespan falls.
+
+Engines may differ in speed, TP degree and room.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from tailrace.planning.dispatch.base import EngineState, Job, Placement
+from tailrace.planning.dispatch.seconds import engine_s
+
+_TRIALS = 48
+"""Moves of one job that are simulated."""
+_ROUNDS = 30
+"""Halvings of the interval in which the makespan is searched."""
+_GAIN = 1e-9
+"""The least part of the makespan that a move has to gain."""
+
+
+class Balanced:
+    """See the module."""
+
+    name = "skewness_aware"
+
+    def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
+        """See `Policy`. All jobs are placed; those of an engine begin with the longest (StreamRL, section 5.3)."""
+        if not jobs:
+            return Placement([[] for _ in engines], [])
+        order = sorted(range(len(jobs)), key=lambda job: jobs[job].expected_tokens, reverse=True)
+        costs = _costs(engines, [jobs[job] for job in order])
+        _, places = min(_together(costs, order), _apart(costs, order), key=lambda found: found[0])
+        rank = {job: place for place, job in enumerate(order)}
+        _improve(jobs, engines, places, rank)
+        for of in places:
+            of.sort(key=rank.__getitem__)
+        return Placement(places, [])
+
+
+Found = tuple[float, list[list[int]]]
+"""The makespan by the linear model, and the jobs of each engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What jobs cost on engines of one kind by the linear model, for the jobs in descending order of their lengths."""
+
+    base: float
+    """a, seconds of a step."""
+    each: float
+    """b"""
+    context: float
+    """c"""
+    slots: int
+    lengths: list[float]
+    """l of each job."""
+    tokens: list[float]
+    """Tokens of all responses of each job."""
+    added: list[float]
+    """w of each job."""
+    sums: list[float]
+    """The sum of w of all jobs before each, and of all."""
+    full: list[float]
+    """The same with the seconds that a job keeps a slot: where samples wait, all batches are full."""
+
+    @classmethod
+    def of(cls, engine: EngineState, ordered: Sequence[Job], engines: int) -> "_Kind":
+        """`ordered`: by descending length. `engines`: the number of all."""
+        base, each, context = _linear(engine, ordered, engines)
+        lengths = [job.expected_tokens for job in ordered]
+        tokens = [job.samples * job.expected_tokens for job in ordered]
+        added = [
+            made * (each + context * (job.prompt_tokens + job.expected_tokens / 2))
+            for job, made in zip(ordered, tokens, strict=True)
+        ]
+        slots = engine.slots * engine.replicas
+        return cls(
+            base=base,
+            each=each,
+            context=context,
+            slots=slots,
+            lengths=lengths,
+            tokens=tokens,
+            added=added,
+            sums=list(accumulate(added, initial=0.0)),
+            full=list(accumulate((w + base * t / slots for w, t in zip(added, tokens, strict=True)), initial=0.0)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """What an engine costs with what it runs."""
+
+    kind: _Kind
+    running: float
+    """Seconds that the batches of running sequences add."""
+    longest: float
+    """Tokens that the longest of these will still make."""
+    left: float
+    """Tokens that all of these will still make."""
+
+    @classmethod
+    def of(cls, engine: EngineState, kind: _Kind) -> "_Costs":
+        """The costs of an engine of this kind."""
+        return cls(
+            kind=kind,
+            running=sum(left * (kind.each + kind.context * (now + left / 2)) for now, left in engine.running),
+            longest=max((left for _, left in engine.running), default=0),
+            left=sum(left for _, left in engine.running),
+        )
+
+    @property
+    def most(self) -> float:
+        """Seconds with all jobs, or more."""
+        kind = self.kind
+        return self.running + kind.full[-1] + kind.base * max(self.longest, self.left, kind.lengths[0])
+
+    def end(self, first: int, limit: float) -> int:
+        """The first job that no longer fits, where the engine takes those from `first` on and has `limit` seconds."""
+        kind = self.kind
+        spent = self.running + kind.base * max(self.longest, kind.lengths[first])
+        together = bisect_right(kind.sums, kind.sums[first] + limit - spent) - 1
+        waiting = self.running + kind.base * self.left / kind.slots
+        return max(first, min(together, bisect_right(kind.full, kind.full[first] + limit - waiting) - 1))
+
+
+def _costs(engines: Sequence[EngineState], ordered: Sequence[Job]) -> list[_Costs]:
+    """The costs of each engine; those of one kind share what they have in common."""
+    kinds: dict[tuple[int, int, int, int], _Kind] = {}
+    for engine in engines:
+        key = _key(engine)
+        kinds[key] = kinds.get(key) or _Kind.of(engine, ordered, len(engines))
+    return [_Costs.of(engine, kinds[_key(engine)]) for engine in engines]
+
+
+def _key(engine: EngineState) -> tuple[int, int, int, int]:
+    return id(engine.times), engine.tp, engine.replicas, engine.slots
+
+
+def _linear(engine: EngineState, jobs: Sequence[Job], engines: int) -> tuple[float, float, float]:
+    """a, b and c of an engine, between a single sequence and an even share of all samples."""
+    samples = sum(job.samples for job in jobs)
+    tokens = sum(job.samples * (job.prompt_tokens + job.expected_tokens / 2) for job in jobs) / samples
+    size = max(2.0, min(engine.slots, samples / engines / engine.replicas))
+
+    def step_s(sequences: float, cached: float) -> float:
+        return engine.times.step_s(engine.tp, sequences, sequences * cached, engine.replicas)
+
+    one, many, longer = step_s(1, tokens), step_s(size, tokens), step_s(size, 2 * tokens)
+    context = max(0.0, (longer - many) / (size * tokens))
+    each = max(0.0, (many - one) / (size - 1) - context * tokens)
+    base = max(0.0, one - each - context * tokens)
+    return base, each / engine.replicas, context / engine.replicas
+
+
+def _together(costs: Sequence[_Costs], order: Sequence[int]) -> Found:
+    """Each engine has jobs of like lengths, the one with the shortest steps the longest."""
+    quickest = sorted(range(len(costs)), key=lambda index: costs[index].kind.base)
+
+    def cut(limit: float) -> list[int]:
+        """The end of each engine's jobs, in the order of `quickest`."""
+        ends, first = [], 0
+        for index in quickest:
+            first = costs[index].end(first, limit) if first < len(order) else first
+            ends.append(first)
+        return ends
+
+    low, high = 0.0, max(each.most for each in costs)
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if cut(middle)[-1] == len(order) else (middle, high)
+    places: list[list[int]] = [[] for _ in costs]
+    first = 0
+    for index, end in zip(quickest, cut(high), strict=True):
+        places[index] = list(order[first:end])
+        first = end
+    return high, places
+
+
+def _apart(costs: Sequence[_Costs], order: Sequence[int]) -> Found:
+    """Longest first, each to the engine that is done first with it."""
+    places: list[list[int]] = [[] for _ in costs]
+    kinds = [each.kind for each in costs]
+    base = np.array([kind.base for kind in kinds])
+    slots = np.array([kind.slots for kind in kinds], np.float64)
+    longest = np.array([each.longest for each in costs], np.float64)
+    left = np.array([each.left for each in costs], np.float64)
+    spent = np.array([each.running for each in costs], np.float64)
+    added = np.array([kind.added for kind in kinds]).T
+    for place, job in enumerate(order):
+        length, tokens = kinds[0].lengths[place], kinds[0].tokens[place]
+        steps = np.maximum(np.maximum(longest, length), (left + tokens) / slots)
+        index = int((base * steps + spent + added[place]).argmin())
+        places[index].append(job)
+        longest[index] = max(longest[index], length)
+        left[index] += tokens
+        spent[index] += added[place, index]
+    return float(np.max(base * np.maximum(longest, left / slots) + spent)), places
+
+
+def _improve(
+    jobs: Sequence[Job], engines: Sequence[EngineState], places: list[list[int]], rank: dict[int, int]
+) -> None:
+    """Move single jobs from the slowest engine to the one that is done first, while that is predicted to gain.
+
+    `rank`: of each job in the order of their lengths.
+    """
+
+    def seconds(index: int, of: Sequence[int]) -> float:
+        return engine_s(engines[index], [jobs[job] for job in sorted(of, key=rank.__getitem__)])
+
+    taken = [seconds(index, of) for index, of in enumerate(places)]
+    trials = 0
+    while True:
+        slowest, quickest = int(np.argmax(taken)), int(np.argmin(taken))
+        for job in sorted(places[slowest], key=rank.__getitem__, reverse=True):
+            trials += 1
+            less = [other for other in places[slowest] if other != job]
+            more = [*places[quickest], job]
+            after = seconds(slowest, less), seconds(quickest, more)
+            if max(after) < taken[slowest] * (1 - _GAIN):
+                places[slowest], places[quickest] = less, more
+                taken[slowest], taken[quickest] = after
+                break
+            if trials >= _TRIALS:
+                return
+        else:
+            return

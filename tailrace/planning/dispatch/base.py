@@ -1,0 +1,71 @@
+"""What is placed, and where."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tailrace.planning.drain import Work
+from tailrace.planning.latency import StepTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Samples of one prompt that go to one engine together: a group, or a part of it."""
+
+    group: int
+    samples: int
+    prompt_tokens: int
+    """Of the prompt, whose cache the samples share."""
+    expected_tokens: float
+    """Of each response. Where nothing is known, the same number for all."""
+
+    @property
+    def work(self) -> Work:
+        """Each sample, before it begins."""
+        return self.prompt_tokens, max(1, round(self.expected_tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """An engine as a decision sees it."""
+
+    name: str
+    times: StepTimes
+    """Its steps. Engines that share a machine slow each other down; their times were taken beside each other."""
+    tp: int = 1
+    replicas: int = 1
+    slots: int
+    """The most sequences that a replica decodes together."""
+    cache_tokens: int
+    """Tokens that a replica's KV cache holds."""
+    running: Sequence[Work] = field(default=())
+
+    @property
+    def free(self) -> int:
+        """The number of sequences that can begin at once."""
+        return max(0, self.slots * self.replicas - len(self.running))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A decision about some jobs."""
+
+    of: list[list[int]]
+    """For each engine the places of its jobs among those given, in the order of their start."""
+    later: list[int]
+    """Jobs that wait until an engine has room, in their order."""
+
+
+class Policy(Protocol):
+    """A way to place jobs."""
+
+    name: str
+
+    def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
+        """Place jobs that have not begun.
+
+        Args:
+            jobs: in the order of their arrival.
+            engines: one or more.
+        """
+        ...

@@ -1,0 +1,75 @@
+"""Policies that know no lengths."""
+
+import random
+from collections.abc import Sequence
+
+from tailrace.planning.dispatch.base import EngineState, Job, Placement
+
+
+class Pull:
+    """An engine takes the next jobs in their order as it gets room for them."""
+
+    name = "pull"
+
+    def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
+        """See `Policy`. The engine with the most room is the next to take one."""
+        free = [engine.free for engine in engines]
+        places: list[list[int]] = [[] for _ in engines]
+        for number, job in enumerate(jobs):
+            index = max(range(len(engines)), key=free.__getitem__)
+            is_empty = not engines[index].running and not places[index]
+            if free[index] < job.samples and not is_empty:  # a job that is larger than an engine has it alone
+                return Placement(places, list(range(number, len(jobs))))
+            places[index].append(number)
+            free[index] -= job.samples
+        return Placement(places, [])
+
+
+class RoundRobin:
+    """Each engine gets the next job in turn."""
+
+    name = "round_robin"
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
+        """See `Policy`."""
+        places: list[list[int]] = [[] for _ in engines]
+        for number in range(len(jobs)):
+            places[(self._next + number) % len(engines)].append(number)
+        self._next = (self._next + len(jobs)) % len(engines)
+        return Placement(places, [])
+
+
+class LeastLoaded:
+    """Each job goes to the engine with the fewest unfinished sequences for its room."""
+
+    name = "least_loaded"
+
+    def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
+        """See `Policy`."""
+        load = [len(engine.running) for engine in engines]
+        room = [engine.slots * engine.replicas for engine in engines]
+        places: list[list[int]] = [[] for _ in engines]
+        for number, job in enumerate(jobs):
+            index = min(range(len(engines)), key=lambda i: load[i] / room[i])
+            places[index].append(number)
+            load[index] += job.samples
+        return Placement(places, [])
+
+
+class Random:
+    """Each job goes to any engine, with equal chances: what the others are measured against (StreamRL, section 7)."""
+
+    name = "random"
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+
+    def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
+        """See `Policy`."""
+        places: list[list[int]] = [[] for _ in engines]
+        for number in range(len(jobs)):
+            places[self._random.randrange(len(engines))].append(number)
+        return Placement(places, [])

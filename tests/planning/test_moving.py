@@ -1,0 +1,68 @@
+"""Moves of running responses pay by the prediction that they were chosen by."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.planning.dispatch.base import EngineState
+from tailrace.planning.dispatch.moving import Move, moves, recompute_s
+from tailrace.planning.dispatch.seconds import engine_s
+from tailrace.planning.drain import Work
+from tests.planning.test_dispatch import Linear
+
+works = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 300)), max_size=12)
+
+
+def engines(*running: Sequence[Work], times: Linear | None = None, slots: int = 16) -> list[EngineState]:
+    chosen = times or Linear(base=1, each=0.5, prefill=0.01)
+    return [
+        EngineState(name=str(number), times=chosen, slots=slots, cache_tokens=10**6, running=list(each))
+        for number, each in enumerate(running)
+    ]
+
+
+def moved(before: Sequence[EngineState], chosen: Sequence[Move]) -> list[EngineState]:
+    after = [list(engine.running) for engine in before]
+    for move in chosen:
+        after[move.target].append(before[move.source].running[move.sequence])
+        after[move.source].remove(before[move.source].running[move.sequence])
+    return [replace(engine, running=running) for engine, running in zip(before, after, strict=True)]
+
+
+@given(st.lists(works, min_size=2, max_size=4), st.floats(0.0, 0.3))
+def test_moves_gain_what_they_say_and_lose_no_response(given: list[list[Work]], least_gain: float) -> None:
+    before = engines(*given)
+    chosen = moves(before, recompute_s(before), least_gain=least_gain)
+    assert len({(move.source, move.sequence) for move in chosen}) == len(chosen), "each moves once"
+    after = moved(before, chosen)
+    stood = [sum(move.seconds for move in chosen if move.target == index) for index in range(len(before))]
+    seconds = max(engine_s(engine, []) + still for engine, still in zip(after, stood, strict=True))
+    latest = max(engine_s(engine, []) for engine in before)
+    assert seconds == pytest.approx(latest - sum(move.gain_s for move in chosen))
+    assert all(move.gain_s >= 0 for move in chosen)
+
+
+def test_a_dry_engine_takes_over_until_both_are_done_at_the_same_time() -> None:
+    before = engines([(50, 100)] * 8, [])
+    chosen = moves(before, recompute_s(before), least_gain=0.0)
+    assert 3 <= len(chosen) <= 4
+    assert all((move.source, move.target) == (0, 1) for move in chosen)
+    assert chosen[0].seconds == pytest.approx(0.5), "50 tokens are computed again"
+
+
+def test_what_takes_longer_to_move_than_to_finish_stays() -> None:
+    before = engines([(100_000, 20), (100_000, 10)], [])
+    assert moves(before, recompute_s(before)) == []
+
+
+def test_an_engine_without_room_gets_none() -> None:
+    before = engines([(10, 500)] * 3, [(10, 1)] * 2, slots=2)
+    assert moves(before, recompute_s(before)) == []
+
+
+def test_the_number_of_moves_is_bounded() -> None:
+    before = engines([(10, 500)] * 14, [])
+    assert len(moves(before, recompute_s(before), least_gain=0.0, most=2)) == 2
