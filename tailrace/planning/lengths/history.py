@@ -1,0 +1,34 @@
+"""Lengths from a prompt's own past, and from samples of its group that have finished."""
+
+import math
+from collections.abc import Sequence
+
+from tailrace.planning.lengths.base import Asked, Expectation, Finished
+from tailrace.planning.lengths.effects import Effects, Normal
+
+_UNKNOWN = Normal(math.log(512), 1.0)
+"""Where no response has finished yet: any length would do, since it is the same for all."""
+
+
+class History:
+    """A prompt's responses in epochs before, newer ones first in weight."""
+
+    name = "history"
+
+    def __init__(self, *, discount: float = 0.98) -> None:
+        """`discount`: see `Effects`."""
+        self._effects = Effects(discount=discount)
+
+    @property
+    def ready(self) -> bool:
+        """See `LengthPredictor`."""
+        return self._effects.ready
+
+    def expect(self, prompts: Sequence[Asked]) -> list[Expectation]:
+        """See `LengthPredictor`."""
+        return [Expectation.of(*(self._effects.expect(prompt.prompt_id) or _UNKNOWN)) for prompt in prompts]
+
+    def learn(self, finished: Sequence[Finished]) -> None:
+        """See `LengthPredictor`."""
+        for response in finished:
+            self._effects.add(response.asked.prompt_id, math.log(response.tokens), response.version)
