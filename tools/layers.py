@@ -17,6 +17,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
     "tailrace": {
         "errors": set(),
         "registers": set(),
+        "statistics": set(),
         "host": {"errors"},
         "events": {"errors", "registers"},
         "activity": {"events", "registers"},
@@ -26,8 +27,8 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "rewards": NOUNS,
         "prompts": NOUNS | {"workloads"},
         "models": NOUNS,
-        "planning": NOUNS,
-        "workloads": NOUNS,
+        "planning": NOUNS | {"statistics"},
+        "workloads": NOUNS | {"statistics"},
         "report": NOUNS | {"workloads"},
         "transfer": NOUNS | {"planning"},
         "engine": NOUNS | {"planning", "models"},

@@ -3,7 +3,6 @@
 PolyTrace (section 3.1, figure 5) sees similar lengths within a prompt. StreamRL (section 5.2) ranks prompts by length.
 """
 
-import math
 from typing import Self
 
 import msgspec
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tailrace.workloads.marginals.base import Array
+from tailrace.statistics.ranking import mean_of_others, recall_of_greatest
 
 LONGEST = (20, 10, 5)
 """The percentages of longest samples whose recall is a figure."""
@@ -98,35 +97,13 @@ def design_effect(samples: float, prompts: float, share: float) -> float:
 def longest_recall(lengths: npt.ArrayLike, groups: npt.ArrayLike, percent: float) -> float | None:
     """The share of the longest `percent` that is found by the mean length of each prompt's other samples.
 
-    As many samples are predicted as there are longest ones. Between equal lengths chance decides which are longest, so
-    chance alone finds about `percent` also where many samples end at a limit. In small steps chance finds less, since a
-    sample is not among its own others. Where the longest are no whole number, the recalls of the two numbers next to it
-    are interpolated. None where no prompt has two samples, and where the longest are fewer than one sample.
+    See `recall_of_greatest`. In small steps chance finds less than `percent`, since a sample is not among its own
+    others. None where no prompt has two samples, and where the longest are fewer than one sample.
 
     Args:
         lengths: [n] tokens of the samples of one step.
         groups: [n] the number of each sample's prompt; samples without another of their prompt are left out.
     """
-    array = np.asarray(lengths, np.float64)
-    _, index, counts = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
-    known = counts[index] > 1
-    if not known.any():
-        return None
-    others = (np.bincount(index, array)[index] - array)[known] / (counts[index][known] - 1)
-    array = array[known]
-    wanted = len(array) * percent / 100
-    if wanted < 1:
-        return None
-    low, high = (_recall(array, others, number) for number in (math.floor(wanted), math.ceil(wanted)))
-    return low + (wanted - math.floor(wanted)) * (high - low)
-
-
-def _recall(lengths: Array, predicted: Array, wanted: int) -> float:
-    return float(_greatest(lengths, wanted) @ _greatest(predicted, wanted)) / wanted
-
-
-def _greatest(values: Array, wanted: int) -> Array:
-    """The chance of each of [n] values to be among the `wanted` greatest, of which equal ones have the same."""
-    least = np.partition(values, -wanted)[-wanted]
-    above, equal = values > least, values == least
-    return np.asarray(np.where(equal, (wanted - above.sum()) / equal.sum(), above))
+    array, others = np.asarray(lengths, np.float64), mean_of_others(lengths, groups)
+    known = np.isfinite(others)
+    return recall_of_greatest(array[known], others[known], percent)
