@@ -38,7 +38,7 @@ def mean_of_others(values: npt.ArrayLike, groups: npt.ArrayLike) -> Array:
     _, index, counts = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
     others = counts[index] - 1
     sums = np.bincount(index, array)[index] - array
-    return np.divide(sums, others, out=np.full(len(array), np.nan), where=others > 0)
+    return np.asarray(np.divide(sums, others, out=np.full(len(array), np.nan), where=others > 0))
 
 
 def _recall(values: Array, predicted: Array, wanted: int) -> float:

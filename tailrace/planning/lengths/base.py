@@ -55,6 +55,8 @@ class LengthPredictor(Protocol):
     """Predicts lengths, and learns from those of finished responses."""
 
     name: str
+    scouts: bool
+    """Whether it needs one response of each group before it can tell groups apart."""
 
     @property
     def ready(self) -> bool:

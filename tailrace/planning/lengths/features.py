@@ -29,6 +29,7 @@ class Features:
     """Ridge regression on figures of the prompt."""
 
     name = "features"
+    scouts = False
 
     def __init__(self, *, words: int = 256, penalty: float = 3.0, discount: float = 0.98) -> None:
         """Begin without knowledge.

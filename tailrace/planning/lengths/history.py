@@ -1,4 +1,7 @@
-"""Lengths from a prompt's own past, and from samples of its group that have finished."""
+"""Lengths from a prompt's own past, and from samples of its group that have finished.
+
+Both are responses to the same prompt, and the newest ones count most.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,6 +17,7 @@ class History:
     """A prompt's responses in epochs before, newer ones first in weight."""
 
     name = "history"
+    scouts = False
 
     def __init__(self, *, discount: float = 0.98) -> None:
         """`discount`: see `Effects`."""
@@ -32,3 +36,14 @@ class History:
         """See `LengthPredictor`."""
         for response in finished:
             self._effects.add(response.asked.prompt_id, math.log(response.tokens), response.version)
+
+
+class Siblings(History):
+    """The same, with one sample of each group run first: its length tells that of the others (PolyTrace, section 3.1).
+
+    It knows something from the first step on, and pays for it: the others of a group wait for the first one, unless
+    their prompt has a past.
+    """
+
+    name = "siblings"
+    scouts = True

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.planning.lengths.base import Asked, Expectation, Finished
 from tailrace.planning.lengths.effects import Effects, Normal
-from tailrace.planning.lengths.history import History
+from tailrace.planning.lengths.history import History, Siblings
 
 
 def filled(*responses: tuple[str, float, int], discount: float = 1.0) -> Effects:
@@ -107,3 +107,19 @@ def test_history_knows_nothing_of_a_first_prompt() -> None:
     assert one == other
     assert isinstance(one, Expectation)
     assert one.low < one.tokens < one.high
+
+
+def test_the_first_sample_of_a_group_tells_the_length_of_the_others() -> None:
+    chance = random.Random(1)
+    before, group = drawn(chance, 100, 4, between=1.0, within=0.3), drawn(chance, 2, 1, between=0.0, within=0.0)
+    long, short = (
+        Finished(asked=Asked(prompt_id=name, prompt_tokens=9), tokens=tokens, version=1)
+        for name, tokens in (("long", 4000), ("short", 40))
+    )
+    predictor = Siblings()
+    predictor.learn([*before, *group])
+    one, other = predictor.expect([long.asked, short.asked])
+    assert one == other
+    predictor.learn([long, short])
+    one, other = predictor.expect([long.asked, short.asked])
+    assert other.tokens * 20 < one.tokens < 4000, "nearer to the mean of all than the one response was"
