@@ -16,6 +16,12 @@ from typing import NamedTuple
 
 from tailrace.types import WeightVersion
 
+FIRST_SHARE = 0.1
+"""τ² / (τ² + σ²) while no prompt has two responses. Public traces have 0.06 to 0.9 (docs/workloads.md). In the order of
+prompts by their one response any share above 0 gives the same.
+"""
+LEAST_SHARE = 0.02
+"""The estimate may be 0 or below by chance, and would then tell no prompts apart."""
 LEAST_RESPONSES = 8
 """Fewer say nothing of how far they spread."""
 
@@ -121,9 +127,10 @@ class Effects:
         mean = sum(sums.total for sums in known) / count
         inner, outer = sum(sums.spread for sums in known), sum(s.count * (s.total / s.count - mean) ** 2 for s in known)
         freedom = count - len(known)
-        if freedom < 1:  # one response a prompt: all that varies may be either, and nothing tells prompts apart
-            return _Variances(mean, 0.0, (inner + outer) / count)
+        if freedom < 1:  # one response a prompt: all that varies may be either
+            both = (inner + outer) / count
+            return _Variances(mean, FIRST_SHARE * both, (1 - FIRST_SHARE) * both)
         within = inner / freedom
         size = count - sum(sums.count**2 for sums in known) / count
-        between = max(0.0, (outer - (len(known) - 1) * within) / size) if size > 0 else 0.0
-        return _Variances(mean, between, within)
+        between = (outer - (len(known) - 1) * within) / size if size > 0 else 0.0
+        return _Variances(mean, max(between, LEAST_SHARE / (1 - LEAST_SHARE) * within), within)

@@ -28,14 +28,18 @@ def test_two_prompts_with_two_responses_each() -> None:
     assert effects.prompt_share == pytest.approx(7 / 9)
 
 
-def test_prompts_that_are_alike_are_not_told_apart() -> None:
-    effects = filled(("a", 1, 0), ("a", 5, 0), ("b", 2, 0), ("b", 4, 0))
-    assert effects.prompt_share == 0
-    assert effects.expect("a") == effects.expect("b")
+def test_prompts_that_are_alike_are_hardly_told_apart() -> None:
+    effects = filled(("a", 1, 0), ("a", 5, 0), ("b", 2, 0), ("b", 4.5, 0))
+    assert effects.prompt_share == pytest.approx(0.02)
+    one, other = effects.expect("a"), effects.expect("b")
+    assert one is not None
+    assert other is not None
+    assert 0 < other.mean - one.mean < 0.05 * 0.25
 
 
-def test_one_response_a_prompt_tells_nothing_of_prompts() -> None:
-    assert filled(("a", 1, 0), ("b", 5, 0)).expect("a") == pytest.approx(Normal(3, 2))
+def test_one_response_a_prompt_tells_a_tenth_of_the_distance() -> None:
+    # both variances are 4: 0.4 between and 3.6 within
+    assert filled(("a", 1, 0), ("b", 5, 0)).expect("a") == pytest.approx(Normal(2.8, math.sqrt(3.6 + 0.4 * 0.9)))
 
 
 def test_where_nothing_is_known_nothing_is_expected() -> None:
