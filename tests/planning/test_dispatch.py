@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tailrace.planning.dispatch.balanced import Balanced
 from tailrace.planning.dispatch.base import EngineState, Job, Placement
-from tailrace.planning.dispatch.seconds import engine_s, makespan_s
+from tailrace.planning.dispatch.seconds import engine_s, makespan_s, pull_s
 from tailrace.planning.dispatch.simple import LeastLoaded, Pull, Random, RoundRobin
 from tailrace.planning.dispatch.skewness import Skewness
 from tailrace.planning.drain import drain_s
@@ -167,6 +167,13 @@ def test_what_runs_already_counts() -> None:
     busy = EngineState(name="", times=Linear(each=1), slots=64, cache_tokens=10**6, running=[(10, 500)] * 10)
     of = Balanced().place(jobs(*[100] * 10), [busy, engine(times=Linear(each=1))]).of
     assert of[0] == []
+
+
+def test_engines_that_pull_start_a_long_response_when_its_turn_comes() -> None:
+    engines = [engine(slots=1), engine(slots=1)]
+    assert pull_s(engines, jobs(2, 2, 4)) == pytest.approx(6)
+    assert pull_s(engines, jobs(4, 2, 2)) == pytest.approx(4)
+    assert makespan_s(engines, jobs(2, 2, 4), Balanced().place(jobs(2, 2, 4), engines).of) == pytest.approx(4)
 
 
 def test_pull_gives_what_has_room_in_its_order() -> None:

@@ -5,9 +5,11 @@ Where some have to wait for room, the engine is simulated (`planning.drain`).
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tailrace.planning.dispatch.base import EngineState, Job
 from tailrace.planning.drain import Work, drain_s
+from tailrace.planning.latency import StepTimes
 
 
 def engine_s(engine: EngineState, jobs: Sequence[Job]) -> float:
@@ -25,6 +27,33 @@ def engine_s(engine: EngineState, jobs: Sequence[Job]) -> float:
 def makespan_s(engines: Sequence[EngineState], jobs: Sequence[Job], places: Sequence[Sequence[int]]) -> float:
     """Seconds until the last engine is done. `places`: see `Placement.of`."""
     return max(engine_s(engine, [jobs[job] for job in of]) for engine, of in zip(engines, places, strict=True))
+
+
+def pull_s(engines: Sequence[EngineState], jobs: Sequence[Job]) -> float:
+    """Seconds until all is done where equal engines take the next sample in its order as they have room.
+
+    Args:
+        engines: of one kind, one replica each.
+    """
+    first = engines[0]
+    slots = _slots(first, jobs)
+    waiting = [job.work for job in jobs for _ in range(job.samples)]
+    return drain_s(_Apart(first.times), first.tp, [engine.running for engine in engines], waiting, slots=slots)
+
+
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    """The steps of engines that do not slow each other down."""
+
+    times: StepTimes
+
+    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+        """See `StepTimes`."""
+        return self.times.step_s(tp, batch_size, context_tokens, 1)
+
+    def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
+        """See `StepTimes`."""
+        return self.times.prefill_s(tp, batch_size, rms_length)
 
 
 def _slots(engine: EngineState, jobs: Sequence[Job]) -> int:
