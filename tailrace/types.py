@@ -60,6 +60,9 @@ class Request:
     """The larger starts first, equal ones in the order of arrival; `planning.order` has ways to choose it."""
     expected_tokens: float | None = None
     """Tokens of the response, from any source, such as a length ranking; None where unknown."""
+    begun: "Sample | None" = None
+    """The first tokens of the response, which an engine has made already: what an aborted request has given. The
+    response goes on with the next token, and `max_new_tokens` counts these as well. See `Engine.continues`."""
 
 
 class FinishReason(StrEnum):

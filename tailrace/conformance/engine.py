@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from tailrace.config.engine import EngineConfig
-from tailrace.conformance.requests import collect, make_request, same_tokens
+from tailrace.conformance.requests import collect, cut_off, make_request, same_tokens
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine.base import Engine, EngineArgs
 from tailrace.engine.factory import make_engine
@@ -310,6 +310,23 @@ class EngineContract:
         assert 3 <= len(cut.response_ids) < 300
         assert cut.response_ids.tolist() == whole.response_ids[: len(cut.response_ids)].tolist()
         assert len(cut.response_ids) == len(cut.rollout_log_probs) == len(cut.weight_versions)
+
+    async def test_a_response_that_was_begun_elsewhere_goes_on(self, engine: Engine) -> None:
+        """`begun` stays as it is. With equal weights and an equal seed the rest is what it would have been."""
+        if not engine.continues:
+            pytest.skip("this engine starts all anew")
+        whole_request = make_request(0, max_new_tokens=16, ignore_eos=True)
+        async with asyncio.timeout(LIMIT_S):
+            whole = (await collect(engine.submit([whole_request])))[0]
+            for tokens in (1, 9, 15):
+                begun = cut_off(whole, tokens)
+                sample = (await collect(engine.submit([replace(whole_request, begun=begun)])))[0]
+                assert sample.response_ids[:tokens].tolist() == begun.response_ids.tolist()
+                assert sample.rollout_log_probs[:tokens].tolist() == begun.rollout_log_probs.tolist()
+                assert (len(sample.response_ids), sample.finish_reason) == (16, FinishReason.LENGTH)
+                if not self.outliers:  # rounding may choose another token, and all that follow then
+                    assert sample.response_ids.tolist() == whole.response_ids.tolist()
+                    assert self.agree(sample.rollout_log_probs, whole.rollout_log_probs)
 
     async def test_closing_a_stream_aborts_its_requests(self, engine: Engine) -> None:
         """A stream of `submit` that is closed leaves nothing in the engine."""

@@ -1,12 +1,13 @@
 """Requests, and ways to run them."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tailrace.config.engine import SamplingConfig
-from tailrace.types import Request, Sample
+from tailrace.types import FinishReason, Request, Sample
 
 
 def make_request(request_id: int, *, group_id: int | None = None, prompt: int = 9, **sampling: Any) -> Request:
@@ -24,6 +25,17 @@ def make_request(request_id: int, *, group_id: int | None = None, prompt: int = 
 async def collect(stream: AsyncIterator[Sample]) -> dict[int, Sample]:
     """Collect the samples of a stream, by request id."""
     return {sample.request_id: sample async for sample in stream}
+
+
+def cut_off(sample: Sample, tokens: int) -> Sample:
+    """What an aborted request gives after so many tokens of this response."""
+    return replace(
+        sample,
+        response_ids=sample.response_ids[:tokens],
+        rollout_log_probs=sample.rollout_log_probs[:tokens],
+        weight_versions=sample.weight_versions[:tokens],
+        finish_reason=FinishReason.ABORT,
+    )
 
 
 def same_tokens(one: dict[int, Sample], other: dict[int, Sample]) -> bool:

@@ -45,6 +45,8 @@ class Core(Protocol):
 
     max_model_len: int
     """The most tokens of a sequence, prompt and response together."""
+    continues: bool = False
+    """See `Engine`."""
     to_abort: Collection[int] = ()
     """The requests to abort. It is the engine's own set, for cores whose steps are long."""
     weights_are_whole: bool = True
@@ -105,6 +107,7 @@ class DrivenEngine(Engine):
 
     def __init__(self, core: Core, executor: Executor) -> None:
         self._core = core
+        self.continues = core.continues
         self._executor = executor
         self._inbox: list[Request] = []
         self._to_abort: set[int] = set()
@@ -128,6 +131,8 @@ class DrivenEngine(Engine):
             if request.request_id in seen:
                 raise RequestError(f"request id {request.request_id} is in flight already; ids must differ")
             seen.add(request.request_id)
+            if request.begun is not None and not self.continues:
+                raise RequestError(f"request {request.request_id} has `begun`, and this engine starts all anew")
             self._core.check(request)
         stream = _Stream(self, {request.request_id for request in requests})
         if self._failure is not None:
@@ -338,8 +343,27 @@ def _plain(request: Request) -> Request:
     if not isinstance(request.priority, numbers.Real) or not math.isfinite(request.priority):
         raise RequestError(f"request {request.request_id} has the priority {request.priority!r}; it is a finite number")
     return replace(
-        request, prompt_ids=prompt.astype(np.int64), seed=int(request.seed), priority=float(request.priority)
+        request,
+        prompt_ids=prompt.astype(np.int64),
+        seed=int(request.seed),
+        priority=float(request.priority),
+        begun=None if request.begun is None else _begun(request.request_id, request.begun),
     )
+
+
+def _begun(request_id: int, sample: Sample) -> Sample:
+    """Return a copy of what a response begins with.
+
+    Raises:
+        RequestError: its tokens have not one log-probability and one weight version each.
+    """
+    tokens, log_probs, versions = map(np.array, (sample.response_ids, sample.rollout_log_probs, sample.weight_versions))
+    if not tokens.ndim == 1 == log_probs.ndim == versions.ndim or not len(tokens) == len(log_probs) == len(versions):
+        raise RequestError(
+            f"request {request_id} has `begun` with arrays of the shapes {tokens.shape}, {log_probs.shape} and "
+            f"{versions.shape}; each token has one log-probability and one weight version"
+        )
+    return replace(sample, response_ids=tokens, rollout_log_probs=log_probs, weight_versions=versions)
 
 
 def check_prompt(request: Request, *, max_model_len: int, vocab_size: int | None = None) -> None:
@@ -359,4 +383,18 @@ def check_prompt(request: Request, *, max_model_len: int, vocab_size: int | None
     if vocab_size is not None and not 0 <= int(prompt.min()) <= int(prompt.max()) < vocab_size:
         raise RequestError(
             f"request {request.request_id} has a prompt token outside the vocabulary, 0 … {vocab_size - 1}"
+        )
+
+
+def check_begun(request: Request, *, vocab_size: int) -> None:
+    """Check that a response goes on with tokens of the vocabulary.
+
+    Raises:
+        RequestError: it has another token.
+    """
+    if request.begun is None or not len(tokens := request.begun.response_ids):
+        return
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise RequestError(
+            f"request {request.request_id} has `begun` with a token outside the vocabulary, 0 … {vocab_size - 1}"
         )

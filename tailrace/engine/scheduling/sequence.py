@@ -36,6 +36,9 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.request.prompt_ids)
+        if (begun := self.request.begun) is not None:
+            self.tokens = self.request.prompt_ids.tolist() + begun.response_ids.tolist()
+            self.log_probs, self.versions = begun.rollout_log_probs.tolist(), begun.weight_versions.tolist()
 
     @property
     def order(self) -> tuple[float, int]:

@@ -78,10 +78,38 @@ class StopRules:
         """Check that this request's response can be ended as it asks.
 
         Raises:
-            RequestError: the request has stop strings, and the model has no tokenizer to find them with.
+            RequestError: the request has stop strings, and the model has no tokenizer to find them with; or its
+                response has ended with the tokens that it begins with.
         """
-        if not request.sampling.stop:
-            return
+        if request.sampling.stop:
+            self._check_tokenizer(request)
+        if request.begun is not None:
+            _, reason = self._begun(request)
+            if reason is not None:
+                raise RequestError(
+                    f"request {request.request_id} goes on with a response that has ended with its "
+                    f"{len(request.begun.response_ids)} tokens, by {reason.value}"
+                )
+
+    def rule(self, request: Request) -> StopRule:
+        """Make the rule of a request that `check` accepted. It knows the tokens that the response begins with."""
+        rule, _ = self._begun(request)
+        return rule
+
+    def _begun(self, request: Request) -> tuple[StopRule, FinishReason | None]:
+        """The rule after the tokens that the response begins with, and the reason why it ends with one of them."""
+        rule = StopRule(
+            request.sampling,
+            eos_ids=self._eos_ids,
+            room=self._max_model_len - len(request.prompt_ids),
+            detokenize=self._detokenize if request.sampling.stop else None,
+        )
+        tokens = [] if request.begun is None else request.begun.response_ids.tolist()
+        reasons = (rule.check(token, count) for count, token in enumerate(tokens, 1))
+        return rule, next((reason for reason in reasons if reason is not None), None)
+
+    def _check_tokenizer(self, request: Request) -> None:
+        """Raise a RequestError where there is no tokenizer."""
         try:
             _ = self._detokenize
         except Exception as error:  # the tokenizers library raises bare Exceptions
@@ -89,15 +117,6 @@ class StopRules:
                 f"request {request.request_id} has stop strings, and {self._model_dir} has no tokenizer to find "
                 f"them with; use stop_token_ids, or add the tokenizer's files ({one_line(error)})"
             ) from error
-
-    def rule(self, request: Request) -> StopRule:
-        """Make the rule of a request that `check` accepted."""
-        return StopRule(
-            request.sampling,
-            eos_ids=self._eos_ids,
-            room=self._max_model_len - len(request.prompt_ids),
-            detokenize=self._detokenize if request.sampling.stop else None,
-        )
 
     @functools.cached_property
     def _detokenize(self) -> Detokenize:
