@@ -312,12 +312,17 @@ class EngineContract:
         assert len(cut.response_ids) == len(cut.rollout_log_probs) == len(cut.weight_versions)
 
     async def test_a_response_that_was_begun_elsewhere_goes_on(self, engine: Engine) -> None:
-        """`begun` stays as it is. With equal weights and an equal seed the rest is what it would have been."""
-        if not engine.continues:
-            pytest.skip("this engine starts all anew")
+        """`begun` stays as it is. With equal weights and an equal seed the rest is what it would have been.
+
+        An engine that starts all responses anew refuses it.
+        """
         whole_request = make_request(0, max_new_tokens=16, ignore_eos=True)
         async with asyncio.timeout(LIMIT_S):
             whole = (await collect(engine.submit([whole_request])))[0]
+            if not engine.continues:
+                with pytest.raises(RequestError, match="begun"):
+                    engine.submit([replace(whole_request, begun=cut_off(whole, 1))])
+                return
             for tokens in (1, 9, 15):
                 begun = cut_off(whole, tokens)
                 sample = (await collect(engine.submit([replace(whole_request, begun=begun)])))[0]

@@ -71,8 +71,8 @@ class Engine(ABC):
     """Generates responses with the weights that it was last given. Use it from one asyncio event loop."""
 
     continues: bool = False
-    """Whether a request may have `begun`. With the same weights and seed, the response is then the one that it would
-    have been without an interruption."""
+    """Whether a request may have `begun`; otherwise `submit` refuses it. With the same weights and seed, the response
+    is then the one that it would have been without an interruption."""
 
     @property
     @abstractmethod
