@@ -7,7 +7,7 @@ seconds     predicts how long an engine takes with some jobs
 simple      policies that know no lengths
 skewness    StreamRL's Algorithm 2, as it is written
 balanced    the least predicted makespan
-factory     the policy by its name
+moving      which running responses go on at another engine
 
 Numbers in, places out: the service of a run and a simulation call the same code.
 """

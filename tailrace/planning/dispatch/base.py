@@ -1,7 +1,7 @@
 """What is placed, and where."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from tailrace.planning.drain import Work
@@ -38,7 +38,7 @@ class EngineState:
     """The most sequences that a replica decodes together."""
     cache_tokens: int
     """Tokens that a replica's KV cache holds."""
-    running: Sequence[Work] = field(default=())
+    running: Sequence[Work] = ()
 
     @property
     def free(self) -> int:

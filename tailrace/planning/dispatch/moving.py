@@ -7,6 +7,7 @@ is decided anew (`Policy.place`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tailrace.planning.dispatch.base import EngineState
 from tailrace.planning.dispatch.seconds import engine_s
@@ -53,39 +54,72 @@ def moves(
         least_gain: the part of the seconds until all are done that each move has to save.
         most: moves.
     """
-    running = [dict(enumerate(engine.running)) for engine in engines]
-    arrived: list[float] = [0.0] * len(engines)  # seconds that engines stand still for what has come
-    taken = [engine_s(engine, []) for engine in engines]
+    now = [_Engine(engine, list(range(len(engine.running))), engine_s(engine, [])) for engine in engines]
     chosen: list[Move] = []
     while len(chosen) < most:
-        source = max(range(len(engines)), key=taken.__getitem__)
-        target = min(range(len(engines)), key=taken.__getitem__)
-        if len(running[target]) >= engines[target].slots * engines[target].replicas:
+        source = max(range(len(now)), key=lambda index: now[index].seconds)
+        target = min(range(len(now)), key=lambda index: now[index].seconds)
+        if not now[target].state.free:
             break
-        found: tuple[float, int, float, float, float] | None = None
-        for sequence in _candidates(running[source]):
-            work = running[source][sequence]
-            cost = move_s(source, target, work[0])
-            left = _with(engines[source], [other for number, other in running[source].items() if number != sequence])
-            after = arrived[source] + engine_s(left, [])
-            there = arrived[target] + cost + engine_s(_with(engines[target], [*running[target].values(), work]), [])
-            if found is None or max(after, there) < found[0]:
-                found = max(after, there), sequence, cost, after, there
-        if found is None or taken[source] - found[0] < least_gain * taken[source]:
+        trials = [
+            _trial(now[source], now[target], place, move_s(source, target, now[source].state.running[place][0]))
+            for place in _candidates(now[source])
+        ]
+        best = min(trials, key=lambda trial: trial.latest, default=None)
+        if best is None or now[source].seconds - best.latest < least_gain * now[source].seconds:
             break
-        _, sequence, cost, after, there = found
-        # a sequence that has moved has no place of its own at the new engine, and stays there
-        work = running[source].pop(sequence)
-        running[target][-1 - len(chosen)] = work
-        arrived[target] += cost
-        before, taken[source], taken[target] = max(taken), after, there
-        chosen.append(Move(source=source, sequence=sequence, target=target, seconds=cost, gain_s=before - max(taken)))
+        before, sequence = now[source].seconds, now[source].own[best.place]
+        now[source], now[target] = best.source, best.target
+        gain_s = before - max(engine.seconds for engine in now)
+        chosen.append(Move(source=source, sequence=sequence, target=target, seconds=best.move_s, gain_s=gain_s))
     return chosen
 
 
-def _candidates(running: dict[int, Work]) -> list[int]:
-    """The longest and the shortest of the responses that have not moved yet."""
-    own = sorted((number for number in running if number >= 0), key=lambda number: running[number][1])
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """An engine after the moves so far."""
+
+    state: EngineState
+    own: list[int]
+    """The places that its own responses had before. They are the first ones of `state.running`; others have come."""
+    seconds: float
+    """Until it is done, those included in which it stands still for what has come."""
+    still_s: float = 0.0
+    """The latter."""
+
+
+class _Trial(NamedTuple):
+    """One more move."""
+
+    place: int
+    """Of the response in what its engine runs."""
+    move_s: float
+    source: _Engine
+    target: _Engine
+
+    @property
+    def latest(self) -> float:
+        """Seconds until both engines are done."""
+        return max(self.source.seconds, self.target.seconds)
+
+
+def _trial(source: _Engine, target: _Engine, place: int, move_s: float) -> _Trial:
+    """Move the response at a place."""
+    running, own = list(source.state.running), list(source.own)
+    work, _ = running.pop(place), own.pop(place)
+    left, joined = _with(source.state, running), _with(target.state, [*target.state.running, work])
+    still_s = target.still_s + move_s
+    return _Trial(
+        place,
+        move_s,
+        _Engine(left, own, source.still_s + engine_s(left, []), source.still_s),
+        _Engine(joined, target.own, still_s + engine_s(joined, []), still_s),
+    )
+
+
+def _candidates(engine: _Engine) -> list[int]:
+    """The places of the longest and the shortest of an engine's own responses."""
+    own = sorted(range(len(engine.own)), key=lambda place: engine.state.running[place][1])
     return own if len(own) <= 2 * _ENDS else own[:_ENDS] + own[-_ENDS:]
 
 

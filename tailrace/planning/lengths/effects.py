@@ -106,7 +106,6 @@ class Effects:
         sums = self._prompts.get(prompt_id)
         if sums is None:
             return Normal(mean, math.sqrt(between + within))
-        sums.age(self._version, self._discount)
         if sums.count * between <= 0:
             return Normal(mean, math.sqrt(between + within))
         share = sums.count * between / (sums.count * between + within)

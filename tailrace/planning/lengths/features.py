@@ -42,9 +42,8 @@ class Features:
         self._words = words
         self._discount = discount
         size = _PLAIN + words
-        self._gram = np.diag([1e-9] + [penalty] * (size - 1))
-        self._penalty = self._gram.copy()
-        self._moment = np.zeros(size)
+        self._penalty = np.diag([1e-9] + [penalty] * (size - 1))
+        self._gram, self._moment = np.zeros((size, size)), np.zeros(size)
         self._squares = self._weight = 0.0
         """The weighted sum of squared log-lengths, and of the weights."""
         self._version: WeightVersion = 0
@@ -84,7 +83,7 @@ class Features:
     def _age(self, version: WeightVersion) -> None:
         if version > self._version:
             factor = self._discount ** (version - self._version)
-            self._gram = self._penalty + factor * (self._gram - self._penalty)
+            self._gram *= factor
             self._moment *= factor
             self._squares *= factor
             self._weight *= factor
@@ -93,10 +92,10 @@ class Features:
     def _solution(self) -> tuple[Array, float]:
         """The coefficients, and the deviation of log-lengths from what they give."""
         if (solved := self._solved) is None:
-            coefficients = np.asarray(np.linalg.solve(self._gram, self._moment), np.float64)
-            gram = self._gram - self._penalty
-            left = self._squares + float(coefficients @ (gram @ coefficients - 2 * self._moment))
-            used = float(np.trace(np.linalg.solve(self._gram, gram)))  # degrees of freedom of a ridge regression
+            penalized = self._gram + self._penalty
+            coefficients = np.asarray(np.linalg.solve(penalized, self._moment), np.float64)
+            left = self._squares + float(coefficients @ (self._gram @ coefficients - 2 * self._moment))
+            used = float(np.trace(np.linalg.solve(penalized, self._gram)))  # degrees of freedom of a ridge regression
             freedom = max(1.0, self._weight - used)
             solved = self._solved = coefficients, math.sqrt(max(0.0, left) / freedom) if self._weight else 1.0
         return solved
