@@ -20,16 +20,15 @@ from tailrace.workloads.files import write_trace
 
 def configured(recipe: Path, trace: str, changes: Sequence[str]) -> RunConfig:
     """The configuration of the run. Its directory exists, with the trace that a replay plays."""
-    if trace == "-":
-        config = load_config(recipe, changes)
-        Path(config.output_dir).mkdir(parents=True)
+    setup = None if trace == "-" else make_setup(trace, recipe, changes)
+    config = load_config(recipe, changes) if setup is None else setup.config
+    directory = Path(config.output_dir)
+    directory.mkdir(parents=True)
+    if setup is None:
         return config
-    setup = make_setup(trace, recipe, changes)
-    played = setup.config.pipeline.replay
-    assert played is not None
-    Path(played).parent.mkdir(parents=True)
-    write_trace(setup.trace, Path(played))
-    return setup.config
+    played = directory / "played.parquet"
+    write_trace(setup.trace, played)
+    return setup.reading(played)
 
 
 if __name__ == "__main__":

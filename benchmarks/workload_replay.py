@@ -68,14 +68,19 @@ def seconds_of(run: Path) -> float:
 
 def record(mode: Mode, changes: Sequence[str], directory: Path) -> Path:
     """Make a real run in `directory` / real. Returns its trace."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
+    _empty(directory)
     log, real = directory / "log", directory / "real"
     tailrace("train", mode.recipe, *mode.changes, *COMMON, *changes, f"output_dir={real}", log=log)
     tailrace("trace", "export", str(real), log=log)
     for weights in ("model", "checkpoints"):
         shutil.rmtree(real / weights, ignore_errors=True)
     return real / "workload.parquet"
+
+
+def _empty(directory: Path) -> None:
+    """Make a directory anew."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
 
 
 def pair_one_by_one(mode: Mode, changes: Sequence[str], directory: Path) -> tuple[float, float]:
@@ -93,8 +98,7 @@ def pair_in_turns(mode: Mode, steps: int, changes: Sequence[str], directory: Pat
     Raises:
         SystemExit: a step of one has other lengths than that of the other.
     """
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
+    _empty(directory)
     words = (*mode.changes, *COMMON, *changes)
     given = {"real": "-", "replay": str(trace)}
     sides: dict[str, Contestant] = {}
