@@ -19,7 +19,7 @@ from tailrace.engine.adaptive_tp.adaptive import AdaptiveTP, Wanted, open_adapti
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.base import EngineStats
 from tailrace.engine.decoder.factory import longest_sequence
-from tailrace.engine.driver import Core, check_begun, check_prompt
+from tailrace.engine.driver import Core, check_prompt
 from tailrace.engine.lane import Lane, first_done
 from tailrace.engine.model.weights import Weights, check_weights, checkpoint_weights
 from tailrace.engine.profile import Profiler
@@ -103,7 +103,6 @@ class EngineCore(Core):
             RequestError: the request can never be served.
         """
         check_prompt(request, max_model_len=self.max_model_len, vocab_size=self._architecture.vocab_size)
-        check_begun(request, vocab_size=self._architecture.vocab_size)
         prompt = len(request.prompt_ids)
         response = min(request.sampling.max_new_tokens, self.max_model_len - prompt)
         needed = self.lanes[0].scheduler.blocks_needed(prompt, response)

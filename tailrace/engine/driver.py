@@ -367,7 +367,7 @@ def _begun(request_id: int, sample: Sample) -> Sample:
 
 
 def check_prompt(request: Request, *, max_model_len: int, vocab_size: int | None = None) -> None:
-    """Check that the prompt has tokens, all of them of the vocabulary (None: any), and leaves room for one more.
+    """Check that the prompt has tokens, and leaves room for one more. All must be of the vocabulary (None: any).
 
     Raises:
         RequestError: the prompt is empty, too long, or has an unknown token.
@@ -380,21 +380,7 @@ def check_prompt(request: Request, *, max_model_len: int, vocab_size: int | None
             f"request {request.request_id} has a prompt of {len(prompt)} tokens; the context of "
             f"{max_model_len} leaves room for {max_model_len - 1}"
         )
-    if vocab_size is not None and not 0 <= int(prompt.min()) <= int(prompt.max()) < vocab_size:
-        raise RequestError(
-            f"request {request.request_id} has a prompt token outside the vocabulary, 0 … {vocab_size - 1}"
-        )
-
-
-def check_begun(request: Request, *, vocab_size: int) -> None:
-    """Check that a response goes on with tokens of the vocabulary.
-
-    Raises:
-        RequestError: it has another token.
-    """
-    if request.begun is None or not len(tokens := request.begun.response_ids):
-        return
-    if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
-        raise RequestError(
-            f"request {request.request_id} has `begun` with a token outside the vocabulary, 0 … {vocab_size - 1}"
-        )
+    begun = prompt[:0] if request.begun is None else request.begun.response_ids
+    for what, tokens in (("a prompt token", prompt), ("`begun` with a token", begun)):
+        if vocab_size is not None and len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+            raise RequestError(f"request {request.request_id} has {what} outside the vocabulary, 0 … {vocab_size - 1}")
