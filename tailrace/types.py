@@ -51,6 +51,9 @@ class Request:
     request_id: int
     """Unique among the requests in flight of one engine."""
     group_id: int
+    """That of an evaluation is negative."""
+    number: int = 0
+    """The place of the sample in its group."""
     prompt_ids: IntArray
     """[P]"""
     sampling: SamplingConfig

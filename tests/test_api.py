@@ -39,10 +39,10 @@ from tailrace.errors import (
 )
 from tailrace.events import Event, EventLog, read_events
 from tailrace.report.samples import read_samples
+from tailrace.rollout.updater import EngineUpdater
 from tailrace.run.loop_runtime import log_warnings
 from tailrace.run.own_loop import Engines
 from tailrace.run.train import train
-from tailrace.tasks.updater import EngineUpdater
 from tailrace.transfer.queue.adapters.tensors import PackedTensor, TensorBatch
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.weights.sender import WeightSender

@@ -35,11 +35,13 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "trainer": NOUNS | {"algorithms", "models"},
         "cluster": NOUNS | {"transfer"},
         "conformance": NOUNS | {"engine", "trainer", "algorithms"},
+        "rollout": NOUNS | {"activity", "engine", "planning", "transfer"},
         "tasks": NOUNS
-        | {"activity", "transfer", "engine", "trainer", "algorithms", "rewards", "prompts", "planning", "workloads"},
+        | {"activity", "transfer", "engine", "rollout", "trainer", "algorithms", "rewards", "prompts", "planning"}
+        | {"workloads"},
         "run": NOUNS
-        | {"activity", "tasks", "cluster", "transfer", "engine", "trainer", "algorithms", "rewards", "prompts"}
-        | {"models", "planning", "report", "workloads"},
+        | {"activity", "tasks", "rollout", "cluster", "transfer", "engine", "trainer", "algorithms", "rewards"}
+        | {"prompts", "models", "planning", "report", "workloads"},
         "api": NOUNS | {"run", "prompts", "rewards"},
         "bench": NOUNS | {"engine", "models", "report", "rewards", "run", "workloads"},
         "commands": NOUNS

@@ -128,6 +128,11 @@ class Pool:
         """The handles of the workers that are open and have not died."""
         return [handle for handle in self._handles if handle is not None]
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the workers, by their index."""
+        return [spec.name for spec in self._specs]
+
     async def start(self) -> None:
         """Start all workers concurrently.
 
@@ -161,7 +166,9 @@ class Pool:
             ClusterError: there is no worker, and no replacement came in time.
             TailraceError: see `WorkerHandle.call`.
         """
-        handle = await self._alive(index)
+        return await self._call(index, await self._alive(index), method, args)
+
+    async def _call(self, index: int, handle: WorkerHandle, method: str, args: Sequence[Any]) -> Any:
         try:
             value = await handle.call(method, *args)
             if hearing := self._hearing.get(handle):
@@ -173,6 +180,14 @@ class Pool:
                 self._dead.add(handle)  # another call waits for the replacement
                 self._tell_of(death)  # this error may end the run before `run` meets the death
             raise
+
+    async def worker(self, index: int) -> "PooledWorker":
+        """The worker at `index`. If it is being replaced, wait for the replacement.
+
+        Raises:
+            ClusterError: there is no worker, and no replacement came in time.
+        """
+        return PooledWorker(self, index, await self._alive(index))
 
     async def close(self) -> None:
         """Close all workers concurrently, and pass on their last reports. Calling this twice is harmless.
@@ -277,6 +292,24 @@ class Pool:
     def _tell_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+class PooledWorker:
+    """One worker, until it dies; its replacement is another."""
+
+    def __init__(self, pool: Pool, index: int, handle: WorkerHandle) -> None:
+        self._pool = pool
+        self._index = index
+        self._handle = handle
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call a command of it; see `Pool.call`.
+
+        Raises:
+            WorkerDied: it has died.
+            TailraceError: see `Pool.call`.
+        """
+        return await self._pool._call(self._index, self._handle, method, args)
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:

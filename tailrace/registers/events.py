@@ -91,7 +91,12 @@ class EventKind(StrEnum):
     )
     ROLLOUT = (
         "rollout",
-        About(meaning="The responses of one claim of prompts.", colour=BLUE, is_timed=True, phase="grading"),
+        About(
+            meaning="The responses to prompts that an engine was given together.",
+            colour=BLUE,
+            is_timed=True,
+            phase="grading",
+        ),
     )
     SAMPLE = "sample", About(meaning="One response, while it is generated.", colour="#7fb0de", row="responses")
     REWARD = (

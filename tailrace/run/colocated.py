@@ -24,6 +24,9 @@ from tailrace.events import EventLog
 from tailrace.registers.events import EventKind
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
+from tailrace.rollout.base import EngineFacts
+from tailrace.rollout.local import LocalPort
+from tailrace.run.generation import Generation
 from tailrace.run.inputs import Inputs
 from tailrace.run.learner import ModelLearner
 from tailrace.run.observer import Observer
@@ -31,9 +34,10 @@ from tailrace.run.parts import Placement, evaluated, make_evaluator, make_learne
 from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import OpenQueue
 from tailrace.run.workers.pools import actor_of
-from tailrace.tasks.context import Generation, TaskContext
+from tailrace.tasks.context import TaskContext
 from tailrace.tasks.factory import make_services
 from tailrace.tasks.memory import MemoryUse
+from tailrace.tasks.replay import replaying
 from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.trainer.factory import make_run_trainer
@@ -120,12 +124,24 @@ async def build_pipeline(
         task.name: await make_model_learner(task, work, pools[task.pool])
         for task, work in parts.algorithm.other_models()
     }
-    evaluator = make_evaluator(config, inputs, parts.engine, parts.pool, log, actor="engine")
+    generation = _generation(config, inputs, parts, queue, log, pools["rollout"].activity)
+    engines = generation.service.newest(lambda: learner.trained_steps)
+    evaluator = make_evaluator(config, inputs, engines, parts.pool, log, actor="engine")
     services = [
         service for pool, context in pools.items() for service in await make_services(parts.algorithm, pool, context)
     ]
-    observer = Observer(queue, log, tell)
-    return make_pipeline(config, inputs, queue, [*services, observer], learner, evaluator, models)
+    services += [generation, Observer(queue, log, tell)]
+    return make_pipeline(config, inputs, queue, services, learner, evaluator, models)
+
+
+def _generation(
+    config: RunConfig, inputs: Inputs, parts: Parts, queue: TransferQueue, log: EventLog, activity: Activity
+) -> Generation:
+    """`activity`: that of the engine."""
+    replay = config.pipeline.replay
+    submit = None if replay is None else replaying(parts.engine, activity, replay)
+    port = LocalPort(parts.engine, EngineFacts(), log=log, activity=activity, submit=submit)
+    return Generation(config, [port], queue, inputs.decode, log)
 
 
 def _tell(activities: Sequence[Activity], memory: MemoryUse | None) -> None:
@@ -148,14 +164,12 @@ def _context(
 ) -> TaskContext:
     """Make the context of a pool's tasks. Each pool has its own activity, as its workers would have."""
     activity = Activity(log, actor_of(pool), breakdown=config.observe.breakdown)
-    generation = None
     executor = TimedExecutor(parts.device, activity)
     if pool == "rollout":
         executor = parts.engine_work
         executor.activity = activity
         activity.divide("generation", parts.engine.take_seconds)
         memory.add(parts.engine.memory)
-        generation = Generation(engine=parts.engine, decode=inputs.decode)
     return TaskContext(
         config=config,
         model_dir=inputs.model_dir,
@@ -165,7 +179,6 @@ def _context(
         memory=memory,
         executor=executor,
         stack=stack,
-        generation=generation,
         graders=parts.pool,
     )
 

@@ -29,6 +29,7 @@ from tailrace.report.samples import SampleFile
 from tailrace.report.workers import death_text
 from tailrace.rewards.answers import check_answers
 from tailrace.run.directory import RunDirectory
+from tailrace.run.generation import Generation
 from tailrace.run.inputs import Inputs
 from tailrace.run.log import begin_log, end_event
 from tailrace.run.observer import Observer
@@ -200,7 +201,8 @@ class LoopRuntime:
             groups_per_step=config.groups_per_step,
             max_staleness=config.pipeline.max_staleness,
         )
-        return queue, [*workers.services, Observer(queue.queue, log)]
+        generation = Generation(config, workers.engines(), queue.queue, self._inputs.decode, log)
+        return queue, [*workers.services, generation, Observer(queue.queue, log)]
 
     async def _serve(self, queue: TransferQueue, services: Sequence[Service]) -> None:
         """Serve until cancelled or failed."""

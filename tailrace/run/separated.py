@@ -2,7 +2,7 @@
 
     driver                                        workers
     Pipeline ──train, save, export──▶ RemoteLearner ──────▶ trainer
-             ──held-out prompts─────▶ RemoteEngines ──────▶ rollout-0, rollout-1, …
+             ──prompts──────────────▶ Generation ─────────▶ rollout-0, rollout-1, …
              ──run──────────────────▶ Pools: events, deaths, replacements
     prompts ─────────────────────────────────────────────▶ transfer queue ◀──▶ all workers
                                                             trainer ──weights──▶ rollout workers
@@ -14,7 +14,7 @@ rows in the queue belong to are lost with it, so the run goes on from its last c
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -28,11 +28,13 @@ from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
-from tailrace.errors import TailraceError, WorkerDied, first_error
+from tailrace.errors import TailraceError, first_error
 from tailrace.events import EventLog
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
+from tailrace.rollout.base import EnginePort
 from tailrace.run.checkpoint import RunState
+from tailrace.run.generation import Generation, RemotePort
 from tailrace.run.inputs import Inputs
 from tailrace.run.learner import Learner, ModelLearner
 from tailrace.run.observer import Observer
@@ -45,7 +47,6 @@ from tailrace.tasks.base import Service
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.weights.address import WeightsAddress
-from tailrace.types import Request, Sample, WeightVersion
 
 _log = logging.getLogger(__name__)
 
@@ -106,37 +107,6 @@ class RemoteModelLearner(ModelLearner):
         await self._pool.call(0, "restore", str(directory.resolve()))
 
 
-class RemoteEngines:
-    """The engines of the rollout workers as one generator, which uses the newest weights."""
-
-    def __init__(self, pool: Pool, *, workers: int, version: Callable[[], WeightVersion]) -> None:
-        self._pool = pool
-        self._workers = workers
-        self._version = version
-
-    async def submit(self, requests: Sequence[Request]) -> AsyncGenerator[Sample, None]:
-        """Yield the samples; those of each worker when it has finished its part."""
-        version = self._version()
-        parts = [(index, requests[index :: self._workers]) for index in range(self._workers)]
-        calls = [asyncio.create_task(self._generate(index, part, version)) for index, part in parts if part]
-        try:
-            for done in asyncio.as_completed(calls):
-                for sample in await done:
-                    yield sample
-        finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.wait(calls)
-
-    async def _generate(self, index: int, requests: Sequence[Request], version: WeightVersion) -> list[Sample]:
-        while True:
-            try:
-                samples: list[Sample] = await self._pool.call(index, "generate", requests, version)
-                return samples
-            except WorkerDied:
-                continue  # its replacement answers them; the pool limits the number of deaths
-
-
 class Separated(Placement):
     """A placement with worker processes for each kind of task."""
 
@@ -165,13 +135,13 @@ class Separated(Placement):
         await stack.enter_async_context(pools)
         await pools.start()
         learner = RemoteLearner(pools.trainer)
+        generation = Generation(config, pools.engines(), queue.queue, self._inputs.decode, log)
         evaluator = None
         if evaluated(config, self._inputs):
             graders = await stack.enter_async_context(GraderPool(config.rewards))
-            workers = config.cluster.rollout.workers
-            engines = RemoteEngines(pools.rollout, workers=workers, version=lambda: learner.trained_steps)
+            engines = generation.service.newest(lambda: learner.trained_steps)
             evaluator = make_evaluator(config, self._inputs, engines, graders, log, actor="driver")
-        services: list[Service] = [*pools.services, Observer(queue.queue, log)]
+        services: list[Service] = [*pools.services, generation, Observer(queue.queue, log)]
         return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluator, pools.models())
 
 
@@ -225,6 +195,10 @@ class Workers:
     def rollout(self) -> Pool:
         """The pool of the workers with engines."""
         return self._pools["rollout"]
+
+    def engines(self) -> list[EnginePort]:
+        """The ports of the rollout workers' engines."""
+        return [RemotePort(self.rollout, index, name) for index, name in enumerate(self.rollout.names)]
 
     def models(self) -> dict[str, ModelLearner]:
         """The learners of models other than the policy, by task."""

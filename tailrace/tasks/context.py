@@ -11,13 +11,11 @@ from tailrace.activity import Activity, TimedExecutor
 from tailrace.config.run import RunConfig
 from tailrace.events import EventLog
 from tailrace.rewards.pool import GraderPool
-from tailrace.tasks.gate import OpenGate, WeightsGate
 from tailrace.tasks.memory import MemoryUse
 from tailrace.transfer.queue.base import TransferQueue
 from tailrace.types import FloatArray
 
 if TYPE_CHECKING:
-    from tailrace.engine.base import Engine
     from tailrace.trainer.base import Trainer, TrainSample
     from tailrace.trainer.scorer import Scorer
 
@@ -26,18 +24,6 @@ Decode = Callable[[list[int]], str]
 
 Score = Callable[[Sequence["TrainSample"]], Awaitable[list[FloatArray]]]
 """Computes a value for each response token of each sample, [R], such as its log-probability."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """The further parts of a task with the work `Generate`."""
-
-    engine: "Engine"
-    decode: Decode
-    gate: WeightsGate = field(default_factory=OpenGate)
-    """By default the engine always has the weights that its prompts wait for."""
-    room: int | None = None
-    """The most rows that are in hand, but never less than a group; None leaves the limit to the queue's capacity."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +43,6 @@ class TaskContext:
     """The one thread of the device; its work counts as busy."""
     stack: AsyncExitStack
     """Closed with the process or the run."""
-    generation: Generation | None = None
     graders: GraderPool | None = None
     frozen: "Scorer | None" = None
     """A scorer with the initial weights."""

@@ -14,22 +14,19 @@ from tailrace.tasks.reward import RewardTask
 
 
 async def make_services(algorithm: Algorithm, pool: str, context: TaskContext) -> list[Service]:
-    """Make the services for the tasks of `pool`, except the ones that train: the main loop drives those.
+    """Make the services for the tasks of `pool`, except the one that generates, and the ones that train.
+
+    The first is made with the generation service (run/generation.py); the main loop drives the others.
 
     Raises:
         TailraceError: a service cannot be made.
     """
-    tasks = [task for task in algorithm.tasks if task.pool == pool and not isinstance(task.work, Train)]
+    tasks = [task for task in algorithm.tasks if task.pool == pool and not isinstance(task.work, Generate | Train)]
     return [await _make(task, context) for task in tasks]
 
 
 async def _make(task: TableTask, context: TaskContext) -> Service:
     match task.work:
-        case Generate():
-            from tailrace.tasks.rollout import RolloutTask  # seconds: only where something is generated
-
-            assert context.generation is not None, "only the pool with the engine has a task that generates"
-            return RolloutTask(context, task.name, context.generation)
         case Grade() if context.config.pipeline.replay is not None:
             from tailrace.tasks.replay import ReplayRewardTask, load_replay
 
@@ -48,7 +45,7 @@ async def _make(task: TableTask, context: TaskContext) -> Service:
         case Serve():
             return await _own(task, task.work, context)
         case _:
-            raise AssertionError(f"task {task.name!r} has the work {task.work}, which the main loop drives")
+            raise AssertionError(f"task {task.name!r} has the work {task.work}, which is not made here")
 
 
 async def _own(task: TableTask, work: Serve, context: TaskContext) -> Service:

@@ -1,6 +1,6 @@
 """Replay of a trace (`pipeline.replay`): responses of given lengths, with waits in place of tools and graders.
 
-    RolloutTask ──▶ ReplayStream ──first turns──▶ engine ──▶ tools (a wait) ──next turn──▶ engine ──▶ …  ──▶ a sample
+    LocalPort ──▶ ReplayStream ──first turns──▶ engine ──▶ tools (a wait) ──next turn──▶ engine ──▶ …  ──▶ a sample
     RewardTask's place ──▶ ReplayRewardTask: waits, and gives the trace's reward
 
 Each turn after the first is a request of its own, whose prompt is the whole conversation. Where the trace has no
@@ -8,7 +8,7 @@ rewards, the samples of a group get 0 and 1 by turns, so that the update has som
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +39,23 @@ def load_replay(path: str) -> "Replay":
     from tailrace.workloads.replay import Replay
 
     return Replay.of(read_trace(Path(path)))
+
+
+def replaying(engine: Engine, activity: Activity, path: str) -> Callable[[Sequence[Request]], SampleStream]:
+    """What stands in for `engine.submit` where the trace at `path` is played. Evaluations are not touched.
+
+    Raises:
+        TraceError: see `load_replay`.
+    """
+    replay = load_replay(path)
+
+    def submit(requests: Sequence[Request]) -> SampleStream:
+        if all(request.group_id < 0 for request in requests):
+            return engine.submit(requests)
+        scripts = {request.request_id: replay.script(request.group_id, request.number) for request in requests}
+        return ReplayStream(engine, activity, requests, scripts)
+
+    return submit
 
 
 def response_mask(script: "Script") -> IntArray:

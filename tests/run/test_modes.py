@@ -20,18 +20,21 @@ from tailrace.engine.model.weights import Weights
 from tailrace.events import Event, EventLog
 from tailrace.host.compute import prepare_torch
 from tailrace.prompts.order import PromptOrder, sample_seed
+from tailrace.rollout.base import EngineFacts
+from tailrace.rollout.gate import WeightsGate
+from tailrace.rollout.local import LocalPort
+from tailrace.rollout.updater import EngineUpdater
 from tailrace.run.colocated import Parts, open_parts
+from tailrace.run.generation import Generation
 from tailrace.run.inputs import Inputs, load_inputs
 from tailrace.run.parts import make_learner, make_pipeline
 from tailrace.run.queue import open_queue, run_table
 from tailrace.run.step_metrics import step_metrics
 from tailrace.run.train import train
 from tailrace.tasks.actor import StepResult
-from tailrace.tasks.context import Generation, TaskContext
+from tailrace.tasks.context import TaskContext
 from tailrace.tasks.factory import make_services
-from tailrace.tasks.gate import WeightsGate
 from tailrace.tasks.memory import MemoryUse
-from tailrace.tasks.updater import EngineUpdater
 from tailrace.trainer.base import TrainSample
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.types import Request, Sample, WeightVersion
@@ -178,7 +181,7 @@ class JustInTime:
 
 
 class OneStep:
-    """A gate that lets in one claim at a time, so that each batch of the engine is the rows of one step."""
+    """A gate that lets in one parcel at a time, so that each batch of the engine is the rows of one step."""
 
     def __init__(self, gate: WeightsGate) -> None:
         self._gate = gate
@@ -209,11 +212,12 @@ async def pipelined(config: RunConfig, inputs: Inputs, parts: Parts, stack: Asyn
         memory=MemoryUse(log, "driver", "cpu"),
         executor=TimedExecutor(parts.device),
         stack=stack,
-        generation=Generation(engine=parts.engine, decode=inputs.decode, gate=OneStep(updater)),
         graders=parts.pool,
     )
+    port = LocalPort(parts.engine, EngineFacts(), log=log, activity=context.activity, gate=OneStep(updater))
     services = [
-        service for pool in ("rollout", "reward") for service in await make_services(parts.algorithm, pool, context)
+        Generation(config, [port], queue, inputs.decode, log),
+        *await make_services(parts.algorithm, "reward", context),
     ]
     store = CheckpointStore(Path(config.output_dir), keep=1)
     learner = make_learner(context, parts.algorithm, parts.trainer, source, store, prompts="")

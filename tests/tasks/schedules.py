@@ -26,18 +26,20 @@ from tailrace.config.weights import WeightsMode
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.errors import SenderLost, WeightsTimeout
 from tailrace.events import Event, EventLog
+from tailrace.rollout.base import EngineFacts
+from tailrace.rollout.gate import OpenGate, WeightsGate
+from tailrace.rollout.local import LocalPort
+from tailrace.rollout.updater import EngineUpdater
 from tailrace.run.checkpoint import Checkpointer, RunState
+from tailrace.run.generation import Generation
 from tailrace.run.learner import LocalLearner
 from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import run_table
 from tailrace.tasks.actor import Actor, Batch, StepResult
 from tailrace.tasks.base import Outputs, Service, Task
 from tailrace.tasks.compute import ComputeTask
-from tailrace.tasks.context import Generation, TaskContext
-from tailrace.tasks.gate import OpenGate
+from tailrace.tasks.context import TaskContext
 from tailrace.tasks.prompts import PromptFeeder
-from tailrace.tasks.rollout import RolloutTask
-from tailrace.tasks.updater import EngineUpdater
 from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId
 from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.rows.table import QueueTask
@@ -214,7 +216,7 @@ class Schedule:
     mini_batches: int
     engines: int
     room: int | None
-    """The room of each worker; None: no limit."""
+    """The room of each engine; None: no limit."""
     full_steps: int
     """The number of steps for whose rows the queue has room."""
     spare_rows: int
@@ -447,7 +449,7 @@ class Run:
         services: list[Service] = [
             Grading(context, self.chance),
             advantage_task(context, self.algorithm),
-            *(self._worker(index) for index in range(schedule.engines)),
+            self._generation(),
         ]
         feeder = PromptFeeder(
             self.queue,
@@ -470,15 +472,19 @@ class Run:
             staging=Path("none"),
         )
 
-    def _worker(self, index: int) -> RolloutTask:
-        generation = Generation(
-            engine=self.engines[index],
-            decode=lambda ids: " ".join(map(str, ids)),
-            room=self.schedule.room,
-            gate=self.updaters[index] if self.updaters else OpenGate(),
-        )
-        context = make_context(self.queue, self.log, config=self.schedule.config, actor="engine")
-        return RolloutTask(context, "rollout", generation)
+    def _generation(self) -> Generation:
+        gates: Sequence[WeightsGate] = self.updaters or [OpenGate()]
+        ports = [
+            LocalPort(
+                engine,
+                EngineFacts(room=self.schedule.room),
+                gate=gate,
+                log=self.log,
+                activity=Activity(self.log, "engine"),
+            )
+            for engine, gate in zip(self.engines, gates, strict=True)
+        ]
+        return Generation(self.schedule.config, ports, self.queue, lambda ids: " ".join(map(str, ids)), self.log)
 
     async def go(self, start: Saved | None = None) -> None:
         """Run to the end, from the beginning or from a checkpoint."""

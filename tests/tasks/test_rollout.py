@@ -13,21 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tailrace.activity import Activity
 from tailrace.algorithms.table import ROLLOUT
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright, Script
 from tailrace.engine.base import SampleStream
 from tailrace.errors import EngineError, first_error
 from tailrace.events import Event, EventLog
-from tailrace.tasks.context import Generation
-from tailrace.tasks.rollout import RolloutTask
+from tailrace.rollout.base import EngineFacts
+from tailrace.rollout.gate import WeightsGate
+from tailrace.rollout.local import LocalPort
+from tailrace.run.generation import Generation
 from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import FinishReason, Request, TaskSpec, WeightVersion
-from tests.helpers.contexts import make_context
 from tests.helpers.runs import small_run
 from tests.tasks.schedules import Device
 from tests.transfer.virtual_time import virtual_time
@@ -40,13 +42,15 @@ def make_queue(clock: Callable[[], float] = time.monotonic, **options: Any) -> L
     return LocalQueue(tasks, LocalQueueConfig(**options), clock=clock)
 
 
-def make_worker(queue: LocalQueue, engine: FakeEngine, log: EventLog, **options: Any) -> RolloutTask:
+def make_worker(
+    queue: LocalQueue, engine: FakeEngine, log: EventLog, *, room: int | None = None, gate: WeightsGate | None = None
+) -> Generation:
     def decode(ids: list[int]) -> str:
         return " ".join(map(str, ids))
 
     config = small_run(Path("run"), Path("model"), Path("prompts.jsonl"), sampling__max_new_tokens=9)
-    context = make_context(queue, log, config=config, actor="engine")
-    return RolloutTask(context, "rollout", Generation(engine=engine, decode=decode, **options))
+    port = LocalPort(engine, EngineFacts(room=room), gate=gate, log=log, activity=Activity(log, "engine"))
+    return Generation(config, [port], queue, decode, log)
 
 
 def in_hand(engine: FakeEngine) -> int:
@@ -174,7 +178,7 @@ async def test_an_engine_that_answers_with_no_token_is_an_error_that_names_the_s
     )
 
 
-async def test_rows_of_two_steps_in_one_claim_wait_for_the_weights_of_the_later_one(
+async def test_rows_of_two_steps_in_one_claim_wait_for_the_weights_of_their_own(
     log: EventLog, events: list[Event], executor: ThreadPoolExecutor
 ) -> None:
     class Gate:
@@ -192,7 +196,7 @@ async def test_rows_of_two_steps_in_one_claim_wait_for_the_weights_of_the_later_
         while len(received) < 8:
             received += [row.order for row in (await queue.claim("sink")).rows]
         await queue.close()
-    assert waited == [1]
+    assert waited == [0, 1]
     assert sorted(event.step or 0 for event in events if event.task == "sample") == [0] * 4 + [1] * 4
 
 
@@ -274,7 +278,7 @@ def by_place(tokens: tuple[int, ...]) -> Callable[[Request], Script]:
 
 
 @pytest.mark.parametrize(("room", "most"), [(3, 4), (4, 4), (7, 4), (8, 8), (None, 24)])
-async def test_no_more_rows_are_in_hand_than_there_is_room_for_but_a_group_always_is(
+async def test_an_engine_is_given_no_more_rows_than_it_has_room_for_but_always_a_group(
     log: EventLog, executor: ThreadPoolExecutor, room: int | None, most: int
 ) -> None:
     queue = make_queue()
@@ -287,7 +291,7 @@ async def test_no_more_rows_are_in_hand_than_there_is_room_for_but_a_group_alway
             await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert (in_hand(engine), await leased(queue)) == (most, most)
+        assert (in_hand(engine), await leased(queue)) == (most, 24), "the others wait in the service"
         await engine.resume_generation()
         received = 0
         while received < 24:
@@ -296,7 +300,7 @@ async def test_no_more_rows_are_in_hand_than_there_is_room_for_but_a_group_alway
 
 
 async def test_room_is_freed_sample_by_sample(log: EventLog, executor: ThreadPoolExecutor) -> None:
-    """There are two groups and room for six: the second is claimed when two samples of the first are done, not all."""
+    """There are two groups and room for six: the second is given when two samples of the first are done, not all."""
     queue = make_queue()
     engine = FakeEngine(executor=executor, playwright=by_place((1, 2, 10**6, 10**6)))
     worker = asyncio.create_task(make_worker(queue, engine, log, room=6).run())

@@ -15,7 +15,7 @@ from tailrace.config.weights import WeightsMode
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.errors import EngineError, WeightsError
 from tailrace.events import Event, EventLog
-from tailrace.tasks.updater import EngineUpdater
+from tailrace.rollout.updater import EngineUpdater
 from tailrace.types import Request, Sample, WeightVersion
 from tests.tasks.schedules import LIMIT_S, MODES, Device, Hub, Source
 from tests.transfer.virtual_time import VirtualLoop, settle, virtual_time

@@ -1,28 +1,27 @@
-"""The rollout worker: an engine that generates for the queue's rows, with weights that arrive meanwhile.
+"""The rollout worker: an engine that generates for the driver's service, with weights that arrive meanwhile.
 
-queue ──claims──▶ RolloutTask ──▶ engine ──samples──▶ queue
+driver ──give, drop──▶ LocalPort ──▶ engine ──samples──▶ news ──▶ driver
 trainer ──weights──▶ WeightReceiver ──▶ EngineUpdater ──▶ engine
 """
 
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Collection, Sequence
 
 from tailrace.config.run import RunConfig
 from tailrace.engine.checks import check_context, check_engine
 from tailrace.engine.factory import make_backend
 from tailrace.engine.opening import open_engine
-from tailrace.models.tokenizer import ResponseText, load_tokenizer
-from tailrace.run.workers.base import RunWorker
+from tailrace.rollout.base import EngineFacts, News, Parcel
+from tailrace.rollout.local import LocalPort
+from tailrace.rollout.updater import EngineUpdater
+from tailrace.run.workers.base import RunWorker, UntilClosed
 from tailrace.run.workers.weights import listen_at
 from tailrace.tasks.base import Service
-from tailrace.tasks.context import Generation
-from tailrace.tasks.updater import EngineUpdater
+from tailrace.tasks.replay import replaying
 from tailrace.transfer.weights.receiver import WeightReceiver
-from tailrace.types import Request, Sample, WeightVersion
 
 
 def rows_in_hand(config: RunConfig) -> int:
-    """The most rows that a rollout worker claims: as many as its engine runs at a time, and one more group.
+    """The most requests that a rollout worker has: as many as its engine runs at a time, and one more group.
 
     Where the engine does not say how many it runs: a worker's share of a training step.
     """
@@ -46,7 +45,6 @@ class RolloutWorker(RunWorker):
         self.activity.divide("generation", self._engine.take_seconds)
         self.memory.add(self._engine.memory)
         check_context(self._engine, longest_prompt=self.settings.longest_prompt)
-        tokenizer = load_tokenizer(self.model_dir)
         receiver = WeightReceiver(
             self.settings.weights,
             name=self.context.name,
@@ -63,15 +61,37 @@ class RolloutWorker(RunWorker):
             activity=self.activity,
             timeout_s=config.weights.timeout_s,
         )
-        decode = ResponseText(tokenizer, self.model_dir, config.sampling)
-        room = rows_in_hand(config)
-        self.tasks.generation = Generation(engine=self._engine, decode=decode, gate=self._updater, room=room)
+        replay = config.pipeline.replay
+        self._port = LocalPort(
+            self._engine,
+            EngineFacts(room=rows_in_hand(config)),
+            log=self.log,
+            activity=self.activity,
+            gate=self._updater,
+            submit=None if replay is None else replaying(self._engine, self.activity, replay),
+        )
+        self.stack.push_async_callback(self._port.close)
 
     def background(self) -> Sequence[Service]:
         """The service that installs new weights."""
         return (self._updater,)
 
-    async def generate(self, requests: Sequence[Request], version: WeightVersion) -> list[Sample]:
-        """Generate samples beside those of the queue, with weights of `version` or newer."""
-        async with self._updater.generating(version), aclosing(self._engine.submit(requests)) as samples:
-            return [sample async for sample in samples]
+    def services(self) -> Sequence[Service]:
+        """A service that waits until the queue is closed; the driver says what to generate."""
+        return (UntilClosed(self.queue),)
+
+    async def ready(self) -> EngineFacts:
+        """See `EnginePort`."""
+        return await self._port.ready()
+
+    async def give(self, parcels: Sequence[Parcel]) -> None:
+        """See `EnginePort`."""
+        await self._port.give(parcels)
+
+    async def news(self) -> list[News]:
+        """See `EnginePort`."""
+        return await self._port.news()
+
+    async def drop(self, request_ids: Collection[int]) -> None:
+        """See `EnginePort`."""
+        await self._port.drop(request_ids)

@@ -16,7 +16,7 @@ from tailrace.activity import Activity
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.errors import SenderLost
 from tailrace.events import EventLog
-from tailrace.tasks.updater import EngineUpdater
+from tailrace.rollout.updater import EngineUpdater
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 from tests.transfer.remote.proxy import Proxy

@@ -7,7 +7,7 @@ from tailrace.types import WeightVersion
 
 
 class WeightsGate(Protocol):
-    """A gate between claimed prompts and the engine."""
+    """A gate between requests and their engine."""
 
     def generating(self, needed: WeightVersion) -> AbstractAsyncContextManager[None]:
         """Enter once the engine has weights of version `needed` or newer; leave when the responses are finished.

@@ -2,7 +2,7 @@
 
     trainer ──▶ WeightSource (arrives in the background) ──▶ EngineUpdater ──update_weights──▶ Engine
                                                                   ▲
-    RolloutTask ──generating(needed)────────────────────────────┘
+    LocalPort ──generating(needed)──────────────────────────────┘
 
 The time at which a version that has arrived is installed:
 

@@ -1,0 +1,157 @@
+"""The port of an engine in this process. A worker process has one, too, and the driver calls its methods from afar."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, aclosing
+
+from tailrace.activity import Activity
+from tailrace.engine.base import Engine, SampleStream
+from tailrace.errors import EngineError, RequestError
+from tailrace.events import Event, EventLog
+from tailrace.registers.events import EventKind
+from tailrace.rollout.base import EngineFacts, EnginePort, Finished, News, Parcel, Refused
+from tailrace.rollout.gate import OpenGate, WeightsGate
+from tailrace.transfer.queue.holding import VOID
+from tailrace.types import Request, Sample
+
+Submit = Callable[[Sequence[Request]], SampleStream]
+
+
+class LocalPort(EnginePort):
+    """Hands requests to an engine once the gate lets them through, and keeps their samples until they are taken."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        facts: EngineFacts,
+        *,
+        log: EventLog,
+        activity: Activity,
+        gate: WeightsGate | None = None,
+        submit: Submit | None = None,
+        name: str = "",
+    ) -> None:
+        """`gate`: by default one that is open. `submit`: stands in for `engine.submit`, as a replay does.
+
+        `activity`: counts the time without any request as waiting for data. `name`: see `EnginePort`.
+        """
+        self.name = name
+        self._engine = engine
+        self._facts = facts
+        self._log = log
+        self._activity = activity
+        self._gate = gate or OpenGate()
+        self._submit = submit or engine.submit
+        self._open: dict[asyncio.Task[None], _Open] = {}
+        self._news: list[News | BaseException] = []
+        self._has_news = asyncio.Event()
+        self._waiting = ExitStack()
+        self._waiting.enter_context(activity.waiting("data"))
+
+    async def ready(self) -> EngineFacts:
+        """See `EnginePort`."""
+        return self._facts
+
+    async def give(self, parcels: Sequence[Parcel]) -> None:
+        """See `EnginePort`."""
+        for parcel in parcels:
+            self._waiting.close()
+            task = asyncio.create_task(self._generate(opened := _Open(parcel)))
+            self._open[task] = opened
+            task.add_done_callback(self._on_end)
+
+    async def news(self) -> list[News]:
+        """See `EnginePort`."""
+        while not self._news:
+            self._has_news.clear()
+            await self._has_news.wait()
+        for item in self._news:
+            if isinstance(item, BaseException):
+                raise item
+        news, self._news = self._news, []
+        return news  # type: ignore[return-value]  # checked above
+
+    async def drop(self, request_ids: Collection[int]) -> None:
+        """See `EnginePort`."""
+        dropped = [task for task, opened in self._open.items() if not opened.requests.keys().isdisjoint(request_ids)]
+        for task in dropped:
+            self._open[task].dropped = True
+            task.cancel()
+        if dropped:
+            await asyncio.wait(dropped)
+
+    async def close(self) -> None:
+        """End all requests."""
+        await self.drop([request_id for opened in self._open.values() for request_id in opened.requests])
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        del self._open[task]
+        if not self._open:
+            self._waiting.enter_context(self._activity.waiting("data"))
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._tell(error)
+
+    def _tell(self, item: News | BaseException) -> None:
+        self._news.append(item)
+        self._has_news.set()
+
+    async def _generate(self, opened: "_Open") -> None:
+        parcel = opened.parcel
+        async with self._gate.generating(parcel.version):
+            event = Event(
+                task=EventKind.ROLLOUT,
+                actor="rollout",
+                start=self._log.now(),
+                end=0.0,
+                step=parcel.step,
+                samples=len(parcel.requests),
+                tokens=0,
+                version=self._engine.stats().version,
+            )
+            try:
+                await self._stream(opened, event)
+            except asyncio.CancelledError:
+                if not opened.dropped:
+                    raise
+                event.info = VOID
+            except RequestError as error:
+                self._tell(Refused(request_ids=tuple(opened.requests), error=error))
+                return
+            if parcel.step is not None:
+                event.end = self._log.now()
+                self._log.emit(event)
+
+    async def _stream(self, opened: "_Open", event: Event) -> None:
+        """Tell of each sample as it finishes. `event` gets the number of tokens."""
+        async with aclosing(self._submit(opened.parcel.requests)) as samples:
+            async for sample in samples:
+                opened.take(sample)
+                assert event.tokens is not None
+                event.tokens += len(sample.response_ids)
+                self._tell(Finished(sample=sample, start=event.start, end=self._log.now()))
+        if opened.requests:
+            raise EngineError(
+                f"the engine ended its stream without samples of {len(opened.requests)} of "
+                f"{len(opened.parcel.requests)} requests; `submit` gives one of each, or raises an error"
+            )
+
+
+class _Open:
+    """A parcel that has not ended."""
+
+    def __init__(self, parcel: Parcel) -> None:
+        self.parcel = parcel
+        self.requests = {request.request_id: request for request in parcel.requests}
+        """What has not finished."""
+        self.dropped = False
+
+    def take(self, sample: Sample) -> None:
+        """Note that a request has finished.
+
+        Raises:
+            EngineError: it is not one of these, or has finished before.
+        """
+        if self.requests.pop(sample.request_id, None) is None:
+            raise EngineError(
+                f"the engine gave a sample of request {sample.request_id} that it was not asked for, or twice"
+            )

@@ -1,0 +1,65 @@
+"""The generation of a run: the service in front of its engines, and the task that has responses made for rows.
+
+queue ◀──▶ RolloutTask ──▶ GenerationService ──▶ LocalPort (colocated), or a RemotePort for each rollout worker
+"""
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.table import Generate
+from tailrace.cluster.pool import Pool, PooledWorker
+from tailrace.config.run import RunConfig
+from tailrace.events import EventLog
+from tailrace.rollout.base import EngineFacts, EnginePort, News, Parcel
+from tailrace.rollout.service import GenerationService
+from tailrace.tasks.context import Decode
+from tailrace.tasks.rollout import RolloutTask
+from tailrace.transfer.queue.base import TransferQueue
+
+
+class RemotePort(EnginePort):
+    """The engine of a rollout worker."""
+
+    def __init__(self, pool: Pool, index: int, name: str) -> None:
+        self.name = name
+        self._pool = pool
+        self._index = index
+        self._worker: PooledWorker
+
+    async def ready(self) -> EngineFacts:
+        """See `EnginePort`."""
+        self._worker = await self._pool.worker(self._index)
+        facts: EngineFacts = await self._worker.call("ready")
+        return facts
+
+    async def give(self, parcels: Sequence[Parcel]) -> None:
+        """See `EnginePort`."""
+        await self._worker.call("give", parcels)
+
+    async def news(self) -> list[News]:
+        """See `EnginePort`."""
+        news: list[News] = await self._worker.call("news")
+        return news
+
+    async def drop(self, request_ids: Collection[int]) -> None:
+        """See `EnginePort`."""
+        await self._worker.call("drop", tuple(request_ids))
+
+
+class Generation:
+    """Generates for the rows of a queue, until that is closed."""
+
+    def __init__(
+        self, config: RunConfig, ports: Sequence[EnginePort], queue: TransferQueue, decode: Decode, log: EventLog
+    ) -> None:
+        self.service = GenerationService(ports)
+        (name,) = (task.name for task in make_algorithm(config.algorithm).tasks if isinstance(task.work, Generate))
+        self._task = RolloutTask(queue, name, self.service, decode, log, config)
+
+    async def run(self) -> None:
+        """See `Service`."""
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(self.service.run())
+            await self._task.run()
+            serving.cancel()
