@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.events import EventLog
+from tailrace.planning.dispatch.costs import StepCosts
 from tailrace.types import Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
@@ -57,6 +58,22 @@ class EngineStats:
     used_blocks: int = 0
     total_blocks: int = 0
     version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What an engine has room for, what its steps cost, and how far its responses are."""
+
+    replicas: int
+    tp: int
+    slots: int
+    """The most sequences that a replica decodes together."""
+    cache_tokens: int
+    """Tokens that a replica's KV cache holds."""
+    costs: StepCosts | None
+    """The steps of a replica, beside the others; None until enough were measured."""
+    made: Mapping[int, int]
+    """Tokens so far of each response that runs, by request."""
 
 
 class SampleStream(AsyncIterator[Sample]):
@@ -126,6 +143,10 @@ class Engine(ABC):
     @abstractmethod
     def stats(self) -> EngineStats:
         """Return the counts at once, without waiting for the step under way."""
+
+    def load(self) -> EngineLoad | None:
+        """Return the present load at once; None where the engine does not tell, so that nothing is predicted of it."""
+        return None
 
     def take_seconds(self) -> Mapping[str, float]:
         """Return the seconds of generation since the last call, by `registers.phases.PARTS`, as far as measured.

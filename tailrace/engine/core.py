@@ -9,6 +9,7 @@ new ones compute its unfinished sequences again; their tokens so far are kept he
 are replaced: they end the steps that they have begun, and begin no other.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import torch
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.adaptive_tp.adaptive import AdaptiveTP, Wanted, open_adaptive_tp
 from tailrace.engine.arrangement import Arrangement
-from tailrace.engine.base import EngineStats
+from tailrace.engine.base import EngineLoad, EngineStats
 from tailrace.engine.decoder.factory import longest_sequence
 from tailrace.engine.driver import Core, check_prompt
 from tailrace.engine.lane import Lane, first_done
@@ -27,6 +28,7 @@ from tailrace.engine.ranks.factory import stage
 from tailrace.engine.scheduling.stopping import StopRules
 from tailrace.errors import EngineError, RequestError
 from tailrace.models.architecture import read_architecture
+from tailrace.planning.dispatch.costs import ObservedSteps
 from tailrace.types import Request, Sample, WeightVersion
 
 
@@ -51,6 +53,8 @@ class EngineCore(Core):
         self.arrangement = Arrangement(config, a, device=device)
         self.adaptive_tp: AdaptiveTP | None = None
         """Rearranges the ranks. None where it was not asked for or there is no profile to decide by."""
+        self._observed: defaultdict[int, ObservedSteps] = defaultdict(ObservedSteps)
+        """The costs of steps by TP degree."""
         self._failure: EngineError | None = None
         """The failure of a lane, kept while samples that other lanes finished at the same time are handed out."""
         self.weights_are_whole = False
@@ -172,9 +176,19 @@ class EngineCore(Core):
                 samples += lane.complete()
             except EngineError as error:
                 self._failure = self._failure or error
+        self._observe(lanes)
         if self.adaptive_tp is not None:
             self.adaptive_tp.observe(lanes, samples, beside=busy)
         return self._unless_failed(samples)
+
+    def _observe(self, lanes: Iterable[Lane]) -> None:
+        """Learn what the steps cost that these lanes have just completed."""
+        observed = self._observed[self.arrangement.config.tp]
+        for lane in lanes:
+            if (step := lane.decoded) is not None:
+                observed.decoded(step.sequences, step.context_tokens, step.seconds)
+            elif (prefill := lane.prefilled) is not None:
+                observed.prefilled(prefill.tokens, prefill.seconds)
 
     def _unless_failed(self, samples: list[Sample]) -> list[Sample]:
         """Return the samples. Where there is none, raise the failure, if there is one."""
@@ -210,6 +224,18 @@ class EngineCore(Core):
             used_blocks=sum(scheduler.blocks.used for scheduler in schedulers),
             total_blocks=sum(scheduler.blocks.total for scheduler in schedulers),
             version=self.version,
+        )
+
+    def load(self) -> EngineLoad:
+        """See `Engine`."""
+        config, lanes = self.arrangement.config, self.lanes
+        return EngineLoad(
+            replicas=len(lanes),
+            tp=config.tp,
+            slots=config.max_batch_size,
+            cache_tokens=lanes[0].scheduler.blocks.total * config.block_size,
+            costs=self._observed[config.tp].costs,
+            made={request_id: made for lane in lanes for request_id, made in lane.scheduler.made().items()},
         )
 
     def take_seconds(self) -> Mapping[str, float]:

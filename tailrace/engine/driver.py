@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from tailrace.engine.base import Engine, EngineStats, SampleStream
+from tailrace.engine.base import Engine, EngineLoad, EngineStats, SampleStream
 from tailrace.errors import EngineError, RequestError, one_line
 from tailrace.types import Request, Sample, WeightVersion
 
@@ -36,8 +36,8 @@ Result = TypeVar("Result")
 
 
 class Core(Protocol):
-    """The core that the driver needs. One call at a time, except for `check`, `max_model_len`, `stats`, `take_seconds`,
-    `memory` and `interrupt`.
+    """The core that the driver needs. One call at a time, except for `check`, `max_model_len`, `stats`, `load`,
+    `take_seconds`, `memory` and `interrupt`.
 
     A step may leave work under way, on ranks that run beside each other; `settle` waits for it and starts no more.
     After an error of either, the core is of no further use. Methods with a body here are optional.
@@ -84,6 +84,10 @@ class Core(Protocol):
     def stats(self) -> EngineStats:
         """Return the counts. Callable from any thread."""
         ...
+
+    def load(self) -> EngineLoad | None:
+        """See `Engine.load`. Callable from any thread."""
+        return None
 
     def take_seconds(self) -> Mapping[str, float]:
         """See `Engine.take_seconds`."""
@@ -177,6 +181,10 @@ class DrivenEngine(Engine):
         """See `Engine`."""
         stats = self._core.stats()
         return replace(stats, waiting=stats.waiting + len(self._inbox))
+
+    def load(self) -> EngineLoad | None:
+        """See `Engine`."""
+        return self._core.load()
 
     def take_seconds(self) -> Mapping[str, float]:
         """See `Engine`."""

@@ -28,6 +28,15 @@ class Decoded:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A step that computed parts of prompts, and may have decoded beside them."""
+
+    tokens: int
+    """In chunks of several."""
+    seconds: float
+
+
 class Lane:
     """Schedules steps for a replica and outlives the death of its ranks."""
 
@@ -40,6 +49,8 @@ class Lane:
         """The profiler of steps; None while they are not profiled."""
         self.decoded: Decoded | None = None
         """The step that was completed last; None if it did more than decode."""
+        self.prefilled: Prefilled | None = None
+        """The step that was completed last; None if it computed no prompt."""
         self._plan: StepPlan | None = None
         self._version: WeightVersion = 0
         self._deaths = 0
@@ -83,7 +94,7 @@ class Lane:
         Raises:
             EngineError: the step failed, or ranks have died too often.
         """
-        self.decoded = None
+        self.decoded = self.prefilled = None
         if self._plan is None:
             return []
         plan, self._plan = self._plan, None
@@ -98,6 +109,7 @@ class Lane:
         samples = self.scheduler.complete(plan, output, self._version)
         ended = time.perf_counter()
         self.decoded = _decoded(plan.input, ended - self.began)
+        self.prefilled = _prefilled(plan.input, ended - self.began)
         schedule_s = self._schedule_s + ended - computed
         self._times.add(plan.input, output.seconds, schedule_s=schedule_s)
         if self.profiler is not None:
@@ -144,6 +156,11 @@ def _decoded(step: StepInput, seconds: float) -> Decoded | None:
     if step.copies or any(len(chunk.tokens) > 1 for chunk in step.chunks):
         return None
     return Decoded(len(step.chunks), sum(chunk.start for chunk in step.chunks), seconds)
+
+
+def _prefilled(step: StepInput, seconds: float) -> Prefilled | None:
+    tokens = sum(len(chunk.tokens) for chunk in step.chunks if len(chunk.tokens) > 1)
+    return Prefilled(tokens, seconds) if tokens else None
 
 
 def first_done(lanes: Sequence[Lane], *, timeout_s: float) -> list[Lane]:

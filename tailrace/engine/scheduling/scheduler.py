@@ -91,6 +91,10 @@ class Scheduler:
         """The number of sequences that have not begun, or were preempted."""
         return len(self._waiting)
 
+    def made(self) -> dict[int, int]:
+        """The tokens so far of each response in the batch, by request. Callable from any thread."""
+        return {sequence.request.request_id: len(sequence.log_probs) for sequence in list(self._running)}
+
     def blocks_needed(self, prompt_tokens: int, response_tokens: int) -> int:
         """The fewest blocks that serve such a request. Its last token needs none, since no other follows it."""
         return self.blocks.blocks_for(prompt_tokens + response_tokens - 1)

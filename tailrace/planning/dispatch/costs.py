@@ -1,0 +1,93 @@
+"""What an engine's steps cost, learned from the steps that it makes.
+
+A decode step with B sequences and T cached tokens takes about base + each B + context T seconds. The three numbers are
+fitted by least squares to the steps so far. For each size of batch, by powers of two, the newest steps count most, and
+no size is forgotten while others are decoded. Relative errors count, so that small batches matter as much as large
+ones. No number is below zero. This follows a machine whose pace changes, and engines that slow each other down, which a
+profile that was measured before could not.
+"""
+
+from itertools import product
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+_FORGET = 0.99
+"""The weight that a step keeps with each further step of its size."""
+_LEAST_STEPS = 16
+"""Fewer say nothing."""
+
+_Array = npt.NDArray[np.float64]
+
+
+class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps of a replica; see the module. These are `planning.latency.StepTimes` under any TP degree."""
+
+    base: float
+    """Seconds of a step."""
+    each: float
+    """Seconds for each sequence."""
+    context: float
+    """Seconds for each cached token."""
+    prefill: float
+    """Seconds for each token of a prompt."""
+
+    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+        """See `StepTimes`."""
+        return self.base + self.each * batch_size + self.context * context_tokens
+
+    def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
+        """See `StepTimes`."""
+        return self.prefill * batch_size * rms_length
+
+
+class ObservedSteps:
+    """Fits `StepCosts` to steps."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, _Array] = {}
+        """By the bits of B: [4, 4], the weighted sums of products of 1, B, T and seconds, as parts of the seconds."""
+        self._decodes = 0
+        self._prefill_s = self._prefill_tokens = 0.0
+
+    def decoded(self, batch_size: int, context_tokens: int, seconds: float) -> None:
+        """Take in a step in which all sequences of a replica decoded."""
+        row = np.array([1.0, batch_size, context_tokens, seconds]) / seconds
+        sums = self._sizes.setdefault(batch_size.bit_length(), np.zeros((4, 4)))
+        sums *= _FORGET
+        sums += np.multiply.outer(row, row)
+        self._decodes += 1
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """Take in a step that also computed prompts."""
+        self._prefill_s = self._prefill_s * _FORGET + seconds
+        self._prefill_tokens = self._prefill_tokens * _FORGET + tokens
+
+    @property
+    def costs(self) -> StepCosts | None:
+        """The costs as of now; None before there are enough steps."""
+        if self._decodes < _LEAST_STEPS:
+            return None
+        sums = sum(list(self._sizes.values()), np.zeros((4, 4)))  # another thread may add a size
+        base, each, context = _non_negative(sums[:3, :3], sums[:3, 3])
+        prefill = self._prefill_s / self._prefill_tokens if self._prefill_tokens else 0.0
+        return StepCosts(base=base, each=each, context=context, prefill=prefill)
+
+
+def _non_negative(gram: _Array, moment: _Array) -> tuple[float, float, float]:
+    """The best coefficients of which none is negative: that of each choice of columns, where it is allowed."""
+    scale = 1 / np.sqrt(np.maximum(np.diag(gram), 1e-300))  # columns differ by orders of magnitude
+    gram, moment = gram * np.multiply.outer(scale, scale), moment * scale
+    best, least = np.zeros(3), 0.0
+    for chosen in product((False, True), repeat=3):
+        columns = np.flatnonzero(chosen)
+        if not len(columns):
+            continue
+        found = np.zeros(3)
+        found[columns] = np.linalg.lstsq(gram[np.ix_(columns, columns)], moment[columns], rcond=1e-9)[0]
+        error = float(found @ gram @ found - 2 * found @ moment)
+        if (found >= 0).all() and error < least:
+            best, least = found, error
+    base, each, context = best * scale
+    return float(base), float(each), float(context)
