@@ -15,6 +15,7 @@ from tailrace.config.model import ModelConfig
 from tailrace.config.pipeline import ObserveConfig, PipelineConfig
 from tailrace.config.prompts import PromptsConfig
 from tailrace.config.rewards import RewardsConfig
+from tailrace.config.rollout import RolloutConfig
 from tailrace.config.trainer import CheckpointConfig, TrainerConfig
 from tailrace.config.transfer import LocalQueueConfig, QueueConfig
 from tailrace.config.weights import WeightsConfig, WeightsMode
@@ -38,6 +39,7 @@ class RunConfig(OnDevice):
     algorithm: AlgorithmConfig = GrpoConfig()
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = NativeEngineConfig()
+    rollout: RolloutConfig = RolloutConfig()
     queue: QueueConfig = LocalQueueConfig()
     """The transfer queue. Without a type it is local, or service with `pipeline.placement: separated`."""
     trainer: TrainerConfig = TrainerConfig()
@@ -216,11 +218,25 @@ class RunConfig(OnDevice):
         return self
 
     @model_validator(mode="after")
-    def _prompts_say_no_lengths(self) -> Self:
-        if self.engine.reads_expected_tokens:
+    def _lengths_are_known_where_they_are_needed(self) -> Self:
+        lengths, dispatch = self.rollout.lengths, self.rollout.dispatch
+        if lengths is None:
+            if self.engine.reads_expected_tokens:
+                raise ValueError(
+                    "engine.adaptive_tp.estimate ranked needs to be told how long each response is expected to be; "
+                    "give rollout.lengths.type, such as history, or use survival (or bound)"
+                )
+            needing = {"policy": dispatch.policy in ("streamrl", "skewness_aware")}
+            needing["order"] = self.rollout.order != "first_in"
+            for key in (key for key, needs in needing.items() if needs):
+                raise ValueError(
+                    f"rollout.dispatch.{key} {getattr(dispatch, key)} needs to know how long responses will be; give "
+                    "rollout.lengths.type, such as siblings"
+                )
+        elif lengths.type == "oracle" and self.pipeline.replay is None:
             raise ValueError(
-                "engine.adaptive_tp.estimate ranked needs to be told how long each response is expected to be, and no "
-                "prompt of a run says so; use survival (or bound)"
+                "rollout.lengths.type oracle takes the lengths of a trace, and pipeline.replay gives none; use "
+                "siblings, history or features"
             )
         return self
 

@@ -26,3 +26,14 @@ def longest_first(expected_tokens: Sequence[float]) -> list[float]:
         if not math.isfinite(tokens):
             raise ValueError(f"expected_tokens[{index}] is {tokens}; give a finite number of tokens")
     return [float(tokens) for tokens in expected_tokens]
+
+
+def shortest_first(expected_tokens: Sequence[float]) -> list[float]:
+    """Priorities by which the request with the shortest expected response starts first.
+
+    The mean time until a response has ended is the least, and the last one ends late.
+
+    Raises:
+        ValueError: see `longest_first`.
+    """
+    return [-priority for priority in longest_first(expected_tokens)]

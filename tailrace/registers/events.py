@@ -256,6 +256,22 @@ class EventKind(StrEnum):
             is_work=False,
         ),
     )
+    DISPATCH = (
+        "dispatch",
+        About(
+            meaning=(
+                "A check of the lengths that were expected of one training step, and of what placing prompts by them "
+                "gained ([generation.md](generation.md), [foresight.py](../tailrace/rollout/foresight.py))."
+            ),
+            is_work=False,
+        ),
+    )
+    DISPATCH_CHANGE = (
+        "dispatch_change",
+        About(
+            meaning="Prompts are pulled from now on, or placed again, because of a check.", is_work=False, tells="text"
+        ),
+    )
     ADAPTIVE_TP = (
         "adaptive_tp",
         About(

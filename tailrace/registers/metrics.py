@@ -459,6 +459,19 @@ METRICS = (
         )
     ),
     *(
+        Metric(name=name, of=(EventKind.DISPATCH,), unit=unit, meaning=meaning, is_fraction=is_fraction)
+        for name, unit, is_fraction, meaning in (
+            ("recall_<percent>", "", True, "of the longest so many percent of the responses, found by expectation"),
+            ("recall_ceiling_<percent>", "", True, "the same by the mean of the group's other responses"),
+            ("expected_tau", "", False, "Kendall's rank correlation of expected and real lengths, from -1 to 1"),
+            ("expected_inside", "", True, "of the responses within their interval, which should be 80 %"),
+            ("pull_s", "s", False, "predicted for engines that pull, with the lengths that came"),
+            ("placed_s", "s", False, "predicted for the placement by expected lengths, with the lengths that came"),
+            ("placement_gain", "", True, "of `pull_s` that placement saves"),
+            ("placed", "", False, "whether prompts were placed in this step: 1 or 0"),
+        )
+    ),
+    *(
         Metric(name=name, of=(EventKind.ADAPTIVE_TP,), unit=unit, meaning=meaning)
         for name, unit, meaning in (
             ("source_tp", "", "degree before"),

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from tailrace.engine.base import EngineLoad
 from tailrace.errors import RequestError
 from tailrace.types import Request, Sample, WeightVersion
 
@@ -54,7 +55,8 @@ class Refused:
     error: RequestError
 
 
-News = Finished | Refused
+News = Finished | Refused | EngineLoad
+"""The last is the engine's load at the time of the news, where it tells."""
 
 
 class EnginePort(ABC):

@@ -68,8 +68,10 @@ class LocalPort(EnginePort):
         for item in self._news:
             if isinstance(item, BaseException):
                 raise item
-        news, self._news = self._news, []
-        return news  # type: ignore[return-value]  # checked above
+        news: list[News] = [item for item in self._news if not isinstance(item, BaseException)]
+        self._news.clear()
+        load = self._engine.load()
+        return news if load is None else [*news, load]
 
     async def drop(self, request_ids: Collection[int]) -> None:
         """See `EnginePort`."""

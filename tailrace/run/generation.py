@@ -11,7 +11,11 @@ from tailrace.algorithms.table import Generate
 from tailrace.cluster.pool import Pool, PooledWorker
 from tailrace.config.run import RunConfig
 from tailrace.events import EventLog
+from tailrace.planning.dispatch.factory import make_policy
+from tailrace.planning.lengths.factory import make_predictor
+from tailrace.planning.remaining import LengthHistory
 from tailrace.rollout.base import EngineFacts, EnginePort, News, Parcel
+from tailrace.rollout.foresight import Foresight
 from tailrace.rollout.service import GenerationService
 from tailrace.tasks.context import Decode
 from tailrace.tasks.rollout import RolloutTask
@@ -53,7 +57,19 @@ class Generation:
     def __init__(
         self, config: RunConfig, ports: Sequence[EnginePort], queue: TransferQueue, decode: Decode, log: EventLog
     ) -> None:
-        self.service = GenerationService(ports)
+        history = LengthHistory()
+        policy = make_policy(config.rollout.dispatch, history, seed=config.seed)
+        foresight = None
+        if config.rollout.lengths is not None:
+            foresight = Foresight(
+                make_predictor(config.rollout.lengths),
+                policy,
+                config.rollout.dispatch,
+                history,
+                log,
+                samples_per_step=config.trainer.train_batch_size,
+            )
+        self.service = GenerationService(ports, policy, foresight=foresight, order=config.rollout.order)
         (name,) = (task.name for task in make_algorithm(config.algorithm).tasks if isinstance(task.work, Generate))
         self._task = RolloutTask(queue, name, self.service, decode, log, config)
 

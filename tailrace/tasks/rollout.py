@@ -9,6 +9,7 @@ Waiting: claimed prompts wait in the service, for room in an engine and for weig
 """
 
 import asyncio
+import hashlib
 import itertools
 from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
@@ -19,8 +20,10 @@ from tailrace.config.run import RunConfig
 from tailrace.errors import EngineError
 from tailrace.events import Event, EventLog
 from tailrace.planning.admission import oldest_version
+from tailrace.planning.lengths.base import Asked
 from tailrace.registers.events import EventKind
-from tailrace.rollout.service import Generated, GenerationService
+from tailrace.rollout.service import GenerationService
+from tailrace.rollout.streams import Generated
 from tailrace.tasks.context import Decode
 from tailrace.tasks.replay import load_replay, response_mask
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
@@ -56,6 +59,7 @@ class RolloutTask:
         self._sampling = config.sampling
         self._max_staleness = config.pipeline.max_staleness
         self._replay: Replay | None = None if config.pipeline.replay is None else load_replay(config.pipeline.replay)
+        self._expects_lengths = config.rollout.lengths is not None
         self._decode = decode
 
     async def run(self) -> None:
@@ -86,7 +90,8 @@ class RolloutTask:
         rows = dict(enumerate(of_step))
         requests = [self._request(number, row) for number, row in rows.items()]
         version = oldest_version(step, self._max_staleness)
-        async with aclosing(self._service.generate(requests, version=version, step=step)) as samples:
+        asked = [self._asked(row) for row in of_step] if self._expects_lengths else None
+        async with aclosing(self._service.generate(requests, version=version, step=step, asked=asked)) as samples:
             async for made in samples:
                 row = rows[made.sample.request_id]
                 _check_sample(made.sample, row)
@@ -109,6 +114,17 @@ class RolloutTask:
             prompt_ids=prompt_ids,
             sampling=self._sampling,
             seed=seed,
+        )
+
+    def _asked(self, row: Row) -> Asked:
+        """What can be told of the length of a row's response."""
+        prompt_ids = row.cells["prompt_ids"]
+        assert isinstance(prompt_ids, np.ndarray)
+        return Asked(
+            prompt_id=hashlib.blake2b(prompt_ids.tobytes(), digest_size=8).hexdigest(),
+            prompt_tokens=len(prompt_ids),
+            text=self._decode(prompt_ids.tolist()),
+            forced=None if self._replay is None else self._script(self._replay, row).tokens,
         )
 
     def _mask(self, sample: Sample, row: Row) -> IntArray:

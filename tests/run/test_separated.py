@@ -21,9 +21,9 @@ from tailrace.config.run import RunConfig
 from tailrace.errors import CheckpointError, ClusterError, ConfigError, ModelError, UserError, WorkerDied
 from tailrace.events import Event, EventLog
 from tailrace.report.prometheus import PrometheusSink
+from tailrace.rollout.base import EngineFacts
+from tailrace.run.generation import RemotePort
 from tailrace.run.train import train
-from tailrace.transfer.queue.base import Claim
-from tailrace.transfer.queue.client.remote import RemoteQueue
 from tests.conftest import TinyModel
 from tests.helpers.runs import assert_same_run, small_run, steps_of, weights, write_prompts
 from tests.helpers.separated_runs import (
@@ -115,20 +115,19 @@ def test_nccl_without_a_gpu_is_refused_before_anything_is_trained(
 
 
 def begin_together(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    """Let no rollout worker begin before `workers` of them have something to generate."""
-    claim, have, all_have = RemoteQueue.claim, set[RemoteQueue](), asyncio.Event()
+    """Let no rollout worker begin before `workers` of them are ready."""
+    ready, are, all_are = RemotePort.ready, set[str](), asyncio.Event()
 
-    async def claim_together(queue: RemoteQueue, task: str, **options: Any) -> Claim:
-        claimed = await claim(queue, task, **options)
-        if task == "rollout":
-            have.add(queue)
-            if len(have) == workers:
-                all_have.set()
-            async with asyncio.timeout(60.0):
-                await all_have.wait()
-        return claimed
+    async def ready_together(port: RemotePort) -> EngineFacts:
+        facts = await ready(port)
+        are.add(port.name)
+        if len(are) == workers:
+            all_are.set()
+        async with asyncio.timeout(60.0):
+            await all_are.wait()
+        return facts
 
-    monkeypatch.setattr(RemoteQueue, "claim", claim_together)
+    monkeypatch.setattr(RemotePort, "ready", ready_together)
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "delayed", "sub_step", "in_flight"])

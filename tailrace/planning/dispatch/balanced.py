@@ -34,6 +34,7 @@ class Balanced:
     """See the module."""
 
     name = "skewness_aware"
+    plans = True
 
     def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
         """See `Policy`. All jobs are placed; those of an engine begin with the longest (StreamRL, section 5.3)."""

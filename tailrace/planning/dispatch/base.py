@@ -60,6 +60,8 @@ class Policy(Protocol):
     """A way to place jobs."""
 
     name: str
+    plans: bool
+    """Whether it weighs all jobs and engines against one another. Jobs are then placed anew when an engine runs dry."""
 
     def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
         """Place jobs that have not begun.

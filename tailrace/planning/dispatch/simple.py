@@ -10,6 +10,7 @@ class Pull:
     """An engine takes the next jobs in their order as it gets room for them."""
 
     name = "pull"
+    plans = False
 
     def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
         """See `Policy`. The engine with the most room is the next to take one."""
@@ -29,6 +30,7 @@ class RoundRobin:
     """Each engine gets the next job in turn."""
 
     name = "round_robin"
+    plans = False
 
     def __init__(self) -> None:
         self._next = 0
@@ -46,6 +48,7 @@ class LeastLoaded:
     """Each job goes to the engine with the fewest unfinished sequences for its room."""
 
     name = "least_loaded"
+    plans = False
 
     def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
         """See `Policy`."""
@@ -63,6 +66,7 @@ class Random:
     """Each job goes to any engine, with equal chances: what the others are measured against (StreamRL, section 7)."""
 
     name = "random"
+    plans = False
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)

@@ -16,7 +16,8 @@ from tailrace.planning.remaining import LengthHistory
 class Skewness:
     """Algorithm 2, and an even distribution within both kinds of engines, the longest jobs first."""
 
-    name = "skewness"
+    name = "streamrl"
+    plans = True
 
     def __init__(self, history: LengthHistory, *, alpha: float = 0.2) -> None:
         """`history`: lengths of responses, D in the paper. `alpha`: the share of samples that are long.

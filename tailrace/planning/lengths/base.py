@@ -9,6 +9,8 @@ from tailrace.types import WeightVersion
 
 INTERVAL = 0.8
 """The share of responses that the interval of an expectation should hold."""
+_CERTAIN = 1e-9
+"""Below it a deviation, or a share, counts as 0."""
 _WIDTH = 1.2815515594
 """Standard deviations on either side of the mean that hold so many of a normal distribution."""
 
@@ -23,6 +25,8 @@ class Asked:
     task: str = ""
     """Its source, or kind of task; empty where there is one."""
     text: str = ""
+    forced: int | None = None
+    """The tokens that the response will have, where a trace is played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,30 @@ class Expectation(NamedTuple):
         wide = _WIDTH * deviation
         return cls(math.exp(mean), math.exp(mean - wide), math.exp(mean + wide))
 
+    def remaining(self, made: int, most: int) -> float:
+        """Expected tokens that a response will still make, which has `made` so far and may make `most` more.
+
+        The mean of the length's distribution beyond `made`: prior before a response begins, posterior while it runs.
+        """
+        mean, deviation = math.log(self.tokens), math.log(self.high / self.low) / (2 * _WIDTH)
+        if deviation < _CERTAIN:
+            left = self.tokens - made
+        elif made <= 0:
+            left = math.exp(mean + deviation**2 / 2)
+        else:
+            outlived = (math.log(made) - mean) / deviation
+            beyond = _above(outlived)
+            if beyond < _CERTAIN:  # far beyond anything expected: it goes on about as long as it has
+                left = made * deviation / max(outlived, 1.0)
+            else:
+                left = math.exp(mean + deviation**2 / 2) * _above(outlived - deviation) / beyond - made
+        return max(1.0, min(left, float(most)))
+
+
+def _above(deviations: float) -> float:
+    """The share of a normal distribution that is so many standard deviations above its mean, or more."""
+    return 0.5 * math.erfc(deviations / math.sqrt(2))
+
 
 class LengthPredictor(Protocol):
     """Predicts lengths, and learns from those of finished responses."""
@@ -57,10 +85,16 @@ class LengthPredictor(Protocol):
     name: str
     scouts: bool
     """Whether it needs one response of each group before it can tell groups apart."""
+    tells_samples_apart: bool
+    """Whether it expects different lengths of the samples of a group."""
 
     @property
     def ready(self) -> bool:
         """Whether it knows enough to tell prompts apart."""
+        ...
+
+    def knows(self, prompt: Asked) -> bool:
+        """Whether it has met responses to this prompt."""
         ...
 
     def expect(self, prompts: Sequence[Asked]) -> list[Expectation]:

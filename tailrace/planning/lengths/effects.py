@@ -89,6 +89,10 @@ class Effects:
         """Whether there are enough responses for a spread."""
         return self._responses >= LEAST_RESPONSES
 
+    def knows(self, prompt_id: str) -> bool:
+        """Whether there is a response to this prompt."""
+        return prompt_id in self._prompts
+
     def add(self, prompt_id: str, value: float, version: WeightVersion) -> None:
         """Take in the log-length of a response that this version has begun."""
         sums = self._prompts.setdefault(prompt_id, _Sums(version=version))

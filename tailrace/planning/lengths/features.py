@@ -30,6 +30,7 @@ class Features:
 
     name = "features"
     scouts = False
+    tells_samples_apart = False
 
     def __init__(self, *, words: int = 256, penalty: float = 3.0, discount: float = 0.98) -> None:
         """Begin without knowledge.
@@ -56,6 +57,10 @@ class Features:
     def ready(self) -> bool:
         """See `LengthPredictor`."""
         return self._responses >= LEAST_RESPONSES
+
+    def knows(self, prompt: Asked) -> bool:
+        """See `LengthPredictor`. It takes all prompts for combinations of known words."""
+        return self.ready
 
     def expect(self, prompts: Sequence[Asked]) -> list[Expectation]:
         """See `LengthPredictor`."""

@@ -18,6 +18,7 @@ class History:
 
     name = "history"
     scouts = False
+    tells_samples_apart = False
 
     def __init__(self, *, discount: float = 0.98) -> None:
         """`discount`: see `Effects`."""
@@ -27,6 +28,10 @@ class History:
     def ready(self) -> bool:
         """See `LengthPredictor`."""
         return self._effects.ready
+
+    def knows(self, prompt: Asked) -> bool:
+        """See `LengthPredictor`."""
+        return self._effects.knows(prompt.prompt_id)
 
     def expect(self, prompts: Sequence[Asked]) -> list[Expectation]:
         """See `LengthPredictor`."""

@@ -1,0 +1,82 @@
+"""Schemas of the generation service: which engine answers which prompt, and in what order."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tailrace.config.base import Config, Count
+
+Policy = Literal["pull", "round_robin", "least_loaded", "random", "streamrl", "skewness_aware"]
+"""The ways to place prompts."""
+Order = Literal["first_in", "longest_first", "shortest_first"]
+
+
+class DispatchConfig(Config):
+    """How prompts are placed on engines."""
+
+    policy: Policy = "pull"
+    """pull: an engine takes the next prompts as it gets room. round_robin, least_loaded, random: each prompt is placed
+    when it arrives. skewness_aware: the placement that is predicted to end first; streamrl: StreamRL's Algorithm 2 as
+    published. The last two need `rollout.lengths`."""
+    order: Order | None = None
+    """The order in which prompts begin; by default longest_first with `rollout.lengths`, else first_in."""
+    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The share of samples that count as long; for the policy streamrl."""
+    check_every: Count = 4
+    """Training steps between two checks of what was expected against what came."""
+    least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.02
+    """The part of the generation time that placement must have saved over pull at a check. Below it, pull is used until
+    a later check finds that placement would have saved so much."""
+
+
+class HistoryLengths(Config):
+    """A prompt's responses in earlier epochs."""
+
+    type: Literal["history"] = "history"
+    discount: Annotated[float, Field(gt=0, le=1)] = 0.98
+    """The weight that a response keeps with each newer weight version."""
+
+
+class SiblingsLengths(Config):
+    """A prompt's other responses: one sample of each group begins before the others. Earlier epochs count, too."""
+
+    type: Literal["siblings"] = "siblings"
+    discount: Annotated[float, Field(gt=0, le=1)] = 0.98
+    """The weight that a response keeps with each newer weight version."""
+
+
+class FeaturesLengths(Config):
+    """The prompt's own length and words, by ridge regression."""
+
+    type: Literal["features"] = "features"
+    words: Count = 256
+    """Places of the table into which words are hashed."""
+    penalty: Annotated[float, Field(gt=0, le=1e9)] = 3.0
+    """Of squared coefficients, in responses."""
+    discount: Annotated[float, Field(gt=0, le=1)] = 0.98
+    """The weight that a response keeps with each newer weight version."""
+
+
+class OracleLengths(Config):
+    """The lengths that the trace of `pipeline.replay` has: the bound of what any prediction can gain."""
+
+    type: Literal["oracle"] = "oracle"
+
+
+LengthsConfig = Annotated[
+    HistoryLengths | SiblingsLengths | FeaturesLengths | OracleLengths, Field(discriminator="type")
+]
+"""What the lengths of responses are expected from."""
+
+
+class RolloutConfig(Config):
+    """The generation service."""
+
+    dispatch: DispatchConfig = DispatchConfig()
+    lengths: LengthsConfig | None = None
+    """What the lengths of responses are expected from; by default nothing is expected."""
+
+    @property
+    def order(self) -> Order:
+        """The order in which prompts begin."""
+        return self.dispatch.order or ("first_in" if self.lengths is None else "longest_first")

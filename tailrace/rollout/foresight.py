@@ -1,0 +1,198 @@
+"""Expects the lengths of responses, learns from those that come, and says whether that helps.
+
+    prompts ──expect──▶ expectations ──▶ placement, order
+    finished responses ──learn──▶ predictor
+                       ──of a whole step, every few steps──▶ check: were the expectations right, and was it worth it?
+
+The gain is what placing the step's samples by their expectations saves over engines that pull them in order. Both are
+predicted from the lengths that came, with the same step costs, so it can be told whichever of the two was done. Where
+it is below the stated gain, prompts are pulled, until a later check finds that placing them would have paid.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from tailrace.config.rollout import DispatchConfig
+from tailrace.events import Event, EventLog
+from tailrace.planning.dispatch.base import EngineState, Job, Policy
+from tailrace.planning.dispatch.seconds import makespan_s, pull_s
+from tailrace.planning.dispatch.simple import Pull
+from tailrace.planning.lengths.assessment import Assessment, assess
+from tailrace.planning.lengths.base import Asked, Expectation, Finished, LengthPredictor
+from tailrace.planning.remaining import LengthHistory
+from tailrace.registers.events import EventKind
+from tailrace.types import Sample
+
+_BATCH = 64
+"""Responses that a predictor learns at a time: some compute all anew after that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A finished response, and what was expected of it."""
+
+    group: int
+    expected: Expectation
+    """When it was placed."""
+    finished: Finished
+
+
+class Foresight:
+    """The lengths and the policy of a run. Use it from one event loop."""
+
+    def __init__(
+        self,
+        predictor: LengthPredictor,
+        policy: Policy,
+        config: DispatchConfig,
+        history: LengthHistory,
+        log: EventLog,
+        *,
+        samples_per_step: int,
+        executor: Executor | None = None,
+    ) -> None:
+        """`history`: gets the length of every response. `executor`: for checks; by default threads of the loop's."""
+        self._predictor = predictor
+        self._placing = policy
+        self._pulling = Pull()
+        self._config = config
+        self._history = history
+        self._log = log
+        self._samples_per_step = samples_per_step
+        self._executor = executor
+        self._steps: defaultdict[int, list[Ended]] = defaultdict(list)
+        """What has finished of each step that is being generated."""
+        self._whole = 0
+        """Steps of which all has finished."""
+        self._new: list[Finished] = []
+        """What the predictor has not learned yet."""
+        self.pays = True
+        """Whether placement has paid at the last check."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy to place by now."""
+        return self._placing if self.pays else self._pulling
+
+    @property
+    def tells_samples_apart(self) -> bool:
+        """See `LengthPredictor`."""
+        return self._predictor.tells_samples_apart
+
+    def wants_scout(self, asked: Asked) -> bool:
+        """Whether one sample of a group should begin before the others."""
+        return self.pays and self._predictor.scouts and not self._predictor.knows(asked)
+
+    def expect(self, asked: Sequence[Asked]) -> list[Expectation]:
+        """Return an expectation for each prompt."""
+        return self._predictor.expect(asked)
+
+    def ended(self, step: int, asked: Asked, expected: Expectation, sample: Sample) -> list[Ended] | None:
+        """Learn from a finished response of a training step.
+
+        Args:
+            expected: of it, when it was placed.
+
+        Returns:
+            All responses of the step, where this is its last, and a check is due.
+        """
+        tokens = len(sample.response_ids)
+        finished = Finished(asked=asked, tokens=tokens, version=int(sample.weight_versions[0]))
+        self._history.add(tokens)
+        self._new.append(finished)
+        of_step = self._steps[step]
+        of_step.append(Ended(sample.group_id, expected, finished))
+        whole = len(of_step) == self._samples_per_step
+        if whole or self._predictor.scouts or len(self._new) >= _BATCH:
+            self._predictor.learn(sorted(self._new, key=lambda response: response.version))
+            self._new.clear()
+        if not whole:
+            return None
+        for other in [other for other in self._steps if other <= step]:
+            del self._steps[other]  # an earlier one was resumed, and its first responses came before
+        self._whole += 1
+        return of_step if self._whole % self._config.check_every == 0 else None
+
+    async def check(self, step: int, ended: Sequence[Ended], engines: Sequence[EngineState]) -> None:
+        """Compare what was expected of a step with what came, and decide how to go on.
+
+        Args:
+            ended: see `ended`.
+            engines: without work; none where their steps were not measured.
+        """
+        loop = asyncio.get_running_loop()
+        assessment, seconds = await loop.run_in_executor(self._executor, self._compare, ended, engines)
+        gain = None if seconds is None else 1 - seconds[1] / seconds[0]
+        self._tell(step, assessment, seconds, gain)
+        if gain is not None:
+            self._decide(step, gain)
+
+    def _compare(
+        self, ended: Sequence[Ended], engines: Sequence[EngineState]
+    ) -> tuple[Assessment, tuple[float, float] | None]:
+        """What was expected beside what came; the seconds of engines that pull, and of placement."""
+        lengths = [response.finished.tokens for response in ended]
+        assessment = assess([response.expected for response in ended], lengths, [response.group for response in ended])
+        if not engines:
+            return assessment, None
+        expected = [_job(response, response.expected.tokens) for response in ended]
+        came = [_job(response, float(response.finished.tokens)) for response in ended]
+        places = self._placing.place(expected, engines).of
+        in_order = sorted(range(len(ended)), key=lambda number: ended[number].group)
+        return assessment, (pull_s(engines, [came[number] for number in in_order]), makespan_s(engines, came, places))
+
+    def _decide(self, step: int, gain: float) -> None:
+        if (pays := gain >= self._config.least_gain) == self.pays:
+            return
+        self.pays = pays
+        least = f"{self._config.least_gain:.1%}"
+        if pays:
+            text = (
+                f"prompts are placed by the lengths of {self._predictor.name} again: a gain of {gain:.1%} is predicted"
+            )
+        else:
+            text = (
+                f"prompts are pulled from now on: placing them by the lengths of {self._predictor.name} is predicted "
+                f"to gain {gain:.1%}, below rollout.dispatch.least_gain ({least}); later checks go on"
+            )
+        now = self._log.now()
+        self._log.emit(
+            Event(task=EventKind.DISPATCH_CHANGE, actor="rollout", start=now, end=now, step=step, info={"text": text})
+        )
+
+    def _tell(self, step: int, found: Assessment, seconds: tuple[float, float] | None, gain: float | None) -> None:
+        metrics = {"expected_inside": found.inside, "placed": float(self.pays)}
+        for percent, recall in found.recall.items():
+            metrics |= {} if recall is None else {f"recall_{percent}": recall}
+        for percent, ceiling in found.ceiling.items():
+            metrics |= {} if ceiling is None else {f"recall_ceiling_{percent}": ceiling}
+        if found.tau is not None:
+            metrics["expected_tau"] = found.tau
+        if seconds is not None and gain is not None:
+            metrics |= {"pull_s": seconds[0], "placed_s": seconds[1], "placement_gain": gain}
+        now = self._log.now()
+        info = {"lengths": self._predictor.name, "policy": self._placing.name}
+        self._log.emit(
+            Event(
+                task=EventKind.DISPATCH,
+                actor="rollout",
+                start=now,
+                end=now,
+                step=step,
+                samples=found.responses,
+                metrics=metrics,
+                info=info,
+            )
+        )
+
+
+def _job(response: Ended, tokens: float) -> Job:
+    return Job(
+        group=response.group,
+        samples=1,
+        prompt_tokens=response.finished.asked.prompt_tokens,
+        expected_tokens=max(1.0, tokens),
+    )

@@ -1,0 +1,83 @@
+"""The streams of samples that the service gives."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from tailrace.engine.base import SampleStream
+from tailrace.errors import EngineError, RequestError
+from tailrace.types import Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """A sample, and where it was made."""
+
+    sample: Sample
+    worker: str
+    """See `EnginePort.name`."""
+    start: float
+    """See `Finished`."""
+    end: float
+
+
+class GeneratedStream(AsyncIterator[Generated]):
+    """The samples of one `GenerationService.generate`, as they finish."""
+
+    def __init__(self, close: "Callable[[GeneratedStream], Awaitable[None]]") -> None:
+        """`close`: ends what is pending."""
+        self.pending: set[int] = set()
+        """The service's ids of what has not ended."""
+        self._close = close
+        self._ended: deque[Generated | RequestError] = deque()
+        self._failure: EngineError | None = None
+        self._closed = False
+        self._news = asyncio.Event()
+
+    def put(self, request_id: int, ended: Generated | RequestError) -> None:
+        """Note the end of a request."""
+        self.pending.discard(request_id)
+        self._ended.append(ended)
+        self._news.set()
+
+    def fail(self, failure: EngineError) -> None:
+        """End with an error, after what has ended."""
+        self._failure = failure
+        self._news.set()
+
+    async def __anext__(self) -> Generated:
+        while not self._closed:
+            if self._ended:
+                ended = self._ended.popleft()
+                if isinstance(ended, RequestError):
+                    raise ended
+                return ended
+            if not self.pending:
+                break
+            if self._failure is not None:
+                raise self._failure
+            self._news.clear()
+            await self._news.wait()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End what has not been yielded. A second call is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._news.set()
+            await self._close(self)
+
+
+class Samples(SampleStream):
+    """The samples of a stream, without where they were made."""
+
+    def __init__(self, stream: GeneratedStream) -> None:
+        self._stream = stream
+
+    async def __anext__(self) -> Sample:
+        return (await anext(self._stream)).sample
+
+    async def aclose(self) -> None:
+        """See `SampleStream`."""
+        await self._stream.aclose()
