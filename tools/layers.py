@@ -28,6 +28,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "prompts": NOUNS | {"workloads"},
         "models": NOUNS,
         "planning": NOUNS | {"statistics"},
+        "simulator": NOUNS | {"engine", "planning"},
         "workloads": NOUNS | {"statistics"},
         "report": NOUNS | {"workloads"},
         "transfer": NOUNS | {"planning"},

@@ -2,7 +2,7 @@
 
     service ──give: parcels of requests──▶ port ──gate: weights of the parcel's version──▶ engine
             ◀──news: finished samples───── port ◀───────────────────────────────────────── engine
-            ──drop: requests that no one waits for any more──▶
+            ──withdraw: requests that go on elsewhere, drop: those that no one waits for──▶
 
 Waiting: `give` and `drop` never wait for a response. `news` waits until there is some, without a limit of its own: it
 ends when the engine's process dies.
@@ -23,6 +23,8 @@ class EngineFacts:
 
     room: int | None = None
     """The most requests that it is given at a time; None for any number."""
+    continues: bool = False
+    """See `Engine.continues`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,16 @@ class EnginePort(ABC):
         Raises:
             WorkerDied: see `give`.
             TailraceError: the engine has failed, or weights have not come in time.
+        """
+
+    @abstractmethod
+    async def withdraw(self, request_ids: Collection[int]) -> None:
+        """End these requests now. What each has so far comes as news, with the finish reason ABORT.
+
+        What finishes meanwhile comes as finished. Unknown ids are ignored.
+
+        Raises:
+            WorkerDied: see `give`.
         """
 
     @abstractmethod

@@ -46,6 +46,8 @@ class Job:
     priority: float = 0.0
     """The larger begins first, among those of a step."""
     asked: Asked | None = None
+    starts: dict[int, float] = field(default_factory=dict)
+    """When those that another engine has begun were given to it, by the same ids; see `Finished`."""
     expected: Expectation | None = None
     """The length of each response; None where nothing is expected."""
 
@@ -76,6 +78,8 @@ class InHand:
 
     def work(self, made: int) -> tuple[int, int]:
         """Its present tokens, and those that it will still make; see `planning.drain.Work`."""
+        if self.request.begun is not None:
+            made = max(made, len(self.request.begun.response_ids))
         most = max(1, self.request.sampling.max_new_tokens - made)
         expected = self.job.expected
         left = float(most) if expected is None else expected.remaining(made, most)
@@ -95,15 +99,29 @@ class Engine:
     """In the order of their start."""
     in_hand: dict[int, InHand] = field(default_factory=dict)
     """What it was given and has not finished."""
+    moving: dict[int, "Engine | None"] = field(default_factory=dict)
+    """What was withdrawn from it and has not come back, and the engine that it goes to; None lets the policy choose."""
+    is_leaving: bool = False
+    """Whether it is given nothing any more."""
     life: int = 0
     """Its deaths so far."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it is given something, or drops it."""
+    tending: asyncio.Task[None] | None = None
+    """Waits for its news."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set after news of it, and after its death."""
+
+    @property
+    def can_move(self) -> bool:
+        """Whether its responses can go on elsewhere, it has all that it was to get, and nothing is under way."""
+        continues = self.facts is not None and self.facts.continues
+        return continues and self.is_measured and not self.planned and not self.moving
 
     @property
     def room(self) -> float:
         """The number of requests that it can still be given."""
-        if self.facts is None:
+        if self.facts is None or self.is_leaving:
             return 0
         return math.inf if self.facts.room is None else self.facts.room - len(self.in_hand)
 
@@ -114,7 +132,7 @@ class Engine:
 
     def has_room_for(self, samples: int) -> bool:
         """Whether it can be given so many at once; an engine without any work takes any number."""
-        return self.facts is not None and (samples <= self.room or not self.in_hand)
+        return samples <= self.room or (self.room > 0 and not self.in_hand)
 
     def state(self, *, idle: bool = False) -> EngineState:
         """As a policy sees it. `idle`: as it would be without work."""
@@ -140,14 +158,26 @@ class Engine:
         while self.planned and self.has_room_for(len(self.planned[0].requests)):
             job = self.planned.popleft()
             self.in_hand |= {own: InHand(job, request) for own, request in job.requests.items()}
-            tokens = None if job.expected is None else job.expected.tokens
-            requests = [
-                replace(request, request_id=own, priority=_priority(job), expected_tokens=tokens)
-                for own, request in job.requests.items()
-            ]
-            taken.append((job, requests))
+            taken.append((job, [self._own(job, own, request) for own, request in job.requests.items()]))
             job.requests.clear()
         return list(_parcels(taken))
+
+    def _own(self, job: Job, own: int, request: Request) -> Request:
+        """A request as the engine gets it. One that starts all anew gets no beginning: it makes the same again."""
+        assert self.facts is not None
+        return replace(
+            request,
+            request_id=own,
+            priority=_priority(job),
+            expected_tokens=None if job.expected is None else job.expected.tokens,
+            begun=request.begun if self.facts.continues else None,
+        )
+
+    def end(self) -> None:
+        """Note that it is gone: what is under way with it ends."""
+        self.facts = self.load = None
+        self.life += 1
+        self.news.set()
 
     def take_back(self) -> list[Job]:
         """Take all that it has, and all that is planned for it, in the order of arrival."""
@@ -155,6 +185,7 @@ class Engine:
         for own, asked in self.in_hand.items():
             asked.job.requests[own] = asked.request
         self.in_hand.clear()
+        self.moving.clear()
         planned, self.planned = self.planned, deque()
         return [*jobs.values(), *planned]
 

@@ -12,7 +12,7 @@ from tailrace.registers.events import EventKind
 from tailrace.rollout.base import EngineFacts, EnginePort, Finished, News, Parcel, Refused
 from tailrace.rollout.gate import OpenGate, WeightsGate
 from tailrace.transfer.queue.holding import VOID
-from tailrace.types import Request, Sample
+from tailrace.types import FinishReason, Request, Sample
 
 Submit = Callable[[Sequence[Request]], SampleStream]
 
@@ -73,6 +73,16 @@ class LocalPort(EnginePort):
         load = self._engine.load()
         return news if load is None else [*news, load]
 
+    async def withdraw(self, request_ids: Collection[int]) -> None:
+        """See `EnginePort`."""
+        for opened in self._open.values():
+            if not opened.has_begun:
+                for request_id in opened.requests.keys() & set(request_ids):
+                    request = opened.requests.pop(request_id)
+                    now = self._log.now()
+                    self._tell(Finished(sample=_nothing(request), start=now, end=now))
+        await self._engine.abort(request_ids)
+
     async def drop(self, request_ids: Collection[int]) -> None:
         """See `EnginePort`."""
         dropped = [task for task, opened in self._open.items() if not opened.requests.keys().isdisjoint(request_ids)]
@@ -100,13 +110,16 @@ class LocalPort(EnginePort):
     async def _generate(self, opened: "_Open") -> None:
         parcel = opened.parcel
         async with self._gate.generating(parcel.version):
+            if not opened.requests:
+                return
+            opened.has_begun = True
             event = Event(
                 task=EventKind.ROLLOUT,
                 actor="rollout",
                 start=self._log.now(),
                 end=0.0,
                 step=parcel.step,
-                samples=len(parcel.requests),
+                samples=len(opened.requests),
                 tokens=0,
                 version=self._engine.stats().version,
             )
@@ -125,11 +138,12 @@ class LocalPort(EnginePort):
 
     async def _stream(self, opened: "_Open", event: Event) -> None:
         """Tell of each sample as it finishes. `event` gets the number of tokens."""
-        async with aclosing(self._submit(opened.parcel.requests)) as samples:
+        async with aclosing(self._submit(tuple(opened.requests.values()))) as samples:
             async for sample in samples:
-                opened.take(sample)
+                request = opened.take(sample)
                 assert event.tokens is not None
-                event.tokens += len(sample.response_ids)
+                before = 0 if request.begun is None else len(request.begun.response_ids)
+                event.tokens += len(sample.response_ids) - before
                 self._tell(Finished(sample=sample, start=event.start, end=self._log.now()))
         if opened.requests:
             raise EngineError(
@@ -145,15 +159,24 @@ class _Open:
         self.parcel = parcel
         self.requests = {request.request_id: request for request in parcel.requests}
         """What has not finished."""
+        self.has_begun = False
+        """Whether the engine has them."""
         self.dropped = False
 
-    def take(self, sample: Sample) -> None:
-        """Note that a request has finished.
+    def take(self, sample: Sample) -> Request:
+        """Note that a request has finished, and return it.
 
         Raises:
             EngineError: it is not one of these, or has finished before.
         """
-        if self.requests.pop(sample.request_id, None) is None:
+        request = self.requests.pop(sample.request_id, None)
+        if request is None:
             raise EngineError(
                 f"the engine gave a sample of request {sample.request_id} that it was not asked for, or twice"
             )
+        return request
+
+
+def _nothing(request: Request) -> Sample:
+    """What a request has that was not begun here."""
+    return request.begun or Sample.of(request, [], [], [], FinishReason.ABORT)

@@ -20,25 +20,28 @@ Source: StreamRL, section 3 (the stream generation service) and section 5.3 (dis
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from tailrace.config.rollout import Order
 from tailrace.engine.base import EngineLoad
-from tailrace.errors import EngineError, WorkerDied
+from tailrace.errors import ClusterError, EngineError, WorkerDied
 from tailrace.planning.dispatch.base import Policy
+from tailrace.planning.dispatch.moving import moves, recompute_s
 from tailrace.planning.dispatch.simple import Pull
 from tailrace.planning.lengths.base import Asked, Expectation
 from tailrace.rollout.base import EnginePort, Finished, News, Parcel, Refused
 from tailrace.rollout.foresight import Foresight
-from tailrace.rollout.jobs import Engine, Job
+from tailrace.rollout.jobs import Engine, InHand, Job
 from tailrace.rollout.streams import Generated, GeneratedStream, Samples
-from tailrace.types import Request, WeightVersion
+from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 _GATHER_S = 0.01
 """Seconds in which further jobs may arrive before they are placed together: claims of one training step come one after
 the other."""
+_MOVES_EVERY_S = 0.5
+"""Seconds between two choices of responses to move."""
 _SCOUT = 1e8
 """The priority of a scout."""
 
@@ -69,6 +72,8 @@ class GenerationService:
         self._arrivals = itertools.count()
         self._ids = itertools.count()
         self._streams: set[GeneratedStream] = set()
+        self._moves_after = 0.0
+        """The loop's time before which no response moves again."""
         self._gathering: asyncio.TimerHandle | None = None
         self._work: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] | None = None
@@ -82,7 +87,7 @@ class GenerationService:
         """
         self._failed = asyncio.get_running_loop().create_future()
         for engine in self._engines:
-            self._do(self._tend(engine))
+            engine.tending = self._do(self._tend(engine))
         try:
             await self._failed
         finally:
@@ -124,6 +129,60 @@ class GenerationService:
         else:
             self._decide()
         return stream
+
+    def add(self, port: EnginePort) -> None:
+        """Use another engine from now on. It is given requests as soon as it is ready.
+
+        Raises:
+            ClusterError: there is one of its name.
+        """
+        if any(other.port.name == port.name for other in self._engines):
+            raise ClusterError(f"there is an engine {port.name} already; names differ")
+        engine = Engine(port)
+        self._engines.append(engine)
+        if self._failed is not None:
+            engine.tending = self._do(self._tend(engine))
+
+    async def remove(self, name: str) -> None:
+        """Use an engine no more: what it has goes on elsewhere. Return when it has nothing left.
+
+        Raises:
+            ClusterError: there is no such engine, or no other.
+        """
+        engine = next((engine for engine in self._engines if engine.port.name == name), None)
+        if engine is None:
+            names = [engine.port.name for engine in self._engines]
+            raise ClusterError(f"there is no engine {name}; there are {', '.join(names)}")
+        if all(other is engine or other.is_leaving for other in self._engines):
+            raise ClusterError(f"{name} is the only engine; add another before it is removed")
+        engine.is_leaving = True
+        self._arrived += engine.planned
+        engine.planned.clear()
+        if engine.facts is not None and engine.facts.continues:
+            await self._withdraw(engine, dict.fromkeys(engine.in_hand))
+        else:  # its responses begin anew elsewhere
+            await self._tell_drop(engine, list(engine.in_hand))
+        self._engines.remove(engine)
+        if engine.tending is not None:
+            engine.tending.cancel()
+            await asyncio.wait([engine.tending])
+        engine.end()
+        self._arrived = [*engine.take_back(), *self._arrived]
+        self._decide()
+
+    async def _withdraw(self, engine: Engine, moving: Mapping[int, Engine | None]) -> None:
+        """Take requests from an engine, by their own ids, and give each to the other that is named. Wait for that."""
+        if not moving or engine.facts is None:
+            return
+        engine.moving |= moving
+        life = engine.life
+        async with engine.turn:
+            if engine.life == life:
+                with suppress(WorkerDied):
+                    await engine.port.withdraw(moving.keys())
+        while engine.life == life and engine.moving.keys() & moving.keys():
+            engine.news.clear()
+            await engine.news.wait()  # it has ended them already, and its news are on their way
 
     def newest(self, version: Callable[[], WeightVersion]) -> "NewestGenerator":
         """A generator like an engine, for whom the weights of the moment matter. `version`: returns theirs."""
@@ -187,8 +246,7 @@ class GenerationService:
                 while True:
                     self._take(engine, await engine.port.news())
             except WorkerDied:
-                engine.facts = engine.load = None
-                engine.life += 1
+                engine.end()
                 self._arrived = [*engine.take_back(), *self._arrived]
                 self._decide()
 
@@ -204,14 +262,21 @@ class GenerationService:
                         if (asked := engine.in_hand.pop(own, None)) is not None:
                             asked.job.stream.put(own, item.error)
                             self._release(own)
+        engine.news.set()
         self._decide()
 
     def _finish(self, engine: Engine, item: Finished) -> None:
         own = item.sample.request_id
         if (asked := engine.in_hand.pop(own, None)) is None:
             return
+        start = asked.job.starts.get(own, item.start)
+        if own in engine.moving:
+            target = engine.moving.pop(own)
+            if item.sample.finish_reason is FinishReason.ABORT:
+                self._go_on(asked, own, item.sample, start, target)
+                return
         sample, job = replace(item.sample, request_id=asked.request.request_id), asked.job
-        job.stream.put(own, Generated(sample=sample, worker=engine.port.name, start=item.start, end=item.end))
+        job.stream.put(own, Generated(sample=sample, worker=engine.port.name, start=start, end=item.end))
         if self._foresight is not None and job.expected is not None and job.step is not None:
             assert job.asked is not None
             if (ended := self._foresight.ended(job.step, job.asked, job.expected, sample)) is not None:
@@ -219,6 +284,18 @@ class GenerationService:
                 states = [other.state(idle=True) for other in self._engines] if measured else []
                 self._do(self._foresight.check(job.step, ended, states))
         self._release(own)
+
+    def _go_on(self, asked: InHand, own: int, begun: Sample, start: float, target: Engine | None) -> None:
+        """Have a response that was withdrawn go on elsewhere."""
+        request = asked.request
+        if len(begun.response_ids):
+            request = replace(request, begun=begun)
+        starts = {own: start} if len(begun.response_ids) else {}
+        job = replace(asked.job, requests={own: request}, starts=starts)
+        if target is None or target.is_leaving or target.facts is None:
+            self._arrived.append(job)
+        else:
+            target.planned.appendleft(job)
 
     def _release(self, scout: int) -> None:
         """Let those begin that have waited for a scout."""
@@ -235,7 +312,7 @@ class GenerationService:
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
-        engines = [engine for engine in self._engines if engine.facts is not None]
+        engines = [engine for engine in self._engines if engine.facts is not None and not engine.is_leaving]
         if not engines:
             return
         self._plan(engines)
@@ -247,6 +324,28 @@ class GenerationService:
         for engine in engines:
             if parcels := engine.take_planned():
                 self._do(self._give(engine, engine.life, parcels))
+        self._move(engines)
+
+    def _move(self, engines: Sequence[Engine]) -> None:
+        """Move running responses to engines with room, where that is predicted to pay."""
+        now = asyncio.get_running_loop().time()
+        if (
+            not self._policy.plans
+            or self._arrived
+            or self._held_back
+            or now < self._moves_after
+            or not all(engine.can_move for engine in engines)
+            or _dry(engines) is None
+        ):
+            return
+        self._moves_after = now + _MOVES_EVERY_S
+        states = [engine.state() for engine in engines]
+        chosen: dict[int, dict[int, Engine | None]] = {}
+        for move in moves(states, recompute_s(states)):
+            own = list(engines[move.source].in_hand)[move.sequence]
+            chosen.setdefault(move.source, {})[own] = engines[move.target]
+        for source, moving in chosen.items():
+            self._do(self._withdraw(engines[source], moving))
 
     def _plan(self, engines: Sequence[Engine]) -> None:
         """Place what has arrived; and what is planned already, where an engine has run dry."""
@@ -255,9 +354,9 @@ class GenerationService:
             policy = self._pull  # until it is known what steps cost
         waiting = sum(len(engine.planned) for engine in engines)
         if policy.plans and _dry(engines) is not None and waiting != self._planned:
-            for engine in engines:
-                self._arrived += engine.planned
-                engine.planned.clear()
+            for engine in engines:  # what comes from another engine stays where it was to go
+                self._arrived += [job for job in engine.planned if not job.starts]
+                engine.planned = deque(job for job in engine.planned if job.starts)
         if not self._arrived:
             return
         jobs = sorted(self._arrived, key=lambda job: job.turn)
@@ -287,18 +386,25 @@ class GenerationService:
         dropped = [own for own, asked in engine.in_hand.items() if asked.job.stream is stream]
         for own in dropped:
             del engine.in_hand[own]
-        if dropped:
-            life = engine.life
-            async with engine.turn:
-                if engine.life == life:
-                    with suppress(WorkerDied):
-                        await engine.port.drop(dropped)
+            engine.moving.pop(own, None)
+        engine.news.set()
+        await self._tell_drop(engine, dropped)
 
-    def _do(self, work: Coroutine[None, None, None]) -> None:
+    async def _tell_drop(self, engine: Engine, dropped: Sequence[int]) -> None:
+        if not dropped or engine.facts is None:
+            return
+        life = engine.life
+        async with engine.turn:
+            if engine.life == life:
+                with suppress(WorkerDied):
+                    await engine.port.drop(dropped)
+
+    def _do(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run something beside; its error ends `run`."""
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._on_done)
+        return task
 
     def _on_done(self, task: "asyncio.Task[None]") -> None:
         self._work.discard(task)

@@ -37,7 +37,7 @@ from tailrace.run.workers.pools import actor_of
 from tailrace.tasks.context import TaskContext
 from tailrace.tasks.factory import make_services
 from tailrace.tasks.memory import MemoryUse
-from tailrace.tasks.replay import replaying
+from tailrace.tasks.replay import can_continue, load_replay, replaying
 from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.trainer.factory import make_run_trainer
@@ -138,9 +138,14 @@ def _generation(
     config: RunConfig, inputs: Inputs, parts: Parts, queue: TransferQueue, log: EventLog, activity: Activity
 ) -> Generation:
     """`activity`: that of the engine."""
-    replay = config.pipeline.replay
-    submit = None if replay is None else replaying(parts.engine, activity, replay)
-    port = LocalPort(parts.engine, EngineFacts(), log=log, activity=activity, submit=submit)
+    replay = load_replay(config.pipeline.replay)
+    port = LocalPort(
+        parts.engine,
+        EngineFacts(continues=can_continue(parts.engine, replay)),
+        log=log,
+        activity=activity,
+        submit=replaying(parts.engine, activity, replay),
+    )
     return Generation(config, [port], queue, inputs.decode, log)
 
 

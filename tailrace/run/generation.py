@@ -46,6 +46,10 @@ class RemotePort(EnginePort):
         news: list[News] = await self._worker.call("news")
         return news
 
+    async def withdraw(self, request_ids: Collection[int]) -> None:
+        """See `EnginePort`."""
+        await self._worker.call("withdraw", tuple(request_ids))
+
     async def drop(self, request_ids: Collection[int]) -> None:
         """See `EnginePort`."""
         await self._worker.call("drop", tuple(request_ids))

@@ -112,8 +112,8 @@ def load_inputs(config: RunConfig) -> Inputs:
     make_backend(config.engine).check_cache(
         model_dir, longest_prompt=prompts.longest, max_new_tokens=config.sampling.max_new_tokens
     )
-    if config.pipeline.replay is not None:
-        load_replay(config.pipeline.replay).check(
+    if (replay := load_replay(config.pipeline.replay)) is not None:
+        replay.check(
             groups=config.trainer.steps * config.groups_per_step,
             group_size=config.algorithm.group_size,
             max_new_tokens=config.sampling.max_new_tokens,

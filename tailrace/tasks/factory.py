@@ -31,6 +31,7 @@ async def _make(task: TableTask, context: TaskContext) -> Service:
             from tailrace.tasks.replay import ReplayRewardTask, load_replay
 
             replay = load_replay(context.config.pipeline.replay)
+            assert replay is not None
             return ReplayRewardTask(context, task.name, replay, workers=await capacity_of(context.config.rewards))
         case Grade():
             return RewardTask(context, task.name, await context.grader_pool())

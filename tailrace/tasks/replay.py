@@ -23,31 +23,37 @@ from tailrace.events import Event
 from tailrace.tasks.base import Outputs, Task
 from tailrace.tasks.context import TaskContext
 from tailrace.transfer.queue.base import Claim, Row
-from tailrace.types import IntArray, Request, Sample
+from tailrace.types import FinishReason, IntArray, Request, Sample
 
 if TYPE_CHECKING:
     from tailrace.workloads.replay import Replay, Script
 
 
-def load_replay(path: str) -> "Replay":
-    """Read the trace of `pipeline.replay`.
+def load_replay(path: str | None) -> "Replay | None":
+    """Read the trace of `pipeline.replay`; None without one.
 
     Raises:
         TraceError: the file is not a trace, or damaged.
     """
+    if path is None:
+        return None
     from tailrace.workloads.files import read_trace  # slow: only where a run plays a trace
     from tailrace.workloads.replay import Replay
 
     return Replay.of(read_trace(Path(path)))
 
 
-def replaying(engine: Engine, activity: Activity, path: str) -> Callable[[Sequence[Request]], SampleStream]:
-    """What stands in for `engine.submit` where the trace at `path` is played. Evaluations are not touched.
+def can_continue(engine: Engine, replay: "Replay | None") -> bool:
+    """Whether responses that were begun can go on: in a replay, those of one turn."""
+    return engine.continues and (replay is None or not replay.has_turns)
 
-    Raises:
-        TraceError: see `load_replay`.
-    """
-    replay = load_replay(path)
+
+def replaying(
+    engine: Engine, activity: Activity, replay: "Replay | None"
+) -> Callable[[Sequence[Request]], SampleStream]:
+    """What stands in for `engine.submit` where a trace is played. Evaluations are not touched."""
+    if replay is None:
+        return engine.submit
 
     def submit(requests: Sequence[Request]) -> SampleStream:
         if all(request.group_id < 0 for request in requests):
@@ -119,7 +125,9 @@ class ReplayStream(SampleStream):
         missing = set(self._requests)
         async for sample in self._first:
             missing.discard(sample.request_id)
-            if len(self._scripts[sample.request_id].turns) == 1:
+            if sample.finish_reason is FinishReason.ABORT:
+                self._finished.put_nowait(sample)  # it goes on elsewhere; see `can_continue`
+            elif len(self._scripts[sample.request_id].turns) == 1:
                 self._finish(sample)
             else:
                 self._begin(self._converse(sample))

@@ -58,7 +58,7 @@ class RolloutTask:
         self._group_size = config.algorithm.group_size
         self._sampling = config.sampling
         self._max_staleness = config.pipeline.max_staleness
-        self._replay: Replay | None = None if config.pipeline.replay is None else load_replay(config.pipeline.replay)
+        self._replay = load_replay(config.pipeline.replay)
         self._expects_lengths = config.rollout.lengths is not None
         self._decode = decode
 

@@ -85,6 +85,11 @@ class Replay:
         """`groups`: in the order in which the run takes them; none is empty."""
         self.groups = groups
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether a response has several turns."""
+        return any(len(script.turns) > 1 for group in self.groups for script in group)
+
     @classmethod
     def of(cls, trace: Trace) -> Self:
         """Read the scripts of a trace.

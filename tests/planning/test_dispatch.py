@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
@@ -194,9 +194,15 @@ def test_the_least_loaded_engine_is_the_one_with_the_most_room() -> None:
     assert [len(of) for of in LeastLoaded().place(jobs(*[1] * 30), engines).of] == [10, 20]
 
 
-@given(lengths, st.integers(1, 4))
-def test_every_job_is_placed_once(given: list[int], count: int) -> None:
-    engines = [engine(str(number), slots=3) for number in range(count)]
+@given(
+    lengths,
+    st.lists(st.tuples(linear, st.sampled_from([1, 3, 8]), st.lists(st.integers(1, 300), max_size=6)), min_size=1),
+)
+def test_every_job_is_placed_once(given: list[int], kinds: list[tuple[Linear, int, list[int]]]) -> None:
+    engines = [
+        replace(engine(str(number), slots=slots, times=times), running=[(7, left) for left in running])
+        for number, (times, slots, running) in enumerate(kinds)
+    ]
     for policy in (Pull(), RoundRobin(), LeastLoaded(), Random(), Skewness(history()), Balanced()):
         placed = policy.place(jobs(*given), engines)
         assert sorted([job for of in placed.of for job in of] + placed.later) == list(range(len(given))), policy.name

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from tailrace.simulator.clock import VirtualLoop
 from tests.tasks.schedules import Run, Saved, Schedule, versions
-from tests.transfer.virtual_time import VirtualLoop
 
 SCHEDULES = 2000
 CHUNKS = 4

@@ -16,9 +16,10 @@ from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.errors import EngineError, WeightsError
 from tailrace.events import Event, EventLog
 from tailrace.rollout.updater import EngineUpdater
+from tailrace.simulator.clock import VirtualLoop
 from tailrace.types import Request, Sample, WeightVersion
 from tests.tasks.schedules import LIMIT_S, MODES, Device, Hub, Source
-from tests.transfer.virtual_time import VirtualLoop, settle, virtual_time
+from tests.transfer.virtual_time import settle, virtual_time
 
 SCHEDULES = 250
 """The number of schedules in each mode."""

@@ -26,6 +26,8 @@ _TRIALS = 48
 """Moves of one job that are simulated."""
 _ROUNDS = 30
 """Halvings of the interval in which the makespan is searched."""
+_ROUNDING = 1e-6
+"""Part of a sum of seconds that may be lost by rounding."""
 _GAIN = 1e-9
 """The least part of the makespan that a move has to gain."""
 
@@ -124,9 +126,10 @@ class _Costs:
 
     @property
     def most(self) -> float:
-        """Seconds with all jobs, or more."""
+        """Seconds with all jobs, or more; a little more even where sums are rounded."""
         kind = self.kind
-        return self.running + kind.full[-1] + kind.base * max(self.longest, self.left, kind.lengths[0])
+        exact = self.running + kind.full[-1] + kind.base * max(self.longest, self.left, kind.lengths[0])
+        return exact * (1 + _ROUNDING)
 
     def end(self, first: int, limit: float) -> int:
         """The first job that no longer fits, where the engine takes those from `first` on and has `limit` seconds."""

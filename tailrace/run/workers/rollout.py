@@ -16,7 +16,7 @@ from tailrace.rollout.updater import EngineUpdater
 from tailrace.run.workers.base import RunWorker, UntilClosed
 from tailrace.run.workers.weights import listen_at
 from tailrace.tasks.base import Service
-from tailrace.tasks.replay import replaying
+from tailrace.tasks.replay import can_continue, load_replay, replaying
 from tailrace.transfer.weights.receiver import WeightReceiver
 
 
@@ -61,14 +61,14 @@ class RolloutWorker(RunWorker):
             activity=self.activity,
             timeout_s=config.weights.timeout_s,
         )
-        replay = config.pipeline.replay
+        replay = load_replay(config.pipeline.replay)
         self._port = LocalPort(
             self._engine,
-            EngineFacts(room=rows_in_hand(config)),
+            EngineFacts(room=rows_in_hand(config), continues=can_continue(self._engine, replay)),
             log=self.log,
             activity=self.activity,
             gate=self._updater,
-            submit=None if replay is None else replaying(self._engine, self.activity, replay),
+            submit=replaying(self._engine, self.activity, replay),
         )
         self.stack.push_async_callback(self._port.close)
 
@@ -91,6 +91,10 @@ class RolloutWorker(RunWorker):
     async def news(self) -> list[News]:
         """See `EnginePort`."""
         return await self._port.news()
+
+    async def withdraw(self, request_ids: Collection[int]) -> None:
+        """See `EnginePort`."""
+        await self._port.withdraw(request_ids)
 
     async def drop(self, request_ids: Collection[int]) -> None:
         """See `EnginePort`."""

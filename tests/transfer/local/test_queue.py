@@ -21,6 +21,7 @@ from tailrace.errors import (
     StaleRowError,
 )
 from tailrace.planning.balance import partition
+from tailrace.simulator.clock import VirtualLoop
 from tailrace.transfer.queue.base import Claim, NewRow, RowId, TaskStats
 from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.policies.balanced import BalancedByLength
@@ -32,7 +33,7 @@ from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import Value
 from tests.transfer.machine import LEASE_S, TASKS, QueueMachine
 from tests.transfer.tables import ROLLOUT, group, one_task, orders, outputs, queue_of, table, tokens
-from tests.transfer.virtual_time import VirtualLoop, settle, virtual_time
+from tests.transfer.virtual_time import settle, virtual_time
 
 T = TypeVar("T")
 MAX_BYTES = 1200
