@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.events import EventLog
-from tailrace.planning.dispatch.costs import StepCosts
+from tailrace.planning.latency import StepTimes
 from tailrace.types import Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class EngineLoad:
     """The most sequences that a replica decodes together."""
     cache_tokens: int
     """Tokens that a replica's KV cache holds."""
-    costs: StepCosts | None
+    costs: StepTimes | None
     """The steps of a replica, beside the others; None until enough were measured."""
     made: Mapping[int, int]
     """Tokens so far of each response that runs, by request."""

@@ -7,7 +7,6 @@ events and not with the tokens.
 """
 
 import asyncio
-import math
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,11 @@ import numpy as np
 from tailrace.engine.base import Engine, EngineLoad, EngineStats, SampleStream
 from tailrace.errors import EngineError, RequestError
 from tailrace.events import EventLog
-from tailrace.planning.dispatch.costs import StepCosts
+from tailrace.planning.latency import StepTimes
 from tailrace.types import FinishReason, IntArray, Request, Sample, WeightVersion
 
+_ROUNDING_S = 1e-9
+"""By so much a timer may come too early."""
 TokensOf = Callable[[Request], IntArray]
 """The response to a request, [R], whoever makes it."""
 
@@ -76,15 +77,17 @@ class TimedEngine(Engine):
 
     def __init__(
         self,
-        costs: StepCosts,
+        costs: StepTimes,
         *,
         slots: int,
         cache_tokens: int = 2**40,
+        tp: int = 1,
         tokens_of: TokensOf = tokens_by_seed,
         tells: bool = True,
     ) -> None:
-        """`tells`: whether it tells its load."""
+        """`tp`: the degree of `costs` that it has. `tells`: whether it tells its load."""
         self._costs = costs
+        self._tp = tp
         self._slots = slots
         self._cache_tokens = cache_tokens
         self._tokens_of = tokens_of
@@ -94,6 +97,8 @@ class TimedEngine(Engine):
         """Sorted by order."""
         self._running: list[_Sequence] = []
         self._streams: dict[int, _Stream] = {}
+        self._context = 0
+        """Cached tokens of what runs, when the steps under way began."""
         self._arrivals = 0
         self._since: float | None = None
         """When the steps under way began; None while there is none."""
@@ -180,7 +185,7 @@ class TimedEngine(Engine):
         steps = self._steps_by_now()
         return EngineLoad(
             replicas=1,
-            tp=1,
+            tp=self._tp,
             slots=self._slots,
             cache_tokens=self._cache_tokens,
             costs=self._costs,
@@ -212,6 +217,7 @@ class TimedEngine(Engine):
         prefill_s = self._start_waiting()
         if self._paused or self._failure is not None or not self._running:
             return
+        self._context = sum(sequence.context for sequence in self._running)
         self._since = asyncio.get_running_loop().time() + prefill_s
         self._set_timer(self._next_end())
 
@@ -228,7 +234,7 @@ class TimedEngine(Engine):
             held += needed
             tokens = sequence.made + (0 if sequence.request.group_id in prompts else len(sequence.request.prompt_ids))
             prompts.add(sequence.request.group_id)
-            seconds += self._costs.prefill * tokens
+            seconds += self._costs.prefill_s(self._tp, 1, tokens)
             self._prefilled += tokens
             self._running.append(sequence)
         return seconds
@@ -239,22 +245,18 @@ class TimedEngine(Engine):
     def _seconds(self, steps: int) -> float:
         """Seconds of so many steps of the batch; with each, all contexts grow by a token."""
         size = len(self._running)
-        context = sum(sequence.context for sequence in self._running) + size * (steps - 1) / 2
-        return steps * self._costs.step_s(1, size, context, 1)
+        return steps * self._costs.step_s(self._tp, size, self._context + size * (steps - 1) / 2, 1)
 
     def _steps_by_now(self) -> int:
         """Steps that have ended since they began."""
         if self._since is None:
             return 0
-        passed = asyncio.get_running_loop().time() - self._since
-        if passed <= 0:
-            return 0
-        size = len(self._running)
-        first = self._costs.step_s(1, size, sum(sequence.context for sequence in self._running), 1)
-        half = self._costs.context * size / 2  # seconds of n steps are half n² + (first - half) n
-        linear = first - half
-        steps = passed / first if half <= 0 else (math.sqrt(linear**2 + 4 * half * passed) - linear) / (2 * half)
-        return min(int(steps + 1e-9), self._next_end())
+        passed = asyncio.get_running_loop().time() - self._since + _ROUNDING_S
+        low, high = 0, self._next_end()
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._seconds(middle) <= passed else (low, middle - 1)
+        return low
 
     def _set_timer(self, steps: int) -> None:
         assert self._since is not None

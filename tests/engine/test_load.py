@@ -32,7 +32,7 @@ def test_an_engine_tells_how_far_its_responses_are_and_what_its_steps_cost(tiny_
             core.step()
         costs = core.load().costs
         assert costs is not None
-        assert costs.prefill > 0
+        assert costs.prefill_s(1, 1, 9) > 0
         assert costs.step_s(1, 3, 60, 1) > 0
 
 
