@@ -90,6 +90,10 @@ class Foresight:
         """Return an expectation for each prompt."""
         return self._predictor.expect(asked)
 
+    def suppose(self, asked: Asked, tokens: float) -> Expectation:
+        """Return what is expected of a prompt that has a response of so many tokens, beside those that are known."""
+        return self._predictor.suppose(asked, tokens)
+
     def ended(self, step: int, asked: Asked, expected: Expectation, sample: Sample) -> list[Ended] | None:
         """Learn from a finished response of a training step.
 

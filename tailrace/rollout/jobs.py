@@ -43,6 +43,8 @@ class Job:
     """The weights that begin them are of this version or newer."""
     step: int | None
     arrival: int
+    is_scout: bool = False
+    """Whether its length tells that of the others of its group."""
     priority: float = 0.0
     """The larger begins first, among those of a step."""
     asked: Asked | None = None
@@ -155,6 +157,8 @@ class Engine:
     def take_planned(self) -> list[Parcel]:
         """Take from what is planned as much as it has room for."""
         taken: list[tuple[Job, list[Request]]] = []
+        if len(self.planned) > 1 and self.has_room_for(1):
+            self.planned = deque(sorted(self.planned, key=lambda job: job.turn))  # expectations may have changed
         while self.planned and self.has_room_for(len(self.planned[0].requests)):
             job = self.planned.popleft()
             self.in_hand |= {own: InHand(job, request) for own, request in job.requests.items()}

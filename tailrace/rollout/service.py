@@ -7,8 +7,8 @@ A job is a group of requests, which share the cache of their prompt. What an eng
 that it can still go to another one. A policy (`planning.dispatch`) decides where jobs go: when some arrive, and where
 it weighs them against one another, again when an engine runs dry while others have some waiting.
 
-Where one sample of a group tells the length of the others, it is a scout: it begins before them. The others wait for
-it, but no engine stays empty for that.
+Where one sample of a group tells the length of the others, it is a scout: it begins before those of all groups. The
+longer it runs, the longer the others are expected to be, so those of a long one need not wait for its end.
 
 When the process of an engine dies, what it had goes back among the jobs and is generated again, from the same seeds.
 So each request ends once, whoever dies. What comes late, of a request that is generated elsewhere or that no one waits
@@ -65,8 +65,8 @@ class GenerationService:
         self._order = order
         self._arrived: list[Job] = []
         """What no engine is planned for yet."""
-        self._held_back: dict[int, Job] = {}
-        """What waits for a scout, by the scout's own id."""
+        self._scouted: dict[int, Job] = {}
+        """The others of a group whose scout has not finished, by the scout's own id."""
         self._planned = 0
         """Jobs that were planned when jobs were last placed: the same ones need not be placed again."""
         self._arrivals = itertools.count()
@@ -220,13 +220,13 @@ class GenerationService:
         if foresight.tells_samples_apart:
             jobs = [job([one]) for one in group]
         elif len(group) > 1 and foresight.wants_scout(first):
-            jobs, others = [job(group[:1])], job(group[1:])
-            self._held_back[next(iter(jobs[0].requests))] = others
+            scout, others = job(group[:1]), job(group[1:])
+            self._scouted[next(iter(scout.requests))] = others
+            jobs = [scout, others]
+            scout.is_scout = True
         else:
             jobs = [job(group)]
         self._expect(jobs)
-        if self._held_back and jobs[0].requests.keys() & self._held_back.keys():
-            jobs[0].priority = _SCOUT
         self._arrived += jobs
 
     def _expect(self, jobs: Sequence[Job]) -> None:
@@ -234,8 +234,26 @@ class GenerationService:
         assert self._foresight is not None
         expected = self._foresight.expect([job.asked for job in jobs if job.asked is not None])
         for job, expectation in zip(jobs, expected, strict=True):
-            job.expected = expectation
-            job.priority = _priority(expectation, self._order)
+            self._order_by(job, expectation)
+
+    def _order_by(self, job: Job, expected: Expectation) -> None:
+        job.expected = expected
+        job.priority = _SCOUT if job.is_scout else _priority(expected, self._order)
+
+    def _follow_scouts(self) -> None:
+        """Expect anew those whose scout still runs, by how far it has come."""
+        if not self._scouted or self._foresight is None:
+            return
+        for engine in self._engines:
+            if engine.load is None:
+                continue
+            for own, made in engine.load.made.items():
+                others, scout = self._scouted.get(own), engine.in_hand.get(own)
+                if others is not None and scout is not None and others.requests:
+                    context, left = scout.work(made)
+                    assert others.asked is not None
+                    tokens = context - len(scout.request.prompt_ids) + left
+                    self._order_by(others, self._foresight.suppose(others.asked, tokens))
 
     async def _tend(self, engine: Engine) -> None:
         """Wait for news of an engine, through all of its deaths."""
@@ -298,10 +316,9 @@ class GenerationService:
             target.planned.appendleft(job)
 
     def _release(self, scout: int) -> None:
-        """Let those begin that have waited for a scout."""
-        if (others := self._held_back.pop(scout, None)) is not None:
+        """Expect those anew whose scout has ended."""
+        if (others := self._scouted.pop(scout, None)) is not None:
             self._expect([others])
-            self._arrived.append(others)
 
     def _decide_soon(self) -> None:
         if self._gathering is None:
@@ -315,12 +332,8 @@ class GenerationService:
         engines = [engine for engine in self._engines if engine.facts is not None and not engine.is_leaving]
         if not engines:
             return
+        self._follow_scouts()
         self._plan(engines)
-        while self._held_back and (dry := _dry(engines)) is not None:
-            scout = next(iter(self._held_back))
-            others = self._held_back.pop(scout)
-            self._expect([others])
-            dry.planned.append(others)
         for engine in engines:
             if parcels := engine.take_planned():
                 self._do(self._give(engine, engine.life, parcels))
@@ -332,7 +345,6 @@ class GenerationService:
         if (
             not self._policy.plans
             or self._arrived
-            or self._held_back
             or now < self._moves_after
             or not all(engine.can_move for engine in engines)
             or _dry(engines) is None
@@ -377,7 +389,7 @@ class GenerationService:
         """End all that `stream` has not yielded."""
         self._streams.discard(stream)
         self._arrived = [job for job in self._arrived if job.stream is not stream]
-        self._held_back = {own: job for own, job in self._held_back.items() if job.stream is not stream}
+        self._scouted = {own: job for own, job in self._scouted.items() if job.stream is not stream}
         await asyncio.gather(*(self._drop(engine, stream) for engine in self._engines))
         self._decide()
 

@@ -101,6 +101,10 @@ class LengthPredictor(Protocol):
         """Return an expectation for a response to each prompt."""
         ...
 
+    def suppose(self, prompt: Asked, tokens: float) -> Expectation:
+        """Return an expectation for a prompt, if it had a response of so many tokens, too. Nothing is learned."""
+        ...
+
     def learn(self, finished: Sequence[Finished]) -> None:
         """Take in responses, those of older versions first."""
         ...

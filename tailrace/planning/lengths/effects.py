@@ -102,18 +102,23 @@ class Effects:
         self._responses += 1
         self.__dict__.pop("_variances", None)
 
-    def expect(self, prompt_id: str) -> Normal | None:
-        """Return what is expected of a response to a prompt; None where nothing is known at all."""
+    def expect(self, prompt_id: str, *, beside: float | None = None) -> Normal | None:
+        """Return what is expected of a response to a prompt; None where nothing is known at all.
+
+        Args:
+            beside: a log-length that is taken for that of one more response to it.
+        """
         if not self._prompts:
             return None
         mean, between, within = self._variances
-        sums = self._prompts.get(prompt_id)
-        if sums is None:
+        sums = self._prompts.get(prompt_id, _Sums())
+        count, total = sums.count, sums.total
+        if beside is not None:
+            count, total = count + 1, total + beside
+        if count * between <= 0:
             return Normal(mean, math.sqrt(between + within))
-        if sums.count * between <= 0:
-            return Normal(mean, math.sqrt(between + within))
-        share = sums.count * between / (sums.count * between + within)
-        return Normal(mean + share * (sums.total / sums.count - mean), math.sqrt(within + between * (1 - share)))
+        share = count * between / (count * between + within)
+        return Normal(mean + share * (total / count - mean), math.sqrt(within + between * (1 - share)))
 
     @property
     def prompt_share(self) -> float:

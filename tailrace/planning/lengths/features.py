@@ -70,6 +70,10 @@ class Features:
         means = np.stack([self._figures(prompt) for prompt in prompts]) @ coefficients
         return [Expectation.of(float(mean), deviation) for mean in means]
 
+    def suppose(self, prompt: Asked, tokens: float) -> Expectation:
+        """See `LengthPredictor`. It tells the samples of a group by more than one of them."""
+        return self.expect([prompt])[0]
+
     def learn(self, finished: Sequence[Finished]) -> None:
         """See `LengthPredictor`."""
         for version in sorted({response.version for response in finished}):

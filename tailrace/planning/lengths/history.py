@@ -37,6 +37,10 @@ class History:
         """See `LengthPredictor`."""
         return [Expectation.of(*(self._effects.expect(prompt.prompt_id) or _UNKNOWN)) for prompt in prompts]
 
+    def suppose(self, prompt: Asked, tokens: float) -> Expectation:
+        """See `LengthPredictor`."""
+        return Expectation.of(*(self._effects.expect(prompt.prompt_id, beside=math.log(tokens)) or _UNKNOWN))
+
     def learn(self, finished: Sequence[Finished]) -> None:
         """See `LengthPredictor`."""
         for response in finished:

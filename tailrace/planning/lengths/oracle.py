@@ -25,6 +25,10 @@ class Oracle:
         """
         return [Expectation(*[_forced(prompt)] * 3) for prompt in prompts]
 
+    def suppose(self, prompt: Asked, tokens: float) -> Expectation:
+        """See `LengthPredictor`. It tells the samples of a group by more than one of them."""
+        return self.expect([prompt])[0]
+
     def learn(self, finished: Sequence[Finished]) -> None:
         """See `LengthPredictor`; there is nothing to learn."""
 

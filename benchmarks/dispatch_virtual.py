@@ -1,0 +1,217 @@
+"""Generates steps of a workload on engines in virtual time, under several ways to dispatch prompts.
+
+    python benchmarks/dispatch_virtual.py [--engines 16] [--slots 256] [--groups 512] [--steps 3] [WORKLOAD …]
+
+The service, its policies and predictors are the real ones. Engines take the time of `h100_steps.json` for a step. The
+last line is JSON: for each workload the generation seconds of each arm, as parts of those of random dispatch.
+"""
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from tailrace.activity import Activity
+from tailrace.config.engine import SamplingConfig
+from tailrace.config.rollout import DispatchConfig, Order, Policy
+from tailrace.events import EventLog
+from tailrace.planning.dispatch.factory import make_policy
+from tailrace.planning.latency import LatencyPredictor, StepTimes
+from tailrace.planning.lengths.base import Asked, LengthPredictor
+from tailrace.planning.lengths.history import Siblings
+from tailrace.planning.lengths.oracle import Oracle
+from tailrace.planning.remaining import LengthHistory
+from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, ProfileKey, TPProfile
+from tailrace.rollout.base import EngineFacts
+from tailrace.rollout.foresight import Foresight
+from tailrace.rollout.local import LocalPort
+from tailrace.rollout.service import GenerationService
+from tailrace.simulator.clock import VirtualLoop
+from tailrace.simulator.engine import TimedEngine
+from tailrace.types import IntArray, Request
+from tailrace.workloads.replay import Replay
+from tailrace.workloads.samplers.factory import library, open_workload
+
+PROFILES = Path(__file__).with_name("h100_steps.json")
+MODELS = {
+    "code-14b": "14b",
+    "math-235b": "235b",
+    "math-32b": "32b",
+    "search-7b": "8b",
+    "tool-use-235b": "235b",
+    "video-7b": "8b",
+}
+"""The model in `h100_steps.json` that is nearest to that of each workload."""
+
+
+class Ceiling(Oracle):
+    """Knows the mean length of each prompt's responses: the most that a prompt can tell."""
+
+    name = "ceiling"
+    tells_samples_apart = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A way to dispatch."""
+
+    policy: Policy
+    lengths: type[LengthPredictor] | None = None
+    order: Order = "first_in"
+
+
+ARMS = {
+    "random": Arm(policy="random"),
+    "pull": Arm(policy="pull"),
+    "pull_lpt": Arm(policy="pull", lengths=Oracle, order="longest_first"),
+    "streamrl_ceiling": Arm(policy="streamrl", lengths=Ceiling, order="longest_first"),
+    "skewness_siblings": Arm(policy="skewness_aware", lengths=Siblings, order="longest_first"),
+    "skewness_ceiling": Arm(policy="skewness_aware", lengths=Ceiling, order="longest_first"),
+    "oracle": Arm(policy="skewness_aware", lengths=Oracle, order="longest_first"),
+}
+
+
+def read_profile(model: str) -> tuple[StepTimes, int, int]:
+    """The step times of a model on H100, its TP degree, and the tokens that its cache holds."""
+    found: Mapping[str, Any] = json.loads(PROFILES.read_text())[model]
+    tp = found["tp"]
+    key = ProfileKey(
+        model=found["model"],
+        architecture={},
+        dtype="bfloat16",
+        ranks=tp,
+        threads_per_rank=1,
+        hardware="H100",
+        cores=1,
+        backend="vllm",
+        collectives="nccl",
+    )
+    decode = tuple(
+        DecodePoint(tp=tp, replicas=1, batch_size=size, context_tokens=tokens, seconds=seconds)
+        for size, tokens, seconds in found["decode"]
+    )
+    prefill = tuple(
+        PrefillPoint(tp=tp, batch_size=1, length=tokens, seconds=seconds) for tokens, seconds in found["prefill"]
+    )
+    profile = TPProfile(
+        key=key,
+        created="",
+        tailrace="",
+        token_budget=max(tokens for _, tokens, _ in found["decode"]),
+        decode=decode,
+        prefill=prefill,
+        group_s={tp: 1.0} if tp > 1 else {},  # no switch is planned here
+    )
+    return LatencyPredictor(profile), tp, found["cache_tokens"]
+
+
+def requests_of(replay: Replay, step: int, groups: int) -> tuple[list[Request], list[Asked], list[Asked]]:
+    """The requests of a step; what is told of each; and the same with the mean of its group."""
+    requests, asked, means = [], [], []
+    for group in range(step * groups, (step + 1) * groups):
+        scripts = replay.groups[group]
+        mean = round(np.mean([script.tokens for script in scripts]))
+        for number, script in enumerate(scripts):
+            requests.append(
+                Request(
+                    request_id=len(requests),
+                    group_id=group,
+                    number=number,
+                    prompt_ids=np.zeros(script.prompt_tokens, np.int64),
+                    sampling=SamplingConfig(max_new_tokens=script.tokens, ignore_eos=True),
+                    seed=0,
+                )
+            )
+            told = Asked(prompt_id=str(group), prompt_tokens=script.prompt_tokens, forced=script.tokens)
+            asked.append(told)
+            means.append(replace(told, forced=mean))
+    return requests, asked, means
+
+
+def zeros(request: Request) -> IntArray:
+    """A response as long as it was asked for."""
+    return np.zeros(request.sampling.max_new_tokens, np.int8)
+
+
+async def step_seconds(arm: Arm, replay: Replay, *, engines: int, slots: int, groups: int, model: str) -> list[float]:
+    """Seconds of each step of a replay."""
+    times, tp, cache_tokens = read_profile(model)
+    log = EventLog(sinks=())
+    made = [TimedEngine(times, slots=slots, cache_tokens=cache_tokens, tp=tp, tokens_of=zeros) for _ in range(engines)]
+    group_size = len(replay.groups[0])
+    facts = EngineFacts(room=slots + group_size, continues=True)
+    ports = [
+        LocalPort(engine, facts, log=log, activity=Activity(log, "engine"), name=f"rollout-{number}")
+        for number, engine in enumerate(made)
+    ]
+    history = LengthHistory()
+    config = DispatchConfig(policy=arm.policy, least_gain=0.0, check_every=10**6)
+    policy = make_policy(config, history, seed=1)
+    foresight = None
+    if arm.lengths is not None:
+        foresight = Foresight(arm.lengths(), policy, config, history, log, samples_per_step=groups * group_size)
+    service = GenerationService(ports, policy, foresight=foresight, order=arm.order)
+    for port, engine in zip(service._engines, made, strict=True):
+        port.load = engine.load()
+    serving = asyncio.create_task(service.run())
+    await asyncio.sleep(1)  # all engines are ready
+    seconds = []
+    for step in range(len(replay.groups) // groups):
+        requests, asked, means = requests_of(replay, step, groups)
+        start = asyncio.get_running_loop().time()
+        told = means if arm.lengths is Ceiling else asked
+        async for _ in service.generate(requests, step=step, asked=told):
+            pass
+        seconds.append(asyncio.get_running_loop().time() - start)
+    serving.cancel()
+    return seconds
+
+
+def compare(
+    workload: str, *, engines: int, slots: int, groups: int, group_size: int, steps: int, arms: Sequence[str]
+) -> dict[str, float]:
+    """The seconds of each arm as a part of those of random dispatch; the mean of the steps."""
+    trace = open_workload(workload).sample(steps=steps, groups=groups, group_size=group_size, seed=0)
+    replay = Replay.of(trace)
+    found: defaultdict[str, float] = defaultdict(float)
+    for name in arms:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            each = step_seconds(ARMS[name], replay, engines=engines, slots=slots, groups=groups, model=MODELS[workload])
+            found[name] = float(np.mean(runner.run(each)))
+    return {name: round(seconds / found["random"], 4) for name, seconds in found.items()} | {
+        "random_s": round(found["random"], 1)
+    }
+
+
+def main(
+    workloads: Annotated[list[str] | None, typer.Argument()] = None,
+    engines: int = 16,
+    slots: int = 256,
+    groups: int = 512,
+    group_size: int = 8,
+    steps: int = 3,
+) -> None:
+    """Compare all arms on each workload."""
+    found = {}
+    for workload in workloads or library():
+        found[workload] = compare(
+            workload,
+            engines=engines,
+            slots=slots,
+            groups=groups,
+            group_size=group_size,
+            steps=steps,
+            arms=list(ARMS),
+        )
+        print(workload, found[workload], flush=True)
+    print(json.dumps({"sixteen_engines": found}))
+
+
+if __name__ == "__main__":
+    typer.run(main)
