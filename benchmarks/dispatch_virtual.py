@@ -113,7 +113,9 @@ def read_profile(model: str) -> tuple[StepTimes, int, int]:
 
 def requests_of(replay: Replay, step: int, groups: int) -> tuple[list[Request], list[Asked], list[Asked]]:
     """The requests of a step; what is told of each; and the same with the mean of its group."""
-    requests, asked, means = [], [], []
+    requests: list[Request] = []
+    asked: list[Asked] = []
+    means: list[Asked] = []
     for group in range(step * groups, (step + 1) * groups):
         scripts = replay.groups[group]
         mean = round(np.mean([script.tokens for script in scripts]))

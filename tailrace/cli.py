@@ -307,6 +307,20 @@ def top(
     show(connection, once=once)
 
 
+@app.command()
+def scale(
+    run: Annotated[Path, typer.Argument(help="The directory of a run that goes on.", metavar="RUN", parser=_path)],
+    changes: Annotated[list[str], typer.Argument(help="rollout=N, the number of workers.", metavar="rollout=N")],
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Seconds to wait until the change is made.", min=1.0)
+    ] = 600.0,
+) -> None:
+    """Change the number of rollout workers of a run, while it goes on. Nothing is lost, and no one waits for it."""
+    from tailrace.commands.scale import scale as scale_run
+
+    print(scale_run(run, changes, timeout_s=timeout_s))
+
+
 @trace.command("import")
 def trace_import(
     files: Annotated[

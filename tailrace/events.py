@@ -78,6 +78,10 @@ class EventLog:
         """The value of `now` at the time at which this process's `time.perf_counter` was `perf_counter`."""
         return perf_counter - self._zero
 
+    def listen(self, sink: Sink) -> None:
+        """Hand every further event to this sink, too."""
+        self._sinks = (*self._sinks, sink)
+
     def emit(self, event: Event) -> None:
         """Hand `event` to the sinks. Metrics that are not finite are dropped: JSON cannot express them.
 

@@ -15,7 +15,7 @@ ends at once when the worker dies. Nothing here replaces a dead worker: tailrace
 import asyncio
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
@@ -59,6 +59,10 @@ class Worker(ABC):
     computations must not run in it: a loop that stands still for `heartbeat_limit_s` is taken for dead. The worker's
     other public async methods are commands, see `WorkerHandle.call`.
     """
+
+    notice: Callable[[], None] | None = None
+    """Called when SIGTERM comes, as it does before a preemptible machine ends: the worker goes on until the driver has
+    closed it. None: the process ends at once."""
 
     async def open(self) -> dict[str, Any]:
         """Get ready, for example load the model. Return facts about the worker for the driver.

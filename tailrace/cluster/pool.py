@@ -107,13 +107,18 @@ class Pool:
     ) -> None:
         """`budget`: limits the deaths; None: no worker is replaced. `on_death`: awaited before a replacement starts."""
         self._cluster = cluster
-        self._specs = specs
+        self._specs = list(specs)
+        """By index; that of a worker that was removed stays."""
         self._limit_s = 2 * config.start_limit_s
         """Seconds for a replacement to be placed and to open."""
         self._log = log
         self._budget = budget
         self._on_death = on_death
         self._handles: list[WorkerHandle | None] = [None] * len(specs)
+        self._tending: dict[int, asyncio.Task[None]] = {}
+        """Tends each worker while `run` goes on."""
+        self._end: asyncio.Future[None] | None = None
+        """The end of `run`."""
         self._changed = asyncio.Event()
         """Set and replaced whenever a handle, or the failure, changes."""
         self._dead: set[WorkerHandle] = set()
@@ -147,12 +152,63 @@ class Pool:
             TailraceError: the error of a worker's `run`, or of a replacement's start.
             ClusterError: too many workers have died; without a budget, the WorkerDied of the first.
         """
+        self._end = asyncio.get_running_loop().create_future()
+        for index in range(len(self._specs)):
+            self._begin_to_tend(index)
         try:
-            await _together(*(self._tend(index) for index in range(len(self._specs))))
+            await self._end
         except TailraceError as error:
             self._failure = error
             self._tell_change()
             raise
+        finally:
+            self._end = None
+            tending = list(self._tending.values())
+            for task in tending:
+                task.cancel()
+            if tending:
+                await asyncio.wait(tending)
+
+    async def add(self, spec: WorkerSpec) -> int:
+        """Start one more worker, and return its index. It is tended as the others while `run` goes on.
+
+        Raises: see `Cluster.start`; then there is no such worker.
+        """
+        index = len(self._specs)
+        self._specs.append(spec)
+        self._handles.append(None)
+        await self._start(index)
+        if self._end is not None:
+            self._begin_to_tend(index)
+        return index
+
+    async def remove(self, index: int) -> None:
+        """Close one worker, and pass on its last reports. It is not replaced.
+
+        Raises: see `WorkerHandle.close`.
+        """
+        if (tending := self._tending.pop(index, None)) is not None:
+            tending.cancel()
+            await asyncio.wait([tending])
+        handle, self._handles[index] = self._handles[index], None
+        if handle is not None:
+            await self._close(handle)
+
+    def _begin_to_tend(self, index: int) -> None:
+        task = self._tending[index] = asyncio.create_task(self._tend(index))
+        task.add_done_callback(lambda task: self._on_tended(index, task))
+
+    def _on_tended(self, index: int, task: asyncio.Task[None]) -> None:
+        """End `run` with the first error, or when the last worker's `run` has returned."""
+        if self._tending.get(index) is not task:
+            return  # it was removed
+        del self._tending[index]
+        if self._end is None or self._end.done() or task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            self._end.set_exception(error)
+        elif not self._tending:
+            self._end.set_result(None)
 
     async def call(self, index: int, method: str, *args: Any) -> Any:
         """Call a command of the worker at `index`. If the worker is being replaced, wait for the replacement.

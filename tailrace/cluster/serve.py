@@ -128,6 +128,8 @@ class _Serving:
             WorkerContext(name=start.name, address=start.address, datacentre=start.datacentre, emit=self._outbox.emit),
         )
         facts = await self._worker.open()
+        if self._worker.notice is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._worker.notice)
         return facts | {"pid": os.getpid(), "cores": usable_cores()}
 
     async def _call(self, method: str, args: bytes) -> Any:

@@ -1,8 +1,8 @@
 """Schemas of worker processes on Ray and of their placement."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from tailrace.config.base import Config, Listed, Processes, Seconds
 
@@ -62,6 +62,39 @@ class PoolConfig(Config):
         return self.threads or max(1, int(self.cpus))
 
 
+class RolloutPoolConfig(PoolConfig):
+    """The rollout workers."""
+
+    min_workers: Processes | None = None
+    """The fewest workers while the run goes on; with `max_workers` the run chooses between the two by itself."""
+    max_workers: Processes | None = None
+    """The most workers."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the run chooses the number of workers."""
+        return self.min_workers is not None or self.max_workers is not None
+
+    @property
+    def least(self) -> int:
+        """The fewest workers that the run chooses."""
+        return self.min_workers or min(self.workers, self.max_workers or self.workers)
+
+    @property
+    def most(self) -> int:
+        """The most workers that the run chooses."""
+        return self.max_workers or max(self.workers, self.least)
+
+    @model_validator(mode="after")
+    def _begins_within_its_bounds(self) -> Self:
+        if not self.least <= self.workers <= self.most:
+            raise ValueError(
+                f"has {self.workers} workers, which is not from min_workers {self.least} to max_workers {self.most}; "
+                "begin with a number between the two"
+            )
+        return self
+
+
 _USUAL = ("rollout", "trainer", "reward", "reference")
 """Pools with a key of their own; those of an algorithm are in `pools`."""
 
@@ -77,7 +110,7 @@ class ClusterConfig(Config):
     address: str | None = Field(default=None, min_length=1)
     """A running Ray cluster to join: host:port or `auto`. By default a cluster is started on this machine for the run,
     and ended with it."""
-    rollout: PoolConfig = PoolConfig()
+    rollout: RolloutPoolConfig = RolloutPoolConfig()
     """Each has an engine, and generates."""
     trainer: PoolConfig = PoolConfig()
     """The worker that updates the weights; there is exactly one."""

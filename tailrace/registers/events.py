@@ -272,6 +272,18 @@ class EventKind(StrEnum):
             meaning="Prompts are pulled from now on, or placed again, because of a check.", is_work=False, tells="text"
         ),
     )
+    SCALE = (
+        "scale",
+        About(
+            meaning=(
+                "A decision about the number of engines, with all of its terms ([generation.md](generation.md), "
+                "[elasticity.py](../tailrace/planning/elasticity.py)). Decisions to change nothing are left out."
+            ),
+            is_work=False,
+            mark="run",
+            tells="text",
+        ),
+    )
     ADAPTIVE_TP = (
         "adaptive_tp",
         About(

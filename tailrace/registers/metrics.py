@@ -472,6 +472,18 @@ METRICS = (
         )
     ),
     *(
+        Metric(name=name, of=(EventKind.SCALE,), unit=unit, meaning=meaning)
+        for name, unit, meaning in (
+            ("engines", "", "before the change"),
+            ("wanted", "", "after it"),
+            ("generation_s", "s", "in which the samples of the last step were generated"),
+            ("training_s", "s", "in which that step was trained on"),
+            ("lead_s", "s", "δ: generation less training"),
+            ("saved_s", "s", "δ': by which one more engine is predicted to shorten generation"),
+            ("lost_s", "s", "by which one engine less is predicted to lengthen it"),
+        )
+    ),
+    *(
         Metric(name=name, of=(EventKind.ADAPTIVE_TP,), unit=unit, meaning=meaning)
         for name, unit, meaning in (
             ("source_tp", "", "degree before"),

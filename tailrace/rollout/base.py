@@ -57,7 +57,12 @@ class Refused:
     error: RequestError
 
 
-News = Finished | Refused | EngineLoad
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The engine's machine ends soon."""
+
+
+News = Finished | Refused | Leaving | EngineLoad
 """The last is the engine's load at the time of the news, where it tells."""
 
 

@@ -9,7 +9,7 @@ from tailrace.engine.base import Engine, SampleStream
 from tailrace.errors import EngineError, RequestError
 from tailrace.events import Event, EventLog
 from tailrace.registers.events import EventKind
-from tailrace.rollout.base import EngineFacts, EnginePort, Finished, News, Parcel, Refused
+from tailrace.rollout.base import EngineFacts, EnginePort, Finished, Leaving, News, Parcel, Refused
 from tailrace.rollout.gate import OpenGate, WeightsGate
 from tailrace.transfer.queue.holding import VOID
 from tailrace.types import FinishReason, Request, Sample
@@ -72,6 +72,10 @@ class LocalPort(EnginePort):
         self._news.clear()
         load = self._engine.load()
         return news if load is None else [*news, load]
+
+    def leave(self) -> None:
+        """Tell the service that the engine ends soon."""
+        self._tell(Leaving())
 
     async def withdraw(self, request_ids: Collection[int]) -> None:
         """See `EnginePort`."""

@@ -27,11 +27,11 @@ from dataclasses import replace
 from tailrace.config.rollout import Order
 from tailrace.engine.base import EngineLoad
 from tailrace.errors import ClusterError, EngineError, WorkerDied
-from tailrace.planning.dispatch.base import Policy
+from tailrace.planning.dispatch.base import EngineState, Policy
 from tailrace.planning.dispatch.moving import moves, recompute_s
 from tailrace.planning.dispatch.simple import Pull
 from tailrace.planning.lengths.base import Asked, Expectation
-from tailrace.rollout.base import EnginePort, Finished, News, Parcel, Refused
+from tailrace.rollout.base import EnginePort, Finished, Leaving, News, Parcel, Refused
 from tailrace.rollout.foresight import Foresight
 from tailrace.rollout.jobs import Engine, InHand, Job
 from tailrace.rollout.streams import Generated, GeneratedStream, Samples
@@ -76,6 +76,8 @@ class GenerationService:
         """The loop's time before which no response moves again."""
         self._gathering: asyncio.TimerHandle | None = None
         self._work: set[asyncio.Task[None]] = set()
+        self.on_leaving: Callable[[str], None] = lambda name: None
+        """Called with the name of an engine whose machine ends soon."""
         self._failed: asyncio.Future[None] | None = None
         """Gets the error that ends `run`."""
 
@@ -129,6 +131,16 @@ class GenerationService:
         else:
             self._decide()
         return stream
+
+    @property
+    def engines(self) -> list[str]:
+        """The names of the engines that it uses."""
+        return [engine.port.name for engine in self._engines if not engine.is_leaving]
+
+    def idle_states(self) -> list[EngineState]:
+        """Each engine as it would be without work; empty where the steps of one were not measured."""
+        used = [engine for engine in self._engines if not engine.is_leaving]
+        return [engine.state(idle=True) for engine in used] if all(engine.is_measured for engine in used) else []
 
     def add(self, port: EnginePort) -> None:
         """Use another engine from now on. It is given requests as soon as it is ready.
@@ -273,6 +285,8 @@ class GenerationService:
             match item:
                 case EngineLoad():
                     engine.load = item
+                case Leaving():
+                    self.on_leaving(engine.port.name)
                 case Finished():
                     self._finish(engine, item)
                 case Refused():
@@ -298,9 +312,7 @@ class GenerationService:
         if self._foresight is not None and job.expected is not None and job.step is not None:
             assert job.asked is not None
             if (ended := self._foresight.ended(job.step, job.asked, job.expected, sample)) is not None:
-                measured = all(other.is_measured for other in self._engines)
-                states = [other.state(idle=True) for other in self._engines] if measured else []
-                self._do(self._foresight.check(job.step, ended, states))
+                self._do(self._foresight.check(job.step, ended, self.idle_states()))
         self._release(own)
 
     def _go_on(self, asked: InHand, own: int, begun: Sample, start: float, target: Engine | None) -> None:

@@ -17,6 +17,7 @@ from tailrace.planning.remaining import LengthHistory
 from tailrace.rollout.base import EngineFacts, EnginePort, News, Parcel
 from tailrace.rollout.foresight import Foresight
 from tailrace.rollout.service import GenerationService
+from tailrace.tasks.base import Service
 from tailrace.tasks.context import Decode
 from tailrace.tasks.rollout import RolloutTask
 from tailrace.transfer.queue.base import TransferQueue
@@ -74,12 +75,18 @@ class Generation:
                 samples_per_step=config.trainer.train_batch_size,
             )
         self.service = GenerationService(ports, policy, foresight=foresight, order=config.rollout.order)
+        self._beside: list[Service] = [self.service]
         (name,) = (task.name for task in make_algorithm(config.algorithm).tasks if isinstance(task.work, Generate))
         self._task = RolloutTask(queue, name, self.service, decode, log, config)
+
+    def serve_beside(self, service: Service) -> None:
+        """Run this for as long as rows are generated."""
+        self._beside.append(service)
 
     async def run(self) -> None:
         """See `Service`."""
         async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(self.service.run())
+            endless = [tasks.create_task(service.run()) for service in self._beside]
             await self._task.run()
-            serving.cancel()
+            for task in endless:
+                task.cancel()

@@ -34,6 +34,8 @@ from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.base import EnginePort
 from tailrace.run.checkpoint import RunState
+from tailrace.run.control import control
+from tailrace.run.fleet import Fleet
 from tailrace.run.generation import Generation, RemotePort
 from tailrace.run.inputs import Inputs
 from tailrace.run.learner import Learner, ModelLearner
@@ -136,6 +138,9 @@ class Separated(Placement):
         await pools.start()
         learner = RemoteLearner(pools.trainer)
         generation = Generation(config, pools.engines(), queue.queue, self._inputs.decode, log)
+        fleet = Fleet(config.cluster.rollout, pools, generation.service, log)
+        generation.serve_beside(fleet)
+        await stack.enter_async_context(control(Path(config.output_dir), fleet.scale))
         evaluator = None
         if evaluated(config, self._inputs):
             graders = await stack.enter_async_context(GraderPool(config.rewards))
@@ -223,9 +228,24 @@ class Workers:
             raise first_error(errors) from errors
         if weights is None:
             weights = await self.trainer.call(0, "weights_address")
-        settings = msgspec.structs.replace(self._settings, weights=weights)
-        self._pools["rollout"] = self._pool("rollout", settings)
+        self._settings = msgspec.structs.replace(self._settings, weights=weights)
+        self._pools["rollout"] = self._pool("rollout", self._settings)
         await self.rollout.start()
+
+    async def add_engine(self) -> EnginePort:
+        """Start one more rollout worker.
+
+        Raises: see `Pool.add`.
+        """
+        spec = self._spec("rollout", self._settings, len(self.rollout.names))
+        return RemotePort(self.rollout, await self.rollout.add(spec), spec.name)
+
+    async def remove_engine(self, name: str) -> None:
+        """Close a rollout worker, which has nothing left to do.
+
+        Raises: see `Pool.remove`.
+        """
+        await self.rollout.remove(self.rollout.names.index(name))
 
     async def close(self) -> None:
         """Close all workers.
@@ -251,23 +271,21 @@ class Workers:
 
     def _pool(self, kind: str, settings: RunSettings) -> Pool:
         """Make the pool of a kind. A model is trained by one worker, which is not replaced."""
-        config = self._configs[kind]
-        specs = [
-            WorkerSpec(
-                name=kind if kind in self._trained else f"{kind}-{number}",
-                pool=config,
-                factory=factory_of(self._algorithm, kind),
-                settings=msgspec.structs.replace(settings, pool=kind).encode(),
-            )
-            for number in range(config.workers)
-        ]
         return Pool(
             self._cluster,
-            specs,
+            [self._spec(kind, settings, number) for number in range(self._configs[kind].workers)],
             self._config.cluster,
             self._log,
             budget=None if kind in self._trained else self._budget,
             on_death=self._take_back,
+        )
+
+    def _spec(self, kind: str, settings: RunSettings, number: int) -> WorkerSpec:
+        return WorkerSpec(
+            name=kind if kind in self._trained else f"{kind}-{number}",
+            pool=self._configs[kind],
+            factory=factory_of(self._algorithm, kind),
+            settings=msgspec.structs.replace(settings, pool=kind).encode(),
         )
 
     async def _take_back(self, handle: WorkerHandle) -> None:

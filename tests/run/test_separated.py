@@ -25,7 +25,7 @@ from tailrace.rollout.base import EngineFacts
 from tailrace.run.generation import RemotePort
 from tailrace.run.train import train
 from tests.conftest import TinyModel
-from tests.helpers.runs import assert_same_run, small_run, steps_of, weights, write_prompts
+from tests.helpers.runs import assert_same_run, small_run, steps_of, weights
 from tests.helpers.separated_runs import (
     FULLY_ASYNCHRONOUS,
     KL,
@@ -35,24 +35,6 @@ from tests.helpers.separated_runs import (
     of,
 )
 from tests.report.test_prometheus import scrape
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    return write_prompts(tmp_path / "prompts.jsonl")
-
-
-@pytest.fixture
-def local(monkeypatch: pytest.MonkeyPatch) -> list[LocalCluster]:
-    """Run workers in the event loop of the test, and list the clusters made."""
-    made: list[LocalCluster] = []
-
-    def make_cluster(config: Any, _: Any) -> LocalCluster:
-        made.append(LocalCluster(config))
-        return made[-1]
-
-    monkeypatch.setattr("tailrace.run.separated.make_cluster", make_cluster)
-    return made
 
 
 def assert_whole(run: Path, steps: int, *, max_staleness: int) -> None:

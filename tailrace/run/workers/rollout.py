@@ -80,6 +80,10 @@ class RolloutWorker(RunWorker):
         """A service that waits until the queue is closed; the driver says what to generate."""
         return (UntilClosed(self.queue),)
 
+    def notice(self) -> None:
+        """See `Worker`."""
+        self._port.leave()
+
     async def ready(self) -> EngineFacts:
         """See `EnginePort`."""
         return await self._port.ready()

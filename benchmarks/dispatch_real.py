@@ -1,0 +1,160 @@
+"""Generates the same steps on two real engines of one core each, under several ways to dispatch prompts, in turns.
+
+    TAILRACE_DATA=… python benchmarks/dispatch_real.py [--rounds 6] [--groups 48] [--slots 16]
+
+Lengths are those of DAPO's mathematics in TAILRACE_DATA, scaled so that the longest has 1,024 tokens; without it, they
+are drawn from the workload math-32b. The model has the shape of SmolLM2-135M. In each round all arms generate one and
+the same step, in an order that changes. The last line is JSON: the median over rounds of each arm's seconds, as parts
+of those of random dispatch in the same round.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import random
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import typer
+from dispatch_engine import Settings
+from dispatch_virtual import ARMS, Arm, Ceiling, requests_of
+
+from tailrace.cluster.base import WorkerSpec
+from tailrace.cluster.factory import make_cluster
+from tailrace.cluster.pool import DeathBudget, Pool
+from tailrace.config.cluster import ClusterConfig, PoolConfig
+from tailrace.config.engine import NativeEngineConfig
+from tailrace.config.model import ModelConfig
+from tailrace.config.rollout import DispatchConfig
+from tailrace.events import EventLog
+from tailrace.models.resolve import resolve_model
+from tailrace.planning.dispatch.factory import make_policy
+from tailrace.planning.remaining import LengthHistory
+from tailrace.rollout.foresight import Foresight
+from tailrace.rollout.service import GenerationService
+from tailrace.run.generation import RemotePort
+from tailrace.workloads.replay import Replay
+from tailrace.workloads.samplers.factory import open_workload
+
+LONGEST = 1024
+SHARES = ("random", "pull", "pull_lpt", "skewness_siblings", "skewness_ceiling", "oracle")
+
+
+def scripts(groups: int, rounds: int) -> Replay:
+    """The lengths of all rounds, and of one more to warm up."""
+    trace = open_workload("math-32b").sample(steps=rounds + 1, groups=groups, group_size=8, seed=1)
+    replay = Replay.of(trace)
+    longest = max(script.tokens for group in replay.groups for script in group)
+    return replay.map(lambda script: script.scaled(LONGEST / longest))
+
+
+class Contest:
+    """Two engines, and what each arm has learned so far."""
+
+    def __init__(self, ports: Sequence[RemotePort], samples: int) -> None:
+        self._ports = ports
+        self._samples = samples
+        self._foresights: dict[str, Foresight] = {}
+        self.moved = 0
+
+    async def seconds(self, name: str, replay: Replay, step: int, groups: int) -> float:
+        """Seconds in which an arm generates a step."""
+        arm = ARMS[name]
+        history = LengthHistory()
+        policy = make_policy(DispatchConfig(policy=arm.policy), history, seed=step)
+        service = GenerationService(self._ports, policy, foresight=self._foresight(name, arm), order=arm.order)
+        requests, asked, means = requests_of(replay, step, groups)
+        chance = np.random.default_rng(step)
+        requests = [
+            replace(request, prompt_ids=chance.integers(100, 40_000, len(request.prompt_ids))) for request in requests
+        ]
+        prompts = {request.group_id: request.prompt_ids for request in requests}
+        requests = [replace(request, prompt_ids=prompts[request.group_id]) for request in requests]
+        serving = asyncio.create_task(service.run())
+        while any(engine.facts is None for engine in service._engines):
+            await asyncio.sleep(0.01)
+        start = time.perf_counter()
+        told = means if arm.lengths is Ceiling else asked
+        async for _ in service.generate(requests, step=step, asked=told):
+            pass
+        seconds = time.perf_counter() - start
+        serving.cancel()
+        await asyncio.wait([serving])
+        return seconds
+
+    def _foresight(self, name: str, arm: Arm) -> Foresight | None:
+        if arm.lengths is None:
+            return None
+        if name not in self._foresights:
+            history = LengthHistory()
+            config = DispatchConfig(policy=arm.policy, least_gain=0.0, check_every=10**6)
+            policy = make_policy(config, history, seed=0)
+            log = EventLog(sinks=())
+            self._foresights[name] = Foresight(
+                arm.lengths(), policy, config, history, log, samples_per_step=self._samples
+            )
+        return self._foresights[name]
+
+
+async def contest(rounds: int, groups: int, slots: int, arms: Sequence[str]) -> dict[str, list[float]]:
+    """Seconds of each arm in each round."""
+    replay = scripts(groups, rounds)
+    model = resolve_model(ModelConfig())
+    engine = NativeEngineConfig(max_batch_size=slots)
+    settings = Settings(str(model.resolve()), engine.model_dump_json(), slots + 8)
+    pools = [PoolConfig(cpus=0, threads=1, cores=(core,)) for core in (0, 1)]
+    specs = [
+        WorkerSpec(
+            name=f"rollout-{number}",
+            pool=pool,
+            factory="dispatch_engine:EngineWorker",
+            settings=msgspec.msgpack.encode(settings),
+        )
+        for number, pool in enumerate(pools)
+    ]
+    config = ClusterConfig()
+    log = EventLog(sinks=())
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    async with make_cluster(config, {"rollout": pools[0]}) as cluster:
+        pool = Pool(cluster, specs, config, log, budget=DeathBudget(0))
+        await pool.start()
+        tending = asyncio.create_task(pool.run())
+        ports = [RemotePort(pool, index, name) for index, name in enumerate(pool.names)]
+        contestants = Contest(ports, groups * 8)
+        for name in arms:
+            await contestants.seconds(name, replay, 0, groups)
+        for step in range(1, rounds + 1):
+            order = random.Random(step).sample(list(arms), len(arms))
+            for name in order:
+                seconds[name].append(await contestants.seconds(name, replay, step, groups))
+            print(step, {name: round(seconds[name][-1], 2) for name in arms}, file=sys.stderr, flush=True)
+        tending.cancel()
+        await asyncio.wait([tending])
+        await pool.close()
+    return seconds
+
+
+def main(rounds: int = 6, groups: int = 48, slots: int = 16) -> None:
+    """Play all rounds."""
+    logging.getLogger("tailrace").setLevel(logging.ERROR)
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(Path(__file__).parent.resolve()), os.environ.get("PYTHONPATH")])
+    )
+    seconds = asyncio.run(contest(rounds, groups, slots, SHARES))
+    ratios = {
+        name: round(statistics.median(mine / random for mine, random in zip(of, seconds["random"], strict=True)), 4)
+        for name, of in seconds.items()
+    }
+    print(json.dumps({"two_engines": ratios}))
+
+
+if __name__ == "__main__":
+    typer.run(main)

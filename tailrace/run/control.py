@@ -1,0 +1,117 @@
+"""Commands to a run that goes on, from another process of the same user on its machine.
+
+    tailrace scale RUN rollout=4 ──one line of JSON──▶ RUN/control.sock ──▶ Fleet ──one line of JSON──▶ tailrace
+
+Waiting: the caller waits for the answer, which comes when the change has been made, up to a limit.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from tailrace.errors import UNREADABLE, TailraceError, UserError
+from tailrace.registers import run_files
+
+_MOST_BYTES = 65_536
+_ASK_S = 10.0
+"""Seconds in which a caller has to send its line."""
+
+
+class Scale(msgspec.Struct, tag="scale", frozen=True):
+    """Have so many rollout workers."""
+
+    rollout: int
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer to a command."""
+
+    text: str
+    """What was done, or why nothing was."""
+    ok: bool = True
+
+
+@asynccontextmanager
+async def control(run: Path, scale: Callable[[int], Awaitable[str]]) -> AsyncIterator[None]:
+    """Answer commands within the block. `scale`: see `Fleet.scale`."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_ASK_S):
+                line = await reader.readline()
+            reply = await _obey(line, scale)
+            writer.write(msgspec.json.encode(reply) + b"\n")
+            await writer.drain()
+        except (TimeoutError, ConnectionError, ValueError):  # it sends no line, too long a one, or has gone
+            pass
+        finally:
+            writer.close()
+
+    with _short(run) as directory:
+        path = f"{directory}/{run_files.CONTROL}"
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # of a run that was killed; this one holds the directory's lock
+        before = os.umask(0o177)
+        try:
+            server = await asyncio.start_unix_server(answer, path, limit=_MOST_BYTES)
+        finally:
+            os.umask(before)
+        try:
+            yield
+        finally:
+            server.close()
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+async def _obey(line: bytes, scale: Callable[[int], Awaitable[str]]) -> Reply:
+    try:
+        command = msgspec.json.decode(line, type=Scale)
+    except UNREADABLE as error:
+        return Reply(f"this is no command: {error}", ok=False)
+    try:
+        return Reply(await scale(command.rollout))
+    except TailraceError as error:
+        return Reply(str(error), ok=False)
+
+
+def ask(run: Path, command: Scale, *, timeout_s: float) -> Reply:
+    """Send a command to a run, and return its answer.
+
+    Raises:
+        UserError: the directory has no run that goes on here, or it has not answered in time.
+    """
+    with _short(run) as directory, socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(f"{directory}/{run_files.CONTROL}")
+            connection.sendall(msgspec.json.encode(command) + b"\n")
+            line = connection.makefile("rb").readline()
+            return msgspec.json.decode(line, type=Reply)
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise UserError(
+                f"{run} has no run with workers that goes on on this machine; start one with "
+                "pipeline.placement=separated, and use its output_dir"
+            ) from None
+        except TimeoutError:
+            raise UserError(f"{run} has not answered within {timeout_s:g} s; it may still make the change") from None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise UserError(f"{run} has not answered: {error}; has the run just ended?") from None
+
+
+@contextmanager
+def _short(directory: Path) -> Iterator[str]:
+    """A short name of a directory: the path of a socket may have only 107 bytes."""
+    try:
+        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        raise UserError(f"{directory} is no directory of a run: {error.strerror}") from None
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
