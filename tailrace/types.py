@@ -63,6 +63,8 @@ class Request:
     """The larger starts first, equal ones in the order of arrival; `planning.order` has ways to choose it."""
     expected_tokens: float | None = None
     """Tokens of the response, from any source, such as a length ranking; None where unknown."""
+    streams: bool = False
+    """Whether its tokens are told while it runs; see `Engine.follow`."""
     begun: "Sample | None" = None
     """The first tokens of the response, which an engine has made already: what an aborted request has given. The
     response goes on with the next token, and `max_new_tokens` counts these as well. See `Engine.continues`."""
@@ -112,6 +114,17 @@ class Sample:
             weight_versions=np.array(versions, np.int64),
             finish_reason=reason,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Piece:
+    """The newest tokens of a response that runs."""
+
+    request_id: int
+    tokens: list[int]
+    """[K], one or more."""
+    log_probs: list[float]
+    """[K]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tailrace.config.base import Batch, Count, Device, Listed, PathText, Processes, Seed
+from tailrace.config.base import Batch, Count, Device, Listed, PathText, Processes, Seconds, Seed
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, OnDevice, SamplingConfig
 from tailrace.config.evaluation import EvaluationConfig
 from tailrace.config.model import ModelConfig
@@ -68,6 +68,19 @@ class EvalConfig(_OnEngine):
         prompts = values.get("prompts")
         held_out = PromptsConfig.model_fields["held_out"].default
         return {**values, "prompts": {"held_out": held_out, **prompts}} if isinstance(prompts, dict) else dict(values)
+
+
+class ServeConfig(_OnEngine):
+    """The configuration of `tailrace serve`."""
+
+    sampling: SamplingConfig = SamplingConfig()
+    """Of a recipe, where one is given; each request has its own."""
+    most_prompts: Count = 1024
+    """Responses that are generated at a time; further requests are refused (429)."""
+    most_body: Count = 8 * 2**20
+    """Bytes of a body; larger ones are refused (413)."""
+    limit_s: Seconds = 600.0
+    """Seconds of a request; then it is ended (504)."""
 
 
 class ProfileConfig(_OnEngine):

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from tailrace.config.base import Config
-from tailrace.config.generate import EvalConfig, GenerateConfig, ProfileConfig, TPProfileConfig
+from tailrace.config.generate import EvalConfig, GenerateConfig, ProfileConfig, ServeConfig, TPProfileConfig
 from tailrace.config.other_names import FRAMEWORKS, NAMES
 from tailrace.config.places import schemas_in
 from tailrace.config.queue_table import TableConfig
@@ -111,6 +111,7 @@ def reference() -> str:
     commands: dict[str, type[BaseModel]] = {
         "tailrace generate": GenerateConfig,
         "tailrace eval": EvalConfig,
+        "tailrace serve": ServeConfig,
         "tailrace profile engine": ProfileConfig,
         "tailrace profile tp": TPProfileConfig,
     }

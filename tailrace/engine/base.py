@@ -8,7 +8,7 @@ share a single-threaded executor take turns on its device (colocated). With sepa
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.events import EventLog
 from tailrace.planning.latency import StepTimes
-from tailrace.types import Request, Sample, WeightVersion
+from tailrace.types import Piece, Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
     from tailrace.engine.model.weights import Weights
@@ -139,6 +139,12 @@ class Engine(ABC):
 
     def log_to(self, log: EventLog) -> None:  # noqa: B027  (most engines decide nothing by themselves)
         """From now on, write an `adaptive_tp` event to this log for each decision that the engine makes by itself."""
+
+    def follow(self, see: Callable[[Sequence[Piece]], None]) -> None:  # noqa: B027  (some make whole responses only)
+        """From now on, call `see` after each step with the new tokens of requests that stream, in the event loop.
+
+        The tokens of the last step of a response come with its sample alone.
+        """
 
     @abstractmethod
     def stats(self) -> EngineStats:

@@ -29,7 +29,7 @@ from tailrace.engine.scheduling.stopping import StopRules
 from tailrace.errors import EngineError, RequestError
 from tailrace.models.architecture import read_architecture
 from tailrace.planning.dispatch.costs import ObservedSteps
-from tailrace.types import Request, Sample, WeightVersion
+from tailrace.types import Piece, Request, Sample, WeightVersion
 
 
 class EngineCore(Core):
@@ -225,6 +225,10 @@ class EngineCore(Core):
             total_blocks=sum(scheduler.blocks.total for scheduler in schedulers),
             version=self.version,
         )
+
+    def pieces(self, told: Mapping[int, int]) -> list[Piece]:
+        """See `Core`."""
+        return [piece for lane in self.lanes for piece in lane.scheduler.pieces(told)]
 
     def load(self) -> EngineLoad:
         """See `Engine`."""

@@ -27,7 +27,7 @@ import numpy as np
 
 from tailrace.engine.base import Engine, EngineLoad, EngineStats, SampleStream
 from tailrace.errors import EngineError, RequestError, one_line
-from tailrace.types import Request, Sample, WeightVersion
+from tailrace.types import Piece, Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
     from tailrace.engine.model.weights import Weights
@@ -85,6 +85,10 @@ class Core(Protocol):
         """Return the counts. Callable from any thread."""
         ...
 
+    def pieces(self, told: Mapping[int, int]) -> list[Piece]:
+        """Return what is new of responses that run. `told`: the tokens of each that are known, by request."""
+        return []
+
     def load(self) -> EngineLoad | None:
         """See `Engine.load`. Callable from any thread."""
         return None
@@ -117,6 +121,9 @@ class DrivenEngine(Engine):
         self._to_abort: set[int] = set()
         core.to_abort = self._to_abort
         self._streams: dict[int, _Stream] = {}
+        self._see: Callable[[Sequence[Piece]], None] | None = None
+        self._told: dict[int, int] = {}
+        """The tokens that were told of each request that streams."""
         self._turn = asyncio.Lock()
         self._loop: asyncio.Task[None] | None = None
         self._paused = False
@@ -143,6 +150,9 @@ class DrivenEngine(Engine):
             stream.fail(self._failure)
             return stream
         self._streams |= dict.fromkeys(stream.pending, stream)
+        for request in requests:
+            if request.streams:
+                self._told[request.request_id] = 0 if request.begun is None else len(request.begun.response_ids)
         self._inbox += requests
         self._wake()
         return stream
@@ -176,6 +186,10 @@ class DrivenEngine(Engine):
                 raise EngineError(str(self._failure)) from self._failure  # the failure itself would collect tracebacks
             await self._advance(self._core.settle)
             await _ended(self._start(self._core.load_weights, version, tensors))
+
+    def follow(self, see: Callable[[Sequence[Piece]], None]) -> None:
+        """See `Engine`."""
+        self._see = see
 
     def stats(self) -> EngineStats:
         """See `Engine`."""
@@ -231,7 +245,16 @@ class DrivenEngine(Engine):
                 self._deliver(work.result())
             else:
                 self._fail(_generation_failed(error))
+            self._tell_pieces()
             self._advanced()
+
+    def _tell_pieces(self) -> None:
+        if self._see is None or not self._told or self._failure is not None:
+            return
+        if pieces := self._core.pieces(self._told):
+            for piece in pieces:
+                self._told[piece.request_id] += len(piece.tokens)
+            self._see(pieces)
 
     def _advanced(self) -> None:
         """Handle the end of a step or a settling, in the event loop; for subclasses."""
@@ -252,6 +275,7 @@ class DrivenEngine(Engine):
             stream.fail(self._failure)
         self._streams.clear()
         self._inbox.clear()
+        self._told.clear()
         self._to_abort.clear()
 
     def _empty_inbox(self) -> None:
@@ -273,6 +297,7 @@ class DrivenEngine(Engine):
 
     def _answer(self, request_id: int, answer: Sample | RequestError) -> None:
         self._to_abort.discard(request_id)
+        self._told.pop(request_id, None)
         stream = self._streams.pop(request_id, None)
         if stream is not None:  # none: the engine was closed during the step
             stream.put(request_id, answer)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tailrace.engine.base import EngineLoad
 from tailrace.errors import RequestError
-from tailrace.types import Request, Sample, WeightVersion
+from tailrace.types import Piece, Request, Sample, WeightVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Leaving:
     """The engine's machine ends soon."""
 
 
-News = Finished | Refused | Leaving | EngineLoad
+News = Finished | Refused | Leaving | Piece | EngineLoad
 """The last is the engine's load at the time of the news, where it tells."""
 
 

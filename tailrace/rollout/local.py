@@ -12,7 +12,7 @@ from tailrace.registers.events import EventKind
 from tailrace.rollout.base import EngineFacts, EnginePort, Finished, Leaving, News, Parcel, Refused
 from tailrace.rollout.gate import OpenGate, WeightsGate
 from tailrace.transfer.queue.holding import VOID
-from tailrace.types import FinishReason, Request, Sample
+from tailrace.types import FinishReason, Piece, Request, Sample
 
 Submit = Callable[[Sequence[Request]], SampleStream]
 
@@ -45,6 +45,7 @@ class LocalPort(EnginePort):
         self._open: dict[asyncio.Task[None], _Open] = {}
         self._news: list[News | BaseException] = []
         self._has_news = asyncio.Event()
+        engine.follow(self._see)
         self._waiting = ExitStack()
         self._waiting.enter_context(activity.waiting("data"))
 
@@ -106,6 +107,10 @@ class LocalPort(EnginePort):
             self._waiting.enter_context(self._activity.waiting("data"))
         if not task.cancelled() and (error := task.exception()) is not None:
             self._tell(error)
+
+    def _see(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            self._tell(piece)
 
     def _tell(self, item: News | BaseException) -> None:
         self._news.append(item)

@@ -35,11 +35,12 @@ from tailrace.rollout.base import EnginePort, Finished, Leaving, News, Parcel, R
 from tailrace.rollout.foresight import Foresight
 from tailrace.rollout.jobs import Engine, InHand, Job
 from tailrace.rollout.streams import Generated, GeneratedStream, Samples
-from tailrace.types import FinishReason, Request, Sample, WeightVersion
+from tailrace.types import FinishReason, Piece, Request, Sample, WeightVersion
 
 _GATHER_S = 0.01
 """Seconds in which further jobs may arrive before they are placed together: claims of one training step come one after
 the other."""
+_ENDED = "the generation service has ended"
 _MOVES_EVERY_S = 0.5
 """Seconds between two choices of responses to move."""
 _SCOUT = 1e8
@@ -78,6 +79,7 @@ class GenerationService:
         self._work: set[asyncio.Task[None]] = set()
         self.on_leaving: Callable[[str], None] = lambda name: None
         """Called with the name of an engine whose machine ends soon."""
+        self._has_ended = False
         self._failed: asyncio.Future[None] | None = None
         """Gets the error that ends `run`."""
 
@@ -97,8 +99,11 @@ class GenerationService:
                 work.cancel()
             if self._work:
                 await asyncio.wait(self._work)
+            if self._gathering is not None:
+                self._gathering.cancel()
+            self._has_ended = True
             for stream in set(self._streams):
-                stream.fail(EngineError("the generation service has ended"))
+                stream.fail(EngineError(_ENDED))
 
     def generate(
         self,
@@ -121,6 +126,8 @@ class GenerationService:
             EngineError: from the stream: no further sample will come.
         """
         stream = GeneratedStream(self._close)
+        if self._has_ended:
+            stream.fail(EngineError(_ENDED))
         self._streams.add(stream)
         told: Iterable[Asked | None] = itertools.repeat(None) if asked is None else asked
         pairs = zip(requests, told, strict=False)
@@ -136,6 +143,11 @@ class GenerationService:
     def engines(self) -> list[str]:
         """The names of the engines that it uses."""
         return [engine.port.name for engine in self._engines if not engine.is_leaving]
+
+    @property
+    def ready_engines(self) -> int:
+        """The number of engines that can be given requests now."""
+        return sum(engine.facts is not None and not engine.is_leaving for engine in self._engines)
 
     def idle_states(self) -> list[EngineState]:
         """Each engine as it would be without work; empty where the steps of one were not measured."""
@@ -285,6 +297,10 @@ class GenerationService:
             match item:
                 case EngineLoad():
                     engine.load = item
+                case Piece():
+                    if (asked := engine.in_hand.get(item.request_id)) is not None:
+                        stream = asked.job.stream
+                        stream.see(replace(item, request_id=asked.request.request_id))
                 case Leaving():
                     self.on_leaving(engine.port.name)
                 case Finished():

@@ -3,11 +3,12 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tailrace.engine.base import SampleStream
 from tailrace.errors import EngineError, RequestError
-from tailrace.types import Sample
+from tailrace.types import Piece, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,10 @@ class GeneratedStream(AsyncIterator[Generated]):
         """`close`: ends what is pending."""
         self.pending: set[int] = set()
         """The service's ids of what has not ended."""
+        self.wants_pieces = False
+        """Whether `with_pieces` is used."""
         self._close = close
-        self._ended: deque[Generated | RequestError] = deque()
+        self._ended: deque[Generated | Piece | RequestError] = deque()
         self._failure: EngineError | None = None
         self._closed = False
         self._news = asyncio.Event()
@@ -41,12 +44,29 @@ class GeneratedStream(AsyncIterator[Generated]):
         self._ended.append(ended)
         self._news.set()
 
+    def see(self, piece: Piece) -> None:
+        """Note the newest tokens of a request that streams."""
+        if self.wants_pieces:
+            self._ended.append(piece)
+            self._news.set()
+
     def fail(self, failure: EngineError) -> None:
         """End with an error, after what has ended."""
         self._failure = failure
         self._news.set()
 
+    async def with_pieces(self) -> AsyncIterator[Generated | Piece]:
+        """Yield the newest tokens of requests that stream, too, where their engine tells them."""
+        with suppress(StopAsyncIteration):
+            while True:
+                yield await self._next()
+
     async def __anext__(self) -> Generated:
+        while isinstance(item := await self._next(), Piece):
+            pass
+        return item
+
+    async def _next(self) -> Generated | Piece:
         while not self._closed:
             if self._ended:
                 ended = self._ended.popleft()

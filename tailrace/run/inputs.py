@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import EngineConfig, SamplingConfig
-from tailrace.config.generate import EvalConfig, GenerateConfig
+from tailrace.config.generate import EvalConfig, GenerateConfig, ServeConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.weights import WeightsConfig
 from tailrace.engine.checks import check_engine, check_sampling
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def open_model(
-    config: RunConfig | GenerateConfig | EvalConfig, *, here: bool = True
+    config: RunConfig | GenerateConfig | EvalConfig | ServeConfig, *, here: bool = True
 ) -> tuple[Path, "PreTrainedTokenizerBase", ResponseText]:
     """Find the model and check that engine and sampling fit it.
 

@@ -12,7 +12,7 @@ them, it waits. When a running sequence needs a block and none is free, the last
 """
 
 from bisect import insort
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -22,7 +22,7 @@ from tailrace.engine.scheduling.sequence import Sequence
 from tailrace.engine.scheduling.step import Chunk, StepInput, StepOutput
 from tailrace.engine.scheduling.stopping import StopRule
 from tailrace.engine.scheduling.waiting import WaitingQueue
-from tailrace.types import FinishReason, Request, Sample, WeightVersion
+from tailrace.types import FinishReason, Piece, Request, Sample, WeightVersion
 
 _order = attrgetter("order")
 
@@ -94,6 +94,17 @@ class Scheduler:
     def made(self) -> dict[int, int]:
         """The tokens so far of each response in the batch, by request. Callable from any thread."""
         return {sequence.request.request_id: len(sequence.log_probs) for sequence in list(self._running)}
+
+    def pieces(self, told: Mapping[int, int]) -> list[Piece]:
+        """The tokens of responses in the batch beyond those of `told`, by request."""
+        new = []
+        for sequence in self._running:
+            request_id = sequence.request.request_id
+            known = told.get(request_id)
+            if known is not None and len(sequence.log_probs) > known:
+                tokens = sequence.tokens[sequence.prompt_length + known :]
+                new.append(Piece(request_id=request_id, tokens=tokens, log_probs=sequence.log_probs[known:]))
+        return new
 
     def blocks_needed(self, prompt_tokens: int, response_tokens: int) -> int:
         """The fewest blocks that serve such a request. Its last token needs none, since no other follows it."""

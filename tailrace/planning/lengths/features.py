@@ -71,7 +71,7 @@ class Features:
         return [Expectation.of(float(mean), deviation) for mean in means]
 
     def suppose(self, prompt: Asked, tokens: float) -> Expectation:
-        """See `LengthPredictor`. It tells the samples of a group by more than one of them."""
+        """See `LengthPredictor`. It knows prompts by their figures alone, so one more response changes nothing."""
         return self.expect([prompt])[0]
 
     def learn(self, finished: Sequence[Finished]) -> None:

@@ -26,7 +26,7 @@ class Oracle:
         return [Expectation(*[_forced(prompt)] * 3) for prompt in prompts]
 
     def suppose(self, prompt: Asked, tokens: float) -> Expectation:
-        """See `LengthPredictor`. It tells the samples of a group by more than one of them."""
+        """See `LengthPredictor`. It knows the length already."""
         return self.expect([prompt])[0]
 
     def learn(self, finished: Sequence[Finished]) -> None:

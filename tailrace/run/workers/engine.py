@@ -1,5 +1,6 @@
-"""The worker of `dispatch_real.py`: an engine on a core of its own, behind the port that rollout workers have."""
+"""The worker of an engine that belongs to no run: `tailrace serve` has some, with the weights of a directory."""
 
+import asyncio
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -10,49 +11,64 @@ import msgspec
 
 from tailrace.activity import Activity
 from tailrace.cluster.base import Worker, WorkerContext
-from tailrace.config.engine import NativeEngineConfig
+from tailrace.config.generate import ServeConfig
+from tailrace.engine.factory import make_backend
 from tailrace.engine.opening import open_engine
 from tailrace.events import EventLog
 from tailrace.rollout.base import EngineFacts, News, Parcel
 from tailrace.rollout.local import LocalPort
 
+FACTORY = "tailrace.run.workers.engine:EngineWorker"
+"""For `WorkerSpec.factory`."""
 
-class Settings(msgspec.Struct, frozen=True):
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the worker is told."""
 
+    config: str
+    """A ServeConfig as JSON."""
     model_dir: str
-    engine: str
-    """A NativeEngineConfig as JSON."""
-    room: int
+
+    def encode(self) -> bytes:
+        """The settings as bytes, for `WorkerSpec.settings`."""
+        return msgspec.msgpack.encode(self)
+
+
+async def open_port(
+    config: ServeConfig, model_dir: Path, log: EventLog, stack: AsyncExitStack, *, name: str
+) -> LocalPort:
+    """Load an engine, and return its port; `stack` closes both."""
+    from tailrace.host.compute import prepare_torch
+
+    prepare_torch(config.device, config.threads)
+    thread = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
+    engine = await open_engine(config.engine, model_dir, device=config.device, executor=thread)
+    stack.push_async_callback(engine.close)
+    facts = EngineFacts(room=make_backend(config.engine).capacity, continues=engine.continues)
+    port = LocalPort(engine, facts, log=log, activity=Activity(log, "engine"), name=name)
+    stack.push_async_callback(port.close)
+    return port
 
 
 class EngineWorker(Worker):
     """Serves an engine until it is closed."""
 
     def __init__(self, settings: bytes, context: WorkerContext) -> None:
-        self._settings = msgspec.msgpack.decode(settings, type=Settings)
+        self._settings = msgspec.msgpack.decode(settings, type=EngineSettings)
+        self._name = context.name
         self._log = EventLog(sinks=(context.emit,), worker=context.name)
         self._stack = AsyncExitStack()
         self._port: LocalPort
 
     async def open(self) -> dict[str, Any]:
         """Load the engine."""
-        from tailrace.host.compute import prepare_torch
-
-        prepare_torch("cpu", 1)
-        thread = self._stack.enter_context(ThreadPoolExecutor(max_workers=1))
-        config = NativeEngineConfig.model_validate_json(self._settings.engine)
-        engine = await open_engine(config, Path(self._settings.model_dir), device="cpu", executor=thread)
-        self._stack.push_async_callback(engine.close)
-        facts = EngineFacts(room=self._settings.room, continues=engine.continues)
-        self._port = LocalPort(engine, facts, log=self._log, activity=Activity(self._log, "engine"))
-        self._stack.push_async_callback(self._port.close)
+        config = ServeConfig.model_validate_json(self._settings.config)
+        model_dir = Path(self._settings.model_dir)
+        self._port = await open_port(config, model_dir, self._log, self._stack, name=self._name)
         return {}
 
     async def run(self) -> None:
-        """There is nothing to do but to answer calls."""
-        import asyncio
-
+        """Wait: there is nothing to do but to answer calls."""
         await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:

@@ -1,0 +1,144 @@
+"""`tailrace serve`: a model behind OpenAI's HTTP API, with one engine in this process or several in their own.
+
+clients ──▶ Endpoint ──▶ GenerationService ──▶ LocalPort (one engine), or RemotePorts (several, on Ray)
+"""
+
+import asyncio
+import secrets
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from tailrace.cluster.base import WorkerSpec
+from tailrace.cluster.factory import make_cluster
+from tailrace.cluster.pool import DeathBudget, Pool
+from tailrace.config.cluster import ClusterConfig, PoolConfig
+from tailrace.config.generate import ServeConfig
+from tailrace.errors import UserError
+from tailrace.events import EventLog
+from tailrace.host.cpu import usable_cores
+from tailrace.host.interrupt import Interrupt
+from tailrace.models.info import describe_model
+from tailrace.models.tokenizer import ResponseText
+from tailrace.registers import run_files
+from tailrace.rollout.base import EnginePort
+from tailrace.rollout.http.app import Endpoint, Limits
+from tailrace.rollout.http.asked import Reader
+from tailrace.rollout.http.server import listening
+from tailrace.rollout.service import GenerationService
+from tailrace.run.generation import RemotePort
+from tailrace.run.inputs import open_model
+from tailrace.run.workers.engine import FACTORY, EngineSettings, open_port
+from tailrace.tasks.base import Service
+
+
+def served_model(given: str) -> str:
+    """The model of the argument: that of a run's directory, or a model itself.
+
+    Raises:
+        UserError: the directory is of a run that has exported no model.
+    """
+    run = Path(given)
+    if not (run / run_files.EVENTS).exists():
+        return given
+    model = run / run_files.MODEL
+    if not model.exists():
+        raise UserError(f"{run} has exported no model yet; make one of a checkpoint: tailrace export {run}")
+    return str(model)
+
+
+def serve(config: ServeConfig, *, name: str, engines: int, host: str, port: int, token: str | None) -> None:
+    """Serve until Ctrl-C.
+
+    Args:
+        name: of the model, for clients.
+        engines: 1 is in this process; more have a process each, and share the machine's cores.
+        token: clients need it; empty lets everybody in, None makes one.
+
+    Raises:
+        UserError: the model, an option or the port cannot be used.
+    """
+    if engines < 1:
+        raise UserError(f"--engines is {engines}; give 1 or more")
+    if token == "" and host not in ("127.0.0.1", "localhost", "::1"):
+        raise UserError(f"--host {host} lets other machines in, so a token is needed; leave out --token '' or give one")
+    model_dir, tokenizer, decode = open_model(config)
+    token = secrets.token_urlsafe(24) if token is None else token
+    reader = _reader(model_dir, tokenizer, name=name)
+    try:
+        asyncio.run(_serve(config, model_dir, reader, decode, engines=engines, host=host, port=port, token=token))
+    except asyncio.CancelledError:
+        print("ended", file=sys.stderr)
+
+
+async def _serve(
+    config: ServeConfig,
+    model_dir: Path,
+    reader: Reader,
+    decode: ResponseText,
+    *,
+    engines: int,
+    host: str,
+    port: int,
+    token: str,
+) -> None:
+    async with AsyncExitStack() as stack:
+        stack.enter_context(Interrupt().watching())
+        print(f"loading {model_dir}", file=sys.stderr)
+        ports, services = await _ports(config, model_dir, engines, stack)
+        service = GenerationService(ports)
+        limits = Limits(most_body=config.most_body, most_prompts=config.most_prompts, limit_s=config.limit_s)
+        endpoint = Endpoint(service, reader, decode, token=token or None, limits=limits)
+        async with asyncio.TaskGroup() as tasks, listening(endpoint, host=host, port=port) as url:
+            for one in (service, *services):
+                tasks.create_task(one.run())
+            print(f"{reader.model} at {url}/v1", flush=True)
+            if token:
+                print(f"token {token}", flush=True)
+            await asyncio.get_running_loop().create_future()  # until Ctrl-C
+
+
+async def _ports(
+    config: ServeConfig, model_dir: Path, engines: int, stack: AsyncExitStack
+) -> tuple[list[EnginePort], Sequence[Service]]:
+    """Start the engines. Returns their ports, and what tends them."""
+    log = EventLog(sinks=())
+    if engines == 1:
+        return [await open_port(config, model_dir, log, stack, name="")], ()
+    threads = config.threads or max(1, len(usable_cores()) // engines)
+    config = config.model_copy(update={"threads": threads})
+    pool_config = PoolConfig(cpus=0, threads=threads, gpus=1 if config.device.startswith("cuda") else 0)
+    settings = EngineSettings(config=config.model_dump_json(), model_dir=str(model_dir.resolve())).encode()
+    specs = [
+        WorkerSpec(name=f"engine-{number}", pool=pool_config, factory=FACTORY, settings=settings)
+        for number in range(engines)
+    ]
+    cluster_config = ClusterConfig()
+    cluster = await stack.enter_async_context(make_cluster(cluster_config, {"rollout": pool_config}))
+    pool = Pool(cluster, specs, cluster_config, log, budget=DeathBudget(cluster_config.max_deaths))
+    stack.push_async_callback(pool.close)
+    await pool.start()
+    return [RemotePort(pool, index, name) for index, name in enumerate(pool.names)], [pool]
+
+
+def _reader(model_dir: Path, tokenizer: Any, *, name: str) -> Reader:
+    model = describe_model(model_dir)
+
+    def chat(messages: list[dict[str, Any]], arguments: dict[str, Any]) -> list[int]:
+        if not tokenizer.chat_template:
+            raise ValueError("the model has no chat template; use /v1/completions")
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
+        except (TemplateError, TypeError, KeyError) as error:
+            raise ValueError(f"the model's chat template refuses them: {error}") from None
+        return encode(text)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+        return ids
+
+    return Reader(model=name, encode=encode, chat=chat, max_model_len=model.context_length, vocab_size=model.vocab)

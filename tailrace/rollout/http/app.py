@@ -1,0 +1,284 @@
+"""The routes of OpenAI's API in front of the generation service.
+
+    POST /v1/completions, /v1/chat/completions    whole answers, or chunks as server-sent events
+    GET /v1/models, /health, /metrics
+
+Waiting: a request waits for the service up to `limit_s`. A client that goes away ends its request, in the engine too.
+More prompts than `most_prompts` at a time are refused at once.
+"""
+
+import asyncio
+import hmac
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from tailrace.errors import RequestError, TailraceError
+from tailrace.rollout.http.answers import DONE, Answers, error_body
+from tailrace.rollout.http.asked import Asked, Reader, Refusal
+from tailrace.rollout.http.text import TextStream
+from tailrace.rollout.service import GenerationService
+from tailrace.rollout.streams import GeneratedStream
+from tailrace.types import Piece, Sample
+from tailrace.types import Request as Wanted
+
+Decode = Callable[[list[int]], str]
+"""The text of tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the server allows."""
+
+    most_body: int = 8 * 2**20
+    """Bytes of a body."""
+    most_prompts: int = 1024
+    """Responses that are generated at a time."""
+    limit_s: float = 600.0
+    """Seconds of one request."""
+
+
+class Endpoint:
+    """Answers requests with a service. Use `app` from the service's event loop."""
+
+    def __init__(
+        self, service: GenerationService, reader: Reader, decode: Decode, *, token: str | None, limits: Limits
+    ) -> None:
+        """`decode`: the text of tokens. `token`: the bearer token that every request but /health needs; None: none."""
+        self._service = service
+        self._reader = reader
+        self._decode = decode
+        self._token = token
+        self._limits = limits
+        self._in_flight = 0
+        self._groups = 0
+        registry = self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "tailrace_http_requests", "Requests by route and status.", ["route", "status"], registry=registry
+        )
+        self._tokens = Counter(
+            "tailrace_http_tokens", "Tokens of prompts and of responses.", ["kind"], registry=registry
+        )
+        self._seconds = Histogram("tailrace_http_seconds", "Seconds of a request.", registry=registry)
+        Gauge("tailrace_http_prompts_in_flight", "Responses in flight.", registry=registry).set_function(
+            lambda: self._in_flight
+        )
+        self.app = Starlette(
+            routes=[
+                Route("/v1/completions", self._completions, methods=["POST"]),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/models", self._models),
+                Route("/health", self._health),
+                Route("/metrics", self._metrics),
+            ],
+            exception_handlers={404: _not_found, 405: _not_allowed},
+        )
+
+    async def _completions(self, request: Request) -> Response:
+        return await self._serve(request, is_chat=False)
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._serve(request, is_chat=True)
+
+    async def _serve(self, request: Request, *, is_chat: bool) -> Response:
+        route, start = request.url.path, time.perf_counter()
+        try:
+            self._check_token(request)
+            body = await self._body(request)
+            asked = self._reader.chatted(body) if is_chat else self._reader.completion(body)
+            response = await self._answer(request, asked)
+        except Refusal as refusal:
+            response = _refused(refusal)
+        except RequestError as error:
+            response = _refused(Refusal(str(error)))
+        except TimeoutError:
+            text = f"the request has taken longer than {self._limits.limit_s:g} s"
+            response = _refused(Refusal(text, status=504, code="timeout"))
+        except TailraceError as error:
+            response = _refused(Refusal(str(error), status=503, code="server_error"))
+        except ClientDisconnect:
+            response = Response(status_code=499)
+        self._requests.labels(route, response.status_code).inc()
+        self._seconds.observe(time.perf_counter() - start)
+        return response
+
+    def _check_token(self, request: Request) -> None:
+        if self._token is None:
+            return
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            raise Refusal("the bearer token is missing or wrong", status=401, code="invalid_api_key")
+
+    async def _body(self, request: Request) -> bytes:
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > self._limits.most_body:
+                raise Refusal(
+                    f"the body has more than {self._limits.most_body} bytes", status=413, code="request_too_large"
+                )
+            parts.append(part)
+        return b"".join(parts)
+
+    async def _answer(self, request: Request, asked: Asked) -> Response:
+        count = len(asked.prompts) * asked.n
+        if self._in_flight + count > self._limits.most_prompts:
+            raise Refusal(
+                f"{self._in_flight} responses are in flight, and with {count} more there would be more than "
+                f"{self._limits.most_prompts}; try again later",
+                status=429,
+                code="rate_limit_exceeded",
+            )
+        self._in_flight += count
+        if asked.stream:
+            chunks = self._chunks(asked, count)  # counts them out itself
+            return StreamingResponse(chunks, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        try:
+            async with asyncio.timeout(self._limits.limit_s):
+                samples = await self._unless_gone(request, asked, count)
+        finally:
+            self._in_flight -= count
+        texts = [(self._text(asked, sample), sample) for sample in samples]
+        return Response(Answers(asked, self._token_text).whole(texts), media_type="application/json")
+
+    async def _unless_gone(self, request: Request, asked: Asked, count: int) -> list[Sample]:
+        """Generate, unless the client goes away.
+
+        Raises:
+            ClientDisconnect: it has.
+        """
+        working = asyncio.create_task(self._samples(asked, count))
+        leaving = asyncio.create_task(_gone(request))
+        try:
+            await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientDisconnect
+            return working.result()
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.wait([working, leaving])
+
+    async def _samples(self, asked: Asked, count: int) -> list[Sample]:
+        async with aclosing(self._generate(asked, count)) as stream:
+            made = {one.sample.request_id: one.sample async for one in stream}
+        self._count_out(asked, made.values())
+        return [made[number] for number in range(count)]
+
+    async def _chunks(self, asked: Asked, count: int) -> AsyncIterator[bytes]:
+        """The chunks of a stream. An error after the first one is a chunk, too: the status has been sent."""
+        answers = Answers(asked, self._token_text)
+        texts = [TextStream(self._decode, asked.sampling.stop) for _ in range(count)]
+        told = [0] * count
+        made: list[Sample] = []
+        try:
+            async with asyncio.timeout(self._limits.limit_s), aclosing(self._generate(asked, count)) as stream:
+                for index in range(count if asked.is_chat else 0):
+                    yield answers.role(index)
+                async for item in stream.with_pieces():
+                    if isinstance(item, Piece):
+                        index = item.request_id
+                        told[index] += len(item.tokens)
+                        text = texts[index].add(item.tokens)
+                        if text or asked.token_ids or asked.log_probs:
+                            yield answers.piece(index, text, item.tokens, item.log_probs)
+                    else:
+                        sample, index = item.sample, item.sample.request_id
+                        tokens = sample.response_ids.tolist()[told[index] :]
+                        log_probs = sample.rollout_log_probs.tolist()[told[index] :]
+                        yield answers.end(index, texts[index].add(tokens, last=True), tokens, log_probs, sample)
+                        made.append(sample)
+            if asked.include_usage:
+                yield answers.usage(sum(len(sample.response_ids) for sample in made))
+            self._count_out(asked, made)
+            yield DONE
+        except TimeoutError:
+            yield _error_event(f"the request has taken longer than {self._limits.limit_s:g} s", "timeout")
+        except TailraceError as error:
+            yield _error_event(str(error), "server_error")
+        finally:
+            self._in_flight -= count
+
+    def _generate(self, asked: Asked, count: int) -> GeneratedStream:
+        requests = [
+            Wanted(
+                request_id=number,
+                group_id=self._groups + number // asked.n,
+                number=number % asked.n,
+                prompt_ids=asked.prompts[number // asked.n],
+                sampling=asked.sampling,
+                seed=asked.seed + number,
+                streams=asked.stream,
+            )
+            for number in range(count)
+        ]
+        self._groups += len(asked.prompts)
+        stream = self._service.generate(requests, version=asked.version)
+        stream.wants_pieces = asked.stream
+        return stream
+
+    def _text(self, asked: Asked, sample: Sample) -> str:
+        return TextStream(self._decode, asked.sampling.stop).add(sample.response_ids.tolist(), last=True)
+
+    def _token_text(self, token: int) -> str:
+        return self._decode([token])
+
+    def _count_out(self, asked: Asked, samples: Iterable[Sample]) -> None:
+        self._tokens.labels("prompt").inc(sum(map(len, asked.prompts)))
+        self._tokens.labels("response").inc(sum(len(sample.response_ids) for sample in samples))
+
+    async def _models(self, request: Request) -> Response:
+        try:
+            self._check_token(request)
+        except Refusal as refusal:
+            return _refused(refusal)
+        model = {"id": self._reader.model, "object": "model", "created": 0, "owned_by": "tailrace"}
+        return _json({"object": "list", "data": [{**model, "max_model_len": self._reader.max_model_len}]})
+
+    async def _health(self, request: Request) -> Response:
+        engines = self._service.ready_engines
+        return _json({"status": "ok" if engines else "starting", "engines": engines}, 200 if engines else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        try:
+            self._check_token(request)
+        except Refusal as refusal:
+            return _refused(refusal)
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _gone(request: Request) -> None:
+    """Wait until the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _refused(refusal: Refusal) -> Response:
+    body = error_body(str(refusal), refusal.code, refusal.param)
+    headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else None
+    return Response(body, status_code=refusal.status, media_type="application/json", headers=headers)
+
+
+def _error_event(message: str, code: str) -> bytes:
+    return b"data: " + error_body(message, code, "") + b"\n\n"
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status_code=status, media_type="application/json")
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    text = f"{request.url.path} is no route; there are /v1/completions, /v1/chat/completions, /v1/models, /health"
+    return _refused(Refusal(text, status=404, code="not_found"))
+
+
+async def _not_allowed(request: Request, error: Exception) -> Response:
+    return _refused(Refusal(f"{request.method} is not for {request.url.path}", status=405, code="method_not_allowed"))

@@ -1,0 +1,133 @@
+"""What was expected is compared with what came, and placement that does not pay is given up, once and not for ever."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailrace.config.rollout import DispatchConfig
+from tailrace.events import Event, EventLog
+from tailrace.planning.dispatch.balanced import Balanced
+from tailrace.planning.dispatch.base import EngineState
+from tailrace.planning.dispatch.costs import StepCosts
+from tailrace.planning.lengths.base import Asked, Expectation
+from tailrace.planning.lengths.history import History, Siblings
+from tailrace.planning.lengths.oracle import Oracle
+from tailrace.planning.remaining import LengthHistory
+from tailrace.rollout.foresight import Foresight
+from tailrace.types import FinishReason, Sample
+from tests.transfer.virtual_time import virtual_time
+
+COSTS = StepCosts(base=0.01, each=0.01, context=1e-6, prefill=1e-5)
+"""Steps whose time is mostly that of their sequences: where work is shared out badly, it takes longer."""
+
+
+def make_foresight(
+    events: list[Event], *, lengths: Any = Oracle, per_step: int = 8, least_gain: float = 0.02
+) -> Foresight:
+    config = DispatchConfig(policy="skewness_aware", check_every=1, least_gain=least_gain)
+    log = EventLog(sinks=(events.append,))
+    return Foresight(lengths(), Balanced(), config, LengthHistory(), log, samples_per_step=per_step)
+
+
+def engines(count: int, *, slots: int = 2) -> list[EngineState]:
+    return [EngineState(name=str(number), times=COSTS, slots=slots, cache_tokens=10**6) for number in range(count)]
+
+
+def asked(number: int, tokens: int | None = None) -> Asked:
+    return Asked(prompt_id=str(number), prompt_tokens=5, forced=tokens)
+
+
+def sample(group: int, tokens: int) -> Sample:
+    return Sample(
+        request_id=0,
+        group_id=group,
+        response_ids=np.zeros(tokens, np.int64),
+        rollout_log_probs=np.zeros(tokens, np.float32),
+        weight_versions=np.zeros(tokens, np.int64),
+        finish_reason=FinishReason.STOP,
+    )
+
+
+async def play(
+    foresight: Foresight, step: int, lengths: Sequence[int], states: Sequence[EngineState], told: Sequence[int]
+) -> None:
+    """A step of groups of one, of these lengths, of which `told` was expected."""
+    for number, tokens in enumerate(lengths):
+        prompt = asked(number, told[number])
+        (expected,) = foresight.expect([prompt])
+        ended = foresight.ended(step, prompt, expected, sample(number, tokens))
+        assert (ended is not None) == (number == len(lengths) - 1)
+        if ended is not None:
+            await foresight.check(step, ended, states)
+
+
+LATE = [10] * 7 + [200]
+"""Pulled in order, the long one begins last."""
+
+
+@virtual_time
+async def test_placement_that_does_not_pay_is_given_up_once_and_tried_again() -> None:
+    events: list[Event] = []
+    foresight = make_foresight(events)
+    even, states = [50] * 8, engines(2)
+    for step, lengths in enumerate([LATE, even, even, LATE, LATE]):
+        await play(foresight, step, lengths, states, lengths)
+    checks = [event for event in events if event.task == "dispatch"]
+    assert [event.metrics["placed"] for event in checks] == [1, 1, 0, 0, 1]
+    gains = [event.metrics["placement_gain"] for event in checks]
+    assert gains[0] == gains[3] == gains[4] > 0.05
+    assert gains[1] == gains[2] == pytest.approx(0, abs=0.01)
+    changes = [event.info["text"] for event in events if event.task == "dispatch_change"]
+    assert len(changes) == 2
+    assert changes[0].startswith("prompts are pulled from now on: placing them by the lengths of oracle")
+    assert "below rollout.dispatch.least_gain (2.0%)" in changes[0]
+    assert changes[1].startswith("prompts are placed by the lengths of oracle again")
+
+
+@virtual_time
+async def test_wrong_expectations_lose_where_right_ones_gain() -> None:
+    events: list[Event] = []
+    foresight = make_foresight(events, least_gain=0.0)
+    wrong = list(reversed(LATE))
+    await play(foresight, 0, LATE, engines(2), LATE)
+    await play(foresight, 1, LATE, engines(2), wrong)
+    right, lost = (event.metrics for event in events if event.task == "dispatch")
+    assert right["placement_gain"] > lost["placement_gain"]
+    assert right["expected_tau"] == pytest.approx(1)
+    assert lost["expected_tau"] < 0
+    assert right["expected_inside"] == 1
+
+
+@virtual_time
+async def test_without_measured_steps_no_gain_is_told_and_nothing_changes() -> None:
+    events: list[Event] = []
+    foresight = make_foresight(events)
+    await play(foresight, 0, [50] * 8, [], [50] * 8)
+    (check,) = events
+    assert "placement_gain" not in check.metrics
+    assert foresight.pays
+
+
+@virtual_time
+async def test_lengths_are_learned_from_what_has_finished() -> None:
+    foresight = make_foresight([], lengths=History, per_step=16)
+    lengths = [10, 1000] * 8
+    for step in range(2):
+        for number, tokens in enumerate(lengths):
+            prompt = asked(number % 2)
+            foresight.ended(step, prompt, Expectation(1, 1, 1), sample(number, tokens))
+    short, long = foresight.expect([asked(0), asked(1)])
+    assert short.tokens < 30 < 300 < long.tokens
+
+
+def test_a_scout_is_wanted_of_prompts_without_a_past_where_it_helps() -> None:
+    foresight = make_foresight([], lengths=Siblings)
+    assert foresight.wants_scout(asked(0))
+    foresight.ended(0, asked(0), Expectation(1, 1, 1), sample(0, 10))
+    assert not foresight.wants_scout(asked(0))
+    assert foresight.wants_scout(asked(1))
+    foresight.pays = False
+    assert not foresight.wants_scout(asked(1))
+    assert not make_foresight([], lengths=History).wants_scout(asked(0))
