@@ -9,20 +9,17 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
-
-from jinja2 import TemplateError
 
 from tailrace.cluster.base import WorkerSpec
 from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.config.generate import ServeConfig
+from tailrace.config.rollout import LOOPBACK
 from tailrace.errors import UserError
 from tailrace.events import EventLog
 from tailrace.host.cpu import usable_cores
 from tailrace.host.interrupt import Interrupt
-from tailrace.models.info import describe_model
 from tailrace.models.tokenizer import ResponseText
 from tailrace.registers import run_files
 from tailrace.rollout.base import EnginePort
@@ -30,6 +27,7 @@ from tailrace.rollout.http.app import Endpoint, Limits
 from tailrace.rollout.http.asked import Reader
 from tailrace.rollout.http.server import listening
 from tailrace.rollout.service import GenerationService
+from tailrace.run.endpoint import make_reader
 from tailrace.run.generation import RemotePort
 from tailrace.run.inputs import open_model
 from tailrace.run.workers.engine import FACTORY, EngineSettings, open_port
@@ -64,11 +62,11 @@ def serve(config: ServeConfig, *, name: str, engines: int, host: str, port: int,
     """
     if engines < 1:
         raise UserError(f"--engines is {engines}; give 1 or more")
-    if token == "" and host not in ("127.0.0.1", "localhost", "::1"):
+    if token == "" and host not in LOOPBACK:
         raise UserError(f"--host {host} lets other machines in, so a token is needed; leave out --token '' or give one")
     model_dir, tokenizer, decode = open_model(config)
     token = secrets.token_urlsafe(24) if token is None else token
-    reader = _reader(model_dir, tokenizer, name=name)
+    reader = make_reader(model_dir, tokenizer, name=name)
     try:
         asyncio.run(_serve(config, model_dir, reader, decode, engines=engines, host=host, port=port, token=token))
     except asyncio.CancelledError:
@@ -123,22 +121,3 @@ async def _ports(
     stack.push_async_callback(pool.close)
     await pool.start()
     return [RemotePort(pool, index, name) for index, name in enumerate(pool.names)], [pool]
-
-
-def _reader(model_dir: Path, tokenizer: Any, *, name: str) -> Reader:
-    model = describe_model(model_dir)
-
-    def chat(messages: list[dict[str, Any]], arguments: dict[str, Any]) -> list[int]:
-        if not tokenizer.chat_template:
-            raise ValueError("the model has no chat template; use /v1/completions")
-        try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
-        except (TemplateError, TypeError, KeyError) as error:
-            raise ValueError(f"the model's chat template refuses them: {error}") from None
-        return encode(text)
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer(text, add_special_tokens=False, return_attention_mask=False)["input_ids"]
-        return ids
-
-    return Reader(model=name, encode=encode, chat=chat, max_model_len=model.context_length, vocab_size=model.vocab)

@@ -1,10 +1,10 @@
 """Schemas of the generation service: which engine answers which prompt, and in what order."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from tailrace.config.base import Config, Count
+from tailrace.config.base import Config, Count, Seconds
 
 Policy = Literal["pull", "round_robin", "least_loaded", "random", "streamrl", "skewness_aware"]
 """The ways to place prompts."""
@@ -69,12 +69,42 @@ LengthsConfig = Annotated[
 """What the lengths of responses are expected from."""
 
 
+class HttpConfig(Config):
+    """An HTTP endpoint of the run's engines, with OpenAI's API."""
+
+    host: str = "127.0.0.1"
+    """The address to listen at; at any other than this machine's own, others get in who have the token."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """0 takes a free one; http.json in output_dir says which."""
+    name: Annotated[str, Field(min_length=1, max_length=200)] = "policy"
+    """The model's name for clients."""
+    token: str | None = None
+    """What clients send as API key; by default one is made, and is in http.json. Empty: none is needed."""
+    most_prompts: Count = 256
+    """Responses for clients that are generated at a time; further requests are refused (429)."""
+    limit_s: Seconds = 600.0
+    """Seconds of a request; then it is ended (504)."""
+
+    @model_validator(mode="after")
+    def _strangers_need_a_token(self) -> Self:
+        if self.token == "" and self.host not in LOOPBACK:
+            raise ValueError(f"lets other machines in at {self.host} without a token; leave token out, or give one")
+        return self
+
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Hosts that no other machine reaches."""
+
+
 class RolloutConfig(Config):
     """The generation service."""
 
     dispatch: DispatchConfig = DispatchConfig()
     lengths: LengthsConfig | None = None
     """What the lengths of responses are expected from; by default nothing is expected."""
+
+    http: HttpConfig | None = None
+    """Answer OpenAI's HTTP API with the engines of the run, too; by default it does not."""
 
     @property
     def order(self) -> Order:

@@ -12,6 +12,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from tailrace.activity import Activity, TimedExecutor
 from tailrace.algorithms.base import Algorithm
@@ -26,6 +27,7 @@ from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.base import EngineFacts
 from tailrace.rollout.local import LocalPort
+from tailrace.run.endpoint import endpoint
 from tailrace.run.generation import Generation
 from tailrace.run.inputs import Inputs
 from tailrace.run.learner import ModelLearner
@@ -125,6 +127,10 @@ async def build_pipeline(
         for task, work in parts.algorithm.other_models()
     }
     generation = _generation(config, inputs, parts, queue, log, pools["rollout"].activity)
+    if (http := config.rollout.http) is not None:
+        run, newest = Path(config.output_dir), lambda: learner.trained_steps
+        serving = endpoint(http, generation.service, inputs.model_dir, inputs.decode, newest, run)
+        await stack.enter_async_context(serving)
     engines = generation.service.newest(lambda: learner.trained_steps)
     evaluator = make_evaluator(config, inputs, engines, parts.pool, log, actor="engine")
     services = [

@@ -35,6 +35,7 @@ from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.base import EnginePort
 from tailrace.run.checkpoint import RunState
 from tailrace.run.control import control
+from tailrace.run.endpoint import endpoint
 from tailrace.run.fleet import Fleet
 from tailrace.run.generation import Generation, RemotePort
 from tailrace.run.inputs import Inputs
@@ -141,6 +142,16 @@ class Separated(Placement):
         fleet = Fleet(config.cluster.rollout, pools, generation.service, log)
         generation.serve_beside(fleet)
         await stack.enter_async_context(control(Path(config.output_dir), fleet.scale))
+        if (http := config.rollout.http) is not None:
+            serving = endpoint(
+                http,
+                generation.service,
+                self._inputs.model_dir,
+                self._inputs.decode,
+                lambda: learner.trained_steps,
+                Path(config.output_dir),
+            )
+            await stack.enter_async_context(serving)
         evaluator = None
         if evaluated(config, self._inputs):
             graders = await stack.enter_async_context(GraderPool(config.rewards))

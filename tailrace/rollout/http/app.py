@@ -10,7 +10,7 @@ More prompts than `most_prompts` at a time are refused at once.
 import asyncio
 import hmac
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -18,8 +18,9 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from tailrace.errors import RequestError, TailraceError
 from tailrace.rollout.http.answers import DONE, Answers, error_body
@@ -27,9 +28,11 @@ from tailrace.rollout.http.asked import Asked, Reader, Refusal
 from tailrace.rollout.http.text import TextStream
 from tailrace.rollout.service import GenerationService
 from tailrace.rollout.streams import GeneratedStream
-from tailrace.types import Piece, Sample
+from tailrace.types import Piece, Sample, WeightVersion
 from tailrace.types import Request as Wanted
 
+_GROUPS = -(2**40)
+"""The first group of requests, below those of evaluations; further ones are lower."""
 Decode = Callable[[list[int]], str]
 """The text of tokens."""
 
@@ -50,16 +53,27 @@ class Endpoint:
     """Answers requests with a service. Use `app` from the service's event loop."""
 
     def __init__(
-        self, service: GenerationService, reader: Reader, decode: Decode, *, token: str | None, limits: Limits
+        self,
+        service: GenerationService,
+        reader: Reader,
+        decode: Decode,
+        *,
+        token: str | None,
+        limits: Limits,
+        newest: Callable[[], WeightVersion] = lambda: 0,
     ) -> None:
-        """`decode`: the text of tokens. `token`: the bearer token that every request but /health needs; None: none."""
+        """`decode`: the text of tokens. `token`: the bearer token that every request but /health needs; None: none.
+
+        `newest`: returns the version of the newest weights that there are.
+        """
+        self._newest = newest
         self._service = service
         self._reader = reader
         self._decode = decode
         self._token = token
         self._limits = limits
         self._in_flight = 0
-        self._groups = 0
+        self._groups = _GROUPS
         registry = self._registry = CollectorRegistry()
         self._requests = Counter(
             "tailrace_http_requests", "Requests by route and status.", ["route", "status"], registry=registry
@@ -130,6 +144,13 @@ class Endpoint:
 
     async def _answer(self, request: Request, asked: Asked) -> Response:
         count = len(asked.prompts) * asked.n
+        if asked.version > (newest := self._newest()):
+            raise Refusal(
+                f"weights of version {asked.version} are asked for, and the newest are of version {newest}; try later",
+                status=409,
+                code="weights_too_old",
+                param="weight_version",
+            )
         if self._in_flight + count > self._limits.most_prompts:
             raise Refusal(
                 f"{self._in_flight} responses are in flight, and with {count} more there would be more than "
@@ -137,15 +158,14 @@ class Endpoint:
                 status=429,
                 code="rate_limit_exceeded",
             )
-        self._in_flight += count
+        self._count_in_flight(count)
         if asked.stream:
-            chunks = self._chunks(asked, count)  # counts them out itself
-            return StreamingResponse(chunks, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+            return _Streaming(self._chunks(asked, count), lambda: self._count_in_flight(-count))
         try:
             async with asyncio.timeout(self._limits.limit_s):
                 samples = await self._unless_gone(request, asked, count)
         finally:
-            self._in_flight -= count
+            self._count_in_flight(-count)
         texts = [(self._text(asked, sample), sample) for sample in samples]
         return Response(Answers(asked, self._token_text).whole(texts), media_type="application/json")
 
@@ -156,7 +176,7 @@ class Endpoint:
             ClientDisconnect: it has.
         """
         working = asyncio.create_task(self._samples(asked, count))
-        leaving = asyncio.create_task(_gone(request))
+        leaving = asyncio.create_task(_gone(request.receive))
         try:
             await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -173,7 +193,10 @@ class Endpoint:
         self._count_out(asked, made.values())
         return [made[number] for number in range(count)]
 
-    async def _chunks(self, asked: Asked, count: int) -> AsyncIterator[bytes]:
+    def _count_in_flight(self, more: int) -> None:
+        self._in_flight += more
+
+    async def _chunks(self, asked: Asked, count: int) -> AsyncGenerator[bytes, None]:
         """The chunks of a stream. An error after the first one is a chunk, too: the status has been sent."""
         answers = Answers(asked, self._token_text)
         texts = [TextStream(self._decode, asked.sampling.stop) for _ in range(count)]
@@ -204,14 +227,12 @@ class Endpoint:
             yield _error_event(f"the request has taken longer than {self._limits.limit_s:g} s", "timeout")
         except TailraceError as error:
             yield _error_event(str(error), "server_error")
-        finally:
-            self._in_flight -= count
 
     def _generate(self, asked: Asked, count: int) -> GeneratedStream:
         requests = [
             Wanted(
                 request_id=number,
-                group_id=self._groups + number // asked.n,
+                group_id=self._groups - number // asked.n,
                 number=number % asked.n,
                 prompt_ids=asked.prompts[number // asked.n],
                 sampling=asked.sampling,
@@ -220,7 +241,7 @@ class Endpoint:
             )
             for number in range(count)
         ]
-        self._groups += len(asked.prompts)
+        self._groups -= len(asked.prompts)
         stream = self._service.generate(requests, version=asked.version)
         stream.wants_pieces = asked.stream
         return stream
@@ -255,9 +276,45 @@ class Endpoint:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _gone(request: Request) -> None:
+class _Streaming(Response):
+    """A response of server-sent events, which ends when the client goes away, even while there is nothing to send.
+
+    `StreamingResponse` does not wait for its generator to be closed then, so the engine would go on.
+    """
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None], ended: Callable[[], None]) -> None:
+        """`ended` is called when it has ended in any way."""
+        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        del self.headers["content-length"]
+        self._chunks = chunks
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all chunks."""
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            sending, leaving = asyncio.create_task(self._send(send)), asyncio.create_task(_gone(receive))
+            try:
+                await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (sending, leaving):
+                    task.cancel()
+                await asyncio.wait([sending, leaving])
+            if not sending.cancelled() and not isinstance(error := sending.exception(), OSError | None):
+                raise error
+        finally:
+            self._ended()
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._chunks) as chunks:
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _gone(receive: Receive) -> None:
     """Wait until the client has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
