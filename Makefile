@@ -30,7 +30,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-workloads bench-breakdown chaos clean
+.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-dispatch bench-serve bench-workloads bench-breakdown chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -98,6 +98,12 @@ bench-weights: $(READY) ## the transfer of new weights, over a slow link and on 
 
 bench-pipeline: $(READY) ## the modes of a run, one core for each pool, and the best one beside TRL
 	$(BIN)/python benchmarks/bench_pipeline.py
+
+bench-dispatch: $(READY) ## what knowing lengths gains: two real engines, sixteen in virtual time, recall
+	$(BIN)/python benchmarks/bench_dispatch.py
+
+bench-serve: $(READY) $(VLLM_READY) ## tokens/s through HTTP, beside the engine's own and vLLM's server
+	$(BIN)/python benchmarks/bench_serve.py
 
 bench-workloads: $(READY) ## replays beside their runs, shipped workloads beside their sources, in TAILRACE_DATA
 	$(BIN)/python benchmarks/bench_workloads.py

@@ -64,6 +64,8 @@ class Arm:
     policy: Policy
     lengths: type[LengthPredictor] | None = None
     order: Order = "first_in"
+    moves: bool = True
+    """Whether responses that run go on elsewhere."""
 
 
 ARMS = {
@@ -73,6 +75,7 @@ ARMS = {
     "streamrl_ceiling": Arm(policy="streamrl", lengths=Ceiling, order="longest_first"),
     "skewness_siblings": Arm(policy="skewness_aware", lengths=Siblings, order="longest_first"),
     "skewness_ceiling": Arm(policy="skewness_aware", lengths=Ceiling, order="longest_first"),
+    "oracle_unmoved": Arm(policy="skewness_aware", lengths=Oracle, order="longest_first", moves=False),
     "oracle": Arm(policy="skewness_aware", lengths=Oracle, order="longest_first"),
 }
 
@@ -147,7 +150,7 @@ async def step_seconds(arm: Arm, replay: Replay, *, engines: int, slots: int, gr
     log = EventLog(sinks=())
     made = [TimedEngine(times, slots=slots, cache_tokens=cache_tokens, tp=tp, tokens_of=zeros) for _ in range(engines)]
     group_size = len(replay.groups[0])
-    facts = EngineFacts(room=slots + group_size, continues=True)
+    facts = EngineFacts(room=slots + group_size, continues=arm.moves)
     ports = [
         LocalPort(engine, facts, log=log, activity=Activity(log, "engine"), name=f"rollout-{number}")
         for number, engine in enumerate(made)

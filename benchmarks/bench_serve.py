@@ -1,0 +1,145 @@
+"""`make bench-serve`: tokens a second through HTTP, beside the engine's own, and beside vLLM's server.
+
+    python benchmarks/bench_serve.py [--rounds 5] [--no-vllm]
+
+The three load the same model, SmolLM2-135M, and stay; only one of them works at a time. Each client makes one request
+after the other with the openai client: prompts of 64 random tokens, 128 new ones, without an end of sequence. The last
+line is JSON: the medians over rounds, and for each number of clients the median of the ratios within a round.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import numpy as np
+import openai
+import typer
+
+from tailrace.config.model import ModelConfig
+from tailrace.models.resolve import resolve_model
+
+HERE = Path(__file__).parent
+VLLM = HERE.parent / ".venv-vllm" / "bin" / "vllm"
+TASKS = {1: 3, 8: 2, 32: 1}
+"""Requests of each client, by the number of clients."""
+PROMPT_TOKENS, NEW_TOKENS = 64, 128
+START_S = 300.0
+TOKEN = "bench"
+
+
+@contextmanager
+def running(command: list[str], **options: Any) -> Iterator["subprocess.Popen[str]"]:
+    """A process that is ended with the block."""
+    process = subprocess.Popen(command, text=True, **options)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_for(url: str, process: "subprocess.Popen[str]") -> None:
+    """Wait until a server answers."""
+    until = time.monotonic() + START_S
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    raise SystemExit(f"{process.args!r} has not answered at {url} within {START_S:g} s")
+
+
+async def http_seconds(url: str, model: str, clients: int, requests: int) -> float:
+    """Seconds for all requests of all clients."""
+    chance = np.random.default_rng(0)
+    prompts = [[chance.integers(100, 40_000, PROMPT_TOKENS).tolist() for _ in range(requests)] for _ in range(clients)]
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=TOKEN, timeout=600) as asking:
+
+        async def client(own: list[list[int]]) -> None:
+            for prompt in own:
+                answer = await asking.completions.create(
+                    model=model, prompt=prompt, max_tokens=NEW_TOKENS, extra_body={"ignore_eos": True}
+                )
+                assert answer.usage is not None
+                assert answer.usage.completion_tokens == NEW_TOKENS
+
+        start = time.perf_counter()
+        await asyncio.gather(*map(client, prompts))
+        return time.perf_counter() - start
+
+
+def direct_seconds(process: "subprocess.Popen[str]", clients: int, requests: int) -> float:
+    """The same without HTTP."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    task = {"clients": clients, "requests": requests, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS}
+    process.stdin.write(json.dumps(task) + "\n")
+    process.stdin.flush()
+    return float(json.loads(process.stdout.readline())["seconds"])
+
+
+def main(rounds: int = 5, vllm: Annotated[bool, typer.Option("--vllm/--no-vllm")] = True) -> None:
+    """Compare."""
+    model = str(resolve_model(ModelConfig()).resolve())
+    ours, theirs = free_port(), free_port()
+    serve = [sys.executable, "-m", "tailrace", "serve", model, "--name", "model", "--port", str(ours), "--token", TOKEN]
+    direct = [sys.executable, str(HERE / "serve_direct.py"), model]
+    other = [str(VLLM), "serve", model, "--served-model-name", "model", "--port", str(theirs), "--dtype", "bfloat16"]
+    other += ["--max-model-len", "2048", "--max-num-seqs", "64", "--api-key", TOKEN, "--disable-log-requests"]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL}
+    tokens_per_s: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    with running(direct, **pipes) as engine, running(serve, **quiet) as server:
+        assert engine.stdout is not None
+        engine.stdout.readline()
+        wait_for(f"http://127.0.0.1:{ours}", server)
+        arms = {
+            "direct": lambda *task: direct_seconds(engine, *task),
+            "http": lambda *task: asyncio.run(http_seconds(f"http://127.0.0.1:{ours}", "model", *task)),
+        }
+        with running(other, env=environment, **quiet) if vllm else contextmanager(lambda: iter([None]))() as peer:
+            if peer is not None:
+                wait_for(f"http://127.0.0.1:{theirs}", peer)
+                arms["vllm"] = lambda *task: asyncio.run(http_seconds(f"http://127.0.0.1:{theirs}", "model", *task))
+            for number in range(rounds + 1):  # the first one warms up
+                for clients, requests in TASKS.items():
+                    for name, seconds in arms.items():
+                        rate = clients * requests * NEW_TOKENS / seconds(clients, requests)
+                        if number:
+                            tokens_per_s[name][clients].append(rate)
+                print(number, {name: {n: round(of[-1]) for n, of in by.items()} for name, by in tokens_per_s.items()})
+    medians = {name: {n: round(statistics.median(of)) for n, of in by.items()} for name, by in tokens_per_s.items()}
+
+    def ratio(one: str, other: str) -> dict[int, float]:
+        pairs = {n: zip(tokens_per_s[one][n], tokens_per_s[other][n], strict=True) for n in TASKS}
+        return {n: round(statistics.median(a / b for a, b in of), 3) for n, of in pairs.items()}
+
+    found = {"bench": "serve", "http_over_direct": ratio("http", "direct"), "tokens_per_s": medians}
+    if vllm:
+        found["http_over_vllm"] = ratio("http", "vllm")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    typer.run(main)
