@@ -16,8 +16,8 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,24 +56,29 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_for(url: str, process: "subprocess.Popen[str]") -> None:
+def url(port: int) -> str:
+    """The address of a server of this machine."""
+    return f"http://127.0.0.1:{port}"
+
+
+def wait_for(address: str, process: "subprocess.Popen[str]") -> None:
     """Wait until a server answers."""
     until = time.monotonic() + START_S
     while time.monotonic() < until and process.poll() is None:
         try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+            if httpx.get(f"{address}/health", timeout=5).status_code == 200:
                 return
         except httpx.HTTPError:
             pass
         time.sleep(0.5)
-    raise SystemExit(f"{process.args!r} has not answered at {url} within {START_S:g} s")
+    raise SystemExit(f"{process.args!r} has not answered at {address} within {START_S:g} s")
 
 
-async def http_seconds(url: str, model: str, clients: int, requests: int) -> float:
+async def http_seconds(address: str, model: str, clients: int, requests: int) -> float:
     """Seconds for all requests of all clients."""
     chance = np.random.default_rng(0)
     prompts = [[chance.integers(100, 40_000, PROMPT_TOKENS).tolist() for _ in range(requests)] for _ in range(clients)]
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=TOKEN, timeout=600) as asking:
+    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=TOKEN, timeout=600) as asking:
 
         async def client(own: list[list[int]]) -> None:
             for prompt in own:
@@ -113,15 +118,17 @@ def main(rounds: int = 5, vllm: Annotated[bool, typer.Option("--vllm/--no-vllm")
     with running(direct, **pipes) as engine, running(serve, **quiet) as server:
         assert engine.stdout is not None
         engine.stdout.readline()
-        wait_for(f"http://127.0.0.1:{ours}", server)
-        arms = {
-            "direct": lambda *task: direct_seconds(engine, *task),
-            "http": lambda *task: asyncio.run(http_seconds(f"http://127.0.0.1:{ours}", "model", *task)),
+        wait_for(url(ours), server)
+        arms: dict[str, Callable[[int, int], float]] = {
+            "direct": lambda clients, requests: direct_seconds(engine, clients, requests),
+            "http": lambda clients, requests: asyncio.run(http_seconds(url(ours), "model", clients, requests)),
         }
-        with running(other, env=environment, **quiet) if vllm else contextmanager(lambda: iter([None]))() as peer:
+        with running(other, env=environment, **quiet) if vllm else nullcontext() as peer:
             if peer is not None:
-                wait_for(f"http://127.0.0.1:{theirs}", peer)
-                arms["vllm"] = lambda *task: asyncio.run(http_seconds(f"http://127.0.0.1:{theirs}", "model", *task))
+                wait_for(url(theirs), peer)
+                arms["vllm"] = lambda clients, requests: asyncio.run(
+                    http_seconds(url(theirs), "model", clients, requests)
+                )
             for number in range(rounds + 1):  # the first one warms up
                 for clients, requests in TASKS.items():
                     for name, seconds in arms.items():

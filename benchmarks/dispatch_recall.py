@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-import reasoning_gym
+import reasoning_gym  # type: ignore[import-untyped]
 import typer
 
 from tailrace.planning.lengths.assessment import Assessment, assess
