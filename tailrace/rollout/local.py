@@ -100,6 +100,7 @@ class LocalPort(EnginePort):
     async def close(self) -> None:
         """End all requests."""
         await self.drop([request_id for opened in self._open.values() for request_id in opened.requests])
+        self._waiting.close()
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         del self._open[task]

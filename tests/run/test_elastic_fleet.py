@@ -1,0 +1,147 @@
+"""A run chooses the number of its engines: in virtual time, with real decisions and a real service."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from tailrace.activity import Activity
+from tailrace.config.cluster import RolloutPoolConfig
+from tailrace.config.engine import SamplingConfig
+from tailrace.errors import ClusterError
+from tailrace.events import Event, EventLog
+from tailrace.planning.dispatch.costs import StepCosts
+from tailrace.rollout.base import EngineFacts, EnginePort
+from tailrace.rollout.local import LocalPort
+from tailrace.rollout.service import GenerationService
+from tailrace.run.fleet import Fleet
+from tailrace.simulator.engine import TimedEngine
+from tailrace.types import Request
+from tests.transfer.virtual_time import virtual_time
+
+COSTS = StepCosts(base=0.01, each=0.002, context=0.0, prefill=1e-5)
+PER_STEP = 24
+
+
+class VirtualLog(EventLog):
+    """A log with the clock of the loop."""
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class Workers:
+    """Makes engines, up to `most`. Each takes a while to start."""
+
+    def __init__(self, log: EventLog, most: int) -> None:
+        self._log = log
+        self._most = most
+        self._made = 0
+        self.alive: dict[str, LocalPort] = {}
+
+    async def add_engine(self) -> EnginePort:
+        await asyncio.sleep(2.0)
+        if len(self.alive) == self._most:
+            raise ClusterError("there is no place for another worker")
+        name = f"rollout-{self._made}"
+        self._made += 1
+        engine = TimedEngine(COSTS, slots=64)
+        activity = Activity(self._log, "engine")
+        self.alive[name] = LocalPort(engine, EngineFacts(continues=True), log=self._log, activity=activity, name=name)
+        return self.alive[name]
+
+    async def remove_engine(self, name: str) -> None:
+        await self.alive.pop(name).close()
+
+
+class Run:
+    """Steps of generation, and of training that takes `training_s`."""
+
+    def __init__(self, events: list[Event], *, places: int, max_workers: int | None = None) -> None:
+        self.events = events
+        self.log = VirtualLog(sinks=(events.append,))
+        self.workers = Workers(self.log, places)
+        self._config = RolloutPoolConfig(workers=1, max_workers=max_workers)
+        self._step = 0
+        self.service: GenerationService
+        self.fleet: Fleet
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator["Run"]:
+        self.service = GenerationService([await self.workers.add_engine()])
+        self.fleet = Fleet(self._config, self.workers, self.service, self.log)
+        async with asyncio.TaskGroup() as tasks:
+            serving = [tasks.create_task(self.service.run()), tasks.create_task(self.fleet.run())]
+            yield self
+            for task in serving:
+                task.cancel()
+        for name in list(self.workers.alive):
+            await self.workers.remove_engine(name)
+
+    async def step(self, tokens: int, training_s: float) -> None:
+        """Generate responses of so many tokens, and train."""
+        requests = [
+            Request(
+                request_id=number,
+                group_id=number // 4,
+                prompt_ids=np.arange(5),
+                sampling=SamplingConfig(max_new_tokens=tokens, ignore_eos=True),
+                seed=number,
+            )
+            for number in range(PER_STEP)
+        ]
+        async for made in self.service.generate(requests, step=self._step):
+            info = {"group": made.sample.group_id, "prompt_tokens": 5}
+            self._tell("sample", made.start, tokens=tokens, info=info)
+        start = self.log.now()
+        await asyncio.sleep(training_s)
+        self._tell("actor", start)
+        self._tell("step", start)
+        self._step += 1
+        await asyncio.sleep(3.0)  # decisions are made, and engines start
+
+    def _tell(self, task: str, start: float, **fields: object) -> None:
+        event = Event(task=task, actor="x", start=start, end=self.log.now(), step=self._step, **fields)  # type: ignore[arg-type]
+        self.log.emit(event)
+
+    @property
+    def changes(self) -> list[Event]:
+        return [event for event in self.events if event.task == "scale"]
+
+
+@virtual_time
+async def test_engines_are_added_while_responses_grow_and_released_when_they_shrink() -> None:
+    async with Run([], places=5, max_workers=3).open() as run:
+        counts = []
+        for step in range(16):
+            await run.step(100 if step < 4 else 1500 if step < 10 else 60, training_s=20.0)
+            counts.append(len(run.service.engines))
+        assert counts[3] == 1, "generation is the shorter one"
+        assert counts[9] == 3
+        assert counts[-1] < 3
+        added = run.changes[0]
+        assert added.metrics["lead_s"] == added.metrics["generation_s"] - added.metrics["training_s"]
+        assert added.metrics["lead_s"] >= added.metrics["saved_s"] > 0
+        assert added.info["text"].startswith("1 → 2 engines, by elasticity: generation is the longer one")
+        assert set(run.workers.alive) == set(run.service.engines)
+
+
+@virtual_time
+async def test_a_place_that_is_missing_is_told_and_the_run_goes_on() -> None:
+    async with Run([], places=1, max_workers=3).open() as run:
+        for _ in range(6):
+            await run.step(1500, training_s=5.0)
+        assert run.service.engines == ["rollout-0"]
+        assert "1 engines instead of 2: there is no place for another worker" in run.changes[0].info["text"]
+
+
+@virtual_time
+async def test_without_bounds_the_number_stays() -> None:
+    async with Run([], places=5).open() as run:
+        for _ in range(6):
+            await run.step(1500, training_s=5.0)
+        assert run.changes == []
+        assert await run.fleet.scale(4) == "1 → 4 engines, by hand"
+        await run.step(100, training_s=5.0)
+        assert len(run.service.engines) == 4
