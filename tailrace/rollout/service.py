@@ -196,6 +196,7 @@ class GenerationService:
 
     async def _withdraw(self, engine: Engine, moving: Mapping[int, Engine | None]) -> None:
         """Take requests from an engine, by their own ids, and give each to the other that is named. Wait for that."""
+        moving = {own: target for own, target in moving.items() if own in engine.in_hand}  # others have just ended
         if not moving or engine.facts is None:
             return
         engine.moving |= moving
@@ -271,11 +272,10 @@ class GenerationService:
         for engine in self._engines:
             if engine.load is None:
                 continue
-            for own, made in engine.load.made.items():
-                others, scout = self._scouted.get(own), engine.in_hand.get(own)
-                if others is not None and scout is not None and others.requests:
-                    context, left = scout.work(made)
-                    assert others.asked is not None
+            for own in engine.load.made.keys() & self._scouted.keys() & engine.in_hand.keys():
+                others, scout = self._scouted[own], engine.in_hand[own]
+                if others.requests and others.asked is not None:
+                    context, left = scout.work(engine.load.made[own])
                     tokens = context - len(scout.request.prompt_ids) + left
                     self._order_by(others, self._foresight.suppose(others.asked, tokens))
 
@@ -308,6 +308,7 @@ class GenerationService:
                 case Refused():
                     for own in item.request_ids:
                         if (asked := engine.in_hand.pop(own, None)) is not None:
+                            engine.moving.pop(own, None)
                             asked.job.stream.put(own, item.error)
                             self._release(own)
         engine.news.set()
