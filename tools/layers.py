@@ -48,6 +48,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "commands": NOUNS
         | {
             "run",
+            "rollout",
             "bench",
             "workloads",
             "algorithms",

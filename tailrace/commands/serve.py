@@ -31,7 +31,6 @@ from tailrace.run.endpoint import make_reader
 from tailrace.run.generation import RemotePort
 from tailrace.run.inputs import open_model
 from tailrace.run.workers.engine import FACTORY, EngineSettings, open_port
-from tailrace.tasks.base import Service
 
 
 def served_model(given: str) -> str:
@@ -87,13 +86,14 @@ async def _serve(
     async with AsyncExitStack() as stack:
         stack.enter_context(Interrupt().watching())
         print(f"loading {model_dir}", file=sys.stderr)
-        ports, services = await _ports(config, model_dir, engines, stack)
+        ports, pools = await _ports(config, model_dir, engines, stack)
         service = GenerationService(ports)
         limits = Limits(most_body=config.most_body, most_prompts=config.most_prompts, limit_s=config.limit_s)
         endpoint = Endpoint(service, reader, decode, token=token or None, limits=limits)
         async with asyncio.TaskGroup() as tasks, listening(endpoint, host=host, port=port) as url:
-            for one in (service, *services):
-                tasks.create_task(one.run())
+            tasks.create_task(service.run())
+            for pool in pools:
+                tasks.create_task(pool.run())
             print(f"{reader.model} at {url}/v1", flush=True)
             if token:
                 print(f"token {token}", flush=True)
@@ -102,8 +102,8 @@ async def _serve(
 
 async def _ports(
     config: ServeConfig, model_dir: Path, engines: int, stack: AsyncExitStack
-) -> tuple[list[EnginePort], Sequence[Service]]:
-    """Start the engines. Returns their ports, and what tends them."""
+) -> tuple[list[EnginePort], Sequence[Pool]]:
+    """Start the engines. Returns their ports, and the pool of their workers, if there is one."""
     log = EventLog(sinks=())
     if engines == 1:
         return [await open_port(config, model_dir, log, stack, name="")], ()

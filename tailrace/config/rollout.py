@@ -20,7 +20,7 @@ class DispatchConfig(Config):
     published. The last two need `rollout.lengths`."""
     order: Order | None = None
     """The order in which prompts begin; by default longest_first with `rollout.lengths`, else first_in."""
-    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    alpha: Annotated[float, Field(ge=0.001, le=0.999)] = 0.2
     """The share of samples that count as long; for the policy streamrl."""
     check_every: Count = 4
     """Training steps between two checks of what was expected against what came."""
@@ -33,7 +33,7 @@ class HistoryLengths(Config):
     """A prompt's responses in earlier epochs."""
 
     type: Literal["history"] = "history"
-    discount: Annotated[float, Field(gt=0, le=1)] = 0.98
+    discount: Annotated[float, Field(ge=1e-3, le=1)] = 0.98
     """The weight that a response keeps with each newer weight version."""
 
 
@@ -41,7 +41,7 @@ class SiblingsLengths(Config):
     """A prompt's other responses: one sample of each group begins before the others. Earlier epochs count, too."""
 
     type: Literal["siblings"] = "siblings"
-    discount: Annotated[float, Field(gt=0, le=1)] = 0.98
+    discount: Annotated[float, Field(ge=1e-3, le=1)] = 0.98
     """The weight that a response keeps with each newer weight version."""
 
 
@@ -51,9 +51,9 @@ class FeaturesLengths(Config):
     type: Literal["features"] = "features"
     words: Count = 256
     """Places of the table into which words are hashed."""
-    penalty: Annotated[float, Field(gt=0, le=1e9)] = 3.0
+    penalty: Annotated[float, Field(ge=1e-6, le=1e9)] = 3.0
     """Of squared coefficients, in responses."""
-    discount: Annotated[float, Field(gt=0, le=1)] = 0.98
+    discount: Annotated[float, Field(ge=1e-3, le=1)] = 0.98
     """The weight that a response keeps with each newer weight version."""
 
 

@@ -159,7 +159,7 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("rewards.path=m.f", "did you mean rewards.grader.path?"),
         ("path=x", "did you mean model.path?"),
         ("max_bytes=9", "did you mean queue.max_bytes?"),
-        ("weights.policy=x", "unknown key weights.policy; expected one of"),
+        ("weights.zoom=x", "unknown key weights.zoom; expected one of"),
         ("foo", "'foo' is not of the form key=value"),
         ("=3", "'=…' is not of the form key=value"),
         ("trainer=3", "trainer is 3; expected keys, such as trainer.backend"),

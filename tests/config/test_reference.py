@@ -21,7 +21,7 @@ def test_a_section_has_its_own_defaults_and_description() -> None:
     page = reference()
     assert "| `cluster.reward.cpus` | `0.0` |" in page
     assert "| `cluster.rollout.cpus` | `1.0` |" in page
-    assert "The workers of one kind.\n\nEach has an engine, and generates.\n" in page
+    assert "The rollout workers.\n\nEach has an engine, and generates.\n" in page
 
 
 def test_a_variant_that_is_not_the_default_has_its_own_defaults() -> None:

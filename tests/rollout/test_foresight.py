@@ -1,5 +1,6 @@
 """What was expected is compared with what came, and placement that does not pay is given up, once and not for ever."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from tailrace.planning.lengths.base import Asked, Expectation
 from tailrace.planning.lengths.history import History, Siblings
 from tailrace.planning.lengths.oracle import Oracle
 from tailrace.planning.remaining import LengthHistory
+from tailrace.registers.events import EventKind
+from tailrace.registers.metrics import METRICS
 from tailrace.rollout.foresight import Foresight
 from tailrace.types import FinishReason, Sample
 from tests.transfer.virtual_time import virtual_time
@@ -48,6 +51,10 @@ def sample(group: int, tokens: int) -> Sample:
         weight_versions=np.zeros(tokens, np.int64),
         finish_reason=FinishReason.STOP,
     )
+
+
+def registered(kind: EventKind) -> set[str]:
+    return {metric.name for metric in METRICS if kind in metric.of}
 
 
 async def play(
@@ -98,6 +105,8 @@ async def test_wrong_expectations_lose_where_right_ones_gain() -> None:
     assert right["expected_tau"] == pytest.approx(1)
     assert lost["expected_tau"] < 0
     assert right["expected_inside"] == 1
+    named = {re.sub(r"_\d+$", "_<percent>", name) for name in right}
+    assert named == registered(EventKind.DISPATCH) - {"recall_ceiling_<percent>"}, "groups of one have no others"
 
 
 @virtual_time

@@ -12,6 +12,8 @@ from tailrace.config.engine import SamplingConfig
 from tailrace.errors import ClusterError
 from tailrace.events import Event, EventLog
 from tailrace.planning.dispatch.costs import StepCosts
+from tailrace.registers.events import EventKind
+from tailrace.registers.metrics import METRICS
 from tailrace.rollout.base import EngineFacts, EnginePort
 from tailrace.rollout.local import LocalPort
 from tailrace.rollout.service import GenerationService
@@ -122,6 +124,7 @@ async def test_engines_are_added_while_responses_grow_and_released_when_they_shr
         assert counts[-1] < 3
         added = run.changes[0]
         assert added.metrics["lead_s"] == added.metrics["generation_s"] - added.metrics["training_s"]
+        assert added.metrics.keys() == {metric.name for metric in METRICS if EventKind.SCALE in metric.of}
         assert added.metrics["lead_s"] >= added.metrics["saved_s"] > 0
         assert added.info["text"].startswith("1 → 2 engines, by elasticity: generation is the longer one")
         assert set(run.workers.alive) == set(run.service.engines)
