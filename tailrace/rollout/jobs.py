@@ -47,7 +47,8 @@ class Job:
     """Whether its length tells that of the others of its group."""
     priority: float = 0.0
     """The larger begins first, among those of a step."""
-    asked: Asked | None = None
+    asked: dict[int, Asked] = field(default_factory=dict)
+    """What can be told of each, by the same ids; empty where nothing is expected."""
     starts: dict[int, float] = field(default_factory=dict)
     """When those that another engine has begun were given to it, by the same ids; see `Finished`."""
     expected: Expectation | None = None

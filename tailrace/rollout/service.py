@@ -43,6 +43,8 @@ the other."""
 _ENDED = "the generation service has ended"
 _MOVES_EVERY_S = 0.5
 """Seconds between two choices of responses to move."""
+_PROMPT_SHARE = 0.5
+"""The most that computing a prompt once more may cost, as a part of a response to it in a full batch."""
 _SCOUT = 1e8
 """The priority of a scout."""
 
@@ -235,14 +237,14 @@ class GenerationService:
                 version=version,
                 step=step,
                 arrival=next(self._arrivals),
-                asked=part[0][1],
+                asked={own: told for own, (_, told) in zip(requests, part, strict=True) if told is not None},
             )
 
         foresight, first = self._foresight, group[0][1]
         if foresight is None or first is None:
             self._arrived.append(job(group))
             return
-        if foresight.tells_samples_apart:
+        if foresight.tells_samples_apart and self._is_cheap_to_split(group):
             jobs = [job([one]) for one in group]
         elif len(group) > 1 and foresight.wants_scout(first):
             scout, others = job(group[:1]), job(group[1:])
@@ -257,9 +259,25 @@ class GenerationService:
     def _expect(self, jobs: Sequence[Job]) -> None:
         """Expect the lengths of jobs, and order them by these."""
         assert self._foresight is not None
-        expected = self._foresight.expect([job.asked for job in jobs if job.asked is not None])
-        for job, expectation in zip(jobs, expected, strict=True):
-            self._order_by(job, expectation)
+        for job in jobs:
+            asked = list(job.asked.values())
+            alike = not self._foresight.tells_samples_apart
+            self._order_by(job, Expectation.together(self._foresight.expect(asked[:1] if alike else asked)))
+
+    def _is_cheap_to_split(self, group: Sequence[tuple[Request, Asked | None]]) -> bool:
+        """Whether to compute the group's prompt once more costs less than a response to it, in a full batch.
+
+        A batch stands still while a prompt is computed.
+        """
+        assert self._foresight is not None
+        states = self.idle_states()
+        if not states:
+            return False
+        prompt = len(group[0][0].prompt_ids)
+        tokens = Expectation.together(self._foresight.expect([told for _, told in group if told is not None])).tokens
+        engine, size = states[0], states[0].slots
+        response_s = tokens * engine.times.step_s(engine.tp, size, size * (prompt + tokens / 2), 1) / size
+        return engine.times.prefill_s(engine.tp, 1, prompt) <= _PROMPT_SHARE * response_s
 
     def _order_by(self, job: Job, expected: Expectation) -> None:
         job.expected = expected
@@ -274,10 +292,10 @@ class GenerationService:
                 continue
             for own in engine.load.made.keys() & self._scouted.keys() & engine.in_hand.keys():
                 others, scout = self._scouted[own], engine.in_hand[own]
-                if others.requests and others.asked is not None:
+                if others.requests:
                     context, left = scout.work(engine.load.made[own])
                     tokens = context - len(scout.request.prompt_ids) + left
-                    self._order_by(others, self._foresight.suppose(others.asked, tokens))
+                    self._order_by(others, self._foresight.suppose(next(iter(others.asked.values())), tokens))
 
     async def _tend(self, engine: Engine) -> None:
         """Wait for news of an engine, through all of its deaths."""
@@ -326,11 +344,15 @@ class GenerationService:
                 return
         sample, job = replace(item.sample, request_id=asked.request.request_id), asked.job
         job.stream.put(own, Generated(sample=sample, worker=engine.port.name, start=start, end=item.end))
-        if self._foresight is not None and job.expected is not None and job.step is not None:
-            assert job.asked is not None
-            if (ended := self._foresight.ended(job.step, job.asked, job.expected, sample)) is not None:
-                self._do(self._foresight.check(job.step, ended, self.idle_states()))
+        self._learn(job, own, sample)
         self._release(own)
+
+    def _learn(self, job: Job, own: int, sample: Sample) -> None:
+        if self._foresight is None or job.expected is None or job.step is None:
+            return
+        ended = self._foresight.ended(job.step, job.asked[own], job.expected, sample)
+        if ended is not None:
+            self._do(self._foresight.check(job.step, ended, self.idle_states()))
 
     def _go_on(self, asked: InHand, own: int, begun: Sample, start: float, target: Engine | None) -> None:
         """Have a response that was withdrawn go on elsewhere."""

@@ -54,6 +54,12 @@ class Expectation(NamedTuple):
         wide = _WIDTH * deviation
         return cls(math.exp(mean), math.exp(mean - wide), math.exp(mean + wide))
 
+    @classmethod
+    def together(cls, expectations: "Sequence[Expectation]") -> "Expectation":
+        """What is expected of a response of which it is not known which of these it is: the mean."""
+        mean = sum(one.tokens for one in expectations) / len(expectations)
+        return cls(mean, min(one.low for one in expectations), max(one.high for one in expectations))
+
     def remaining(self, made: int, most: int) -> float:
         """Expected tokens that a response will still make, which has `made` so far and may make `most` more.
 
