@@ -1,9 +1,9 @@
 """Generates the same steps on two real engines of one core each, under several ways to dispatch prompts, in turns.
 
-    TAILRACE_DATA=… python benchmarks/dispatch_real.py [--rounds 6] [--groups 48] [--slots 16]
+    python benchmarks/dispatch_real.py [--rounds 8] [--groups 16] [--slots 16]
 
-Lengths are those of DAPO's mathematics in TAILRACE_DATA, scaled so that the longest has 1,024 tokens; without it, they
-are drawn from the workload math-32b. The model has the shape of SmolLM2-135M. In each round all arms generate one and
+Lengths are drawn from the workload math-32b, which is fitted to DAPO's mathematics, and scaled so that the longest has
+1,024 tokens. The model is SmolLM2-135M; each engine decodes `slots` sequences together. In each round all arms generate one and
 the same step, in an order that changes. The last line is JSON: the median over rounds of each arm's seconds, as parts
 of those of random dispatch in the same round.
 """
@@ -140,7 +140,7 @@ async def contest(rounds: int, groups: int, slots: int, arms: Sequence[str]) -> 
     return seconds
 
 
-def main(rounds: int = 6, groups: int = 48, slots: int = 16) -> None:
+def main(rounds: int = 8, groups: int = 16, slots: int = 16) -> None:
     """Play all rounds."""
     logging.getLogger("tailrace").setLevel(logging.ERROR)
     seconds = asyncio.run(contest(rounds, groups, slots, SHARES))
