@@ -3,9 +3,9 @@
     python benchmarks/dispatch_real.py [--rounds 8] [--groups 16] [--slots 16]
 
 Lengths are drawn from the workload math-32b, which is fitted to DAPO's mathematics, and scaled so that the longest has
-1,024 tokens. The model is SmolLM2-135M; each engine decodes `slots` sequences together. In each round all arms generate one and
-the same step, in an order that changes. The last line is JSON: the median over rounds of each arm's seconds, as parts
-of those of random dispatch in the same round.
+1,024 tokens. The model is SmolLM2-135M; each engine decodes `slots` sequences together. In each round all arms generate
+one and the same step, in an order that changes. The last line is JSON: the median over rounds of each arm's seconds, as
+parts of those of random dispatch in the same round.
 """
 
 import asyncio

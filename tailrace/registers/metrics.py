@@ -466,8 +466,10 @@ METRICS = (
             ("expected_tau", "", False, "Kendall's rank correlation of expected and real lengths, from -1 to 1"),
             ("expected_inside", "", True, "of the responses within their interval, which should be 80 %"),
             ("pull_s", "s", False, "predicted for engines that pull, with the lengths that came"),
+            ("ordered_s", "s", False, "the same where those begin first that were expected to be the longest"),
             ("placed_s", "s", False, "predicted for the placement by expected lengths, with the lengths that came"),
-            ("placement_gain", "", True, "of `pull_s` that placement saves"),
+            ("order_gain", "", True, "of `pull_s` that the order saves"),
+            ("placement_gain", "", True, "of the lesser of `pull_s` and `ordered_s` that placement saves"),
             ("placed", "", False, "whether prompts were placed in this step: 1 or 0"),
         )
     ),

@@ -4,9 +4,10 @@
     finished responses ──learn──▶ predictor
                        ──of a whole step, every few steps──▶ check: were the expectations right, and was it worth it?
 
-The gain is what placing the step's samples by their expectations saves over engines that pull them in order. Both are
-predicted from the lengths that came, with the same step costs, so it can be told whichever of the two was done. Where
-it is below the stated gain, prompts are pulled, until a later check finds that placing them would have paid.
+Three ways are compared: engines that pull the step's samples as they came, engines that pull those first that were
+expected to be the longest, and placement by the expectations. All are predicted from the lengths that came, with the
+same step costs, so it can be told whichever was done. Where placement gains less over pulling than the stated part,
+prompts are pulled, until a later check finds that placing them would have paid.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tailrace.config.rollout import DispatchConfig
 from tailrace.events import Event, EventLog
@@ -28,6 +30,26 @@ from tailrace.types import Sample
 
 _BATCH = 64
 """Responses that a predictor learns at a time: some compute all anew after that."""
+
+
+class Seconds(NamedTuple):
+    """Of a step's generation, as predicted with the lengths that came."""
+
+    pulled: float
+    """By engines that pull samples in the order of their groups."""
+    ordered: float
+    """By engines that pull the longest expected ones first."""
+    placed: float
+
+    @property
+    def order_gain(self) -> float:
+        """The part that the order saves."""
+        return 1 - self.ordered / self.pulled
+
+    @property
+    def placement_gain(self) -> float:
+        """The part that placement saves over pulling in either order."""
+        return 1 - self.placed / min(self.pulled, self.ordered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +151,12 @@ class Foresight:
         """
         loop = asyncio.get_running_loop()
         assessment, seconds = await loop.run_in_executor(self._executor, self._compare, ended, engines)
-        gain = None if seconds is None else 1 - seconds[1] / seconds[0]
-        self._tell(step, assessment, seconds, gain)
-        if gain is not None:
-            self._decide(step, gain)
+        self._tell(step, assessment, seconds)
+        if seconds is not None:
+            self._decide(step, seconds.placement_gain)
 
-    def _compare(
-        self, ended: Sequence[Ended], engines: Sequence[EngineState]
-    ) -> tuple[Assessment, tuple[float, float] | None]:
-        """What was expected beside what came; the seconds of engines that pull, and of placement."""
+    def _compare(self, ended: Sequence[Ended], engines: Sequence[EngineState]) -> tuple[Assessment, Seconds | None]:
+        """What was expected beside what came, and the seconds of each way."""
         lengths = [response.finished.tokens for response in ended]
         assessment = assess([response.expected for response in ended], lengths, [response.group for response in ended])
         if not engines:
@@ -146,7 +165,13 @@ class Foresight:
         came = [_job(response, float(response.finished.tokens)) for response in ended]
         places = self._placing.place(expected, engines).of
         in_order = sorted(range(len(ended)), key=lambda number: ended[number].group)
-        return assessment, (pull_s(engines, [came[number] for number in in_order]), makespan_s(engines, came, places))
+        by_length = sorted(range(len(ended)), key=lambda number: -ended[number].expected.tokens)
+        seconds = Seconds(
+            pulled=pull_s(engines, [came[number] for number in in_order]),
+            ordered=pull_s(engines, [came[number] for number in by_length]),
+            placed=makespan_s(engines, came, places),
+        )
+        return assessment, seconds
 
     def _decide(self, step: int, gain: float) -> None:
         if (pays := gain >= self._config.least_gain) == self.pays:
@@ -160,14 +185,14 @@ class Foresight:
         else:
             text = (
                 f"prompts are pulled from now on: placing them by the lengths of {self._predictor.name} is predicted "
-                f"to gain {gain:.1%}, below rollout.dispatch.least_gain ({least}); later checks go on"
+                f"to gain {gain:.1%} over that, below rollout.dispatch.least_gain ({least}); later checks go on"
             )
         now = self._log.now()
         self._log.emit(
             Event(task=EventKind.DISPATCH_CHANGE, actor="rollout", start=now, end=now, step=step, info={"text": text})
         )
 
-    def _tell(self, step: int, found: Assessment, seconds: tuple[float, float] | None, gain: float | None) -> None:
+    def _tell(self, step: int, found: Assessment, seconds: Seconds | None) -> None:
         metrics = {"expected_inside": found.inside, "placed": float(self.pays)}
         for percent, recall in found.recall.items():
             metrics |= {} if recall is None else {f"recall_{percent}": recall}
@@ -175,8 +200,9 @@ class Foresight:
             metrics |= {} if ceiling is None else {f"recall_ceiling_{percent}": ceiling}
         if found.tau is not None:
             metrics["expected_tau"] = found.tau
-        if seconds is not None and gain is not None:
-            metrics |= {"pull_s": seconds[0], "placed_s": seconds[1], "placement_gain": gain}
+        if seconds is not None:
+            metrics |= {"pull_s": seconds.pulled, "ordered_s": seconds.ordered, "placed_s": seconds.placed}
+            metrics |= {"order_gain": seconds.order_gain, "placement_gain": seconds.placement_gain}
         now = self._log.now()
         info = {"lengths": self._predictor.name, "policy": self._placing.name}
         self._log.emit(

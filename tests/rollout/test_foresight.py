@@ -34,8 +34,8 @@ def make_foresight(
     return Foresight(lengths(), Balanced(), config, LengthHistory(), log, samples_per_step=per_step)
 
 
-def engines(count: int, *, slots: int = 2) -> list[EngineState]:
-    return [EngineState(name=str(number), times=COSTS, slots=slots, cache_tokens=10**6) for number in range(count)]
+def engines(count: int, *, slots: int = 2, times: StepCosts = COSTS) -> list[EngineState]:
+    return [EngineState(name=str(number), times=times, slots=slots, cache_tokens=10**6) for number in range(count)]
 
 
 def asked(number: int, tokens: int | None = None) -> Asked:
@@ -70,17 +70,17 @@ async def play(
             await foresight.check(step, ended, states)
 
 
-LATE = [10] * 7 + [200]
-"""Pulled in order, the long one begins last."""
+SKEWED = [200, 200] + [20] * 30
+"""The long ones are best by themselves, in a small batch."""
+EVEN = [50] * 32
 
 
 @virtual_time
 async def test_placement_that_does_not_pay_is_given_up_once_and_tried_again() -> None:
     events: list[Event] = []
-    foresight = make_foresight(events)
-    even, states = [50] * 8, engines(2)
-    for step, lengths in enumerate([LATE, even, even, LATE, LATE]):
-        await play(foresight, step, lengths, states, lengths)
+    foresight = make_foresight(events, per_step=32)
+    for step, lengths in enumerate([SKEWED, EVEN, EVEN, SKEWED, SKEWED]):
+        await play(foresight, step, lengths, engines(2, slots=64), lengths)
     checks = [event for event in events if event.task == "dispatch"]
     assert [event.metrics["placed"] for event in checks] == [1, 1, 0, 0, 1]
     gains = [event.metrics["placement_gain"] for event in checks]
@@ -96,10 +96,10 @@ async def test_placement_that_does_not_pay_is_given_up_once_and_tried_again() ->
 @virtual_time
 async def test_wrong_expectations_lose_where_right_ones_gain() -> None:
     events: list[Event] = []
-    foresight = make_foresight(events, least_gain=0.0)
-    wrong = list(reversed(LATE))
-    await play(foresight, 0, LATE, engines(2), LATE)
-    await play(foresight, 1, LATE, engines(2), wrong)
+    foresight = make_foresight(events, per_step=32, least_gain=0.0)
+    wrong = list(reversed(SKEWED))
+    await play(foresight, 0, SKEWED, engines(2, slots=64), SKEWED)
+    await play(foresight, 1, SKEWED, engines(2, slots=64), wrong)
     right, lost = (event.metrics for event in events if event.task == "dispatch")
     assert right["placement_gain"] > lost["placement_gain"]
     assert right["expected_tau"] == pytest.approx(1)
@@ -107,6 +107,19 @@ async def test_wrong_expectations_lose_where_right_ones_gain() -> None:
     assert right["expected_inside"] == 1
     named = {re.sub(r"_\d+$", "_<percent>", name) for name in right}
     assert named == registered(EventKind.DISPATCH) - {"recall_ceiling_<percent>"}, "groups of one have no others"
+
+
+@virtual_time
+async def test_where_slots_are_few_the_order_gains_and_placement_nothing_more() -> None:
+    events: list[Event] = []
+    late = [10] * 31 + [200]
+    foresight = make_foresight(events, per_step=32)
+    batches_are_free = StepCosts(base=0.01, each=0.0, context=0.0, prefill=0.0)
+    await play(foresight, 0, late, engines(2, times=batches_are_free), late)
+    metrics = events[0].metrics
+    assert metrics["order_gain"] > 0.2
+    assert metrics["placement_gain"] < 0.02
+    assert not foresight.pays
 
 
 @virtual_time
