@@ -115,6 +115,8 @@ class Pool:
         self._budget = budget
         self._on_death = on_death
         self._handles: list[WorkerHandle | None] = [None] * len(specs)
+        self._without: set[int] = set()
+        """The indices of workers that were removed, or could not be added."""
         self._tending: dict[int, asyncio.Task[None]] = {}
         """Tends each worker while `run` goes on."""
         self._end: asyncio.Future[None] | None = None
@@ -154,7 +156,8 @@ class Pool:
         """
         self._end = asyncio.get_running_loop().create_future()
         for index in range(len(self._specs)):
-            self._begin_to_tend(index)
+            if index not in self._without:
+                self._begin_to_tend(index)
         try:
             await self._end
         except TailraceError as error:
@@ -177,7 +180,9 @@ class Pool:
         index = len(self._specs)
         self._specs.append(spec)
         self._handles.append(None)
+        self._without.add(index)
         await self._start(index)
+        self._without.discard(index)
         if self._end is not None:
             self._begin_to_tend(index)
         return index
@@ -187,6 +192,7 @@ class Pool:
 
         Raises: see `WorkerHandle.close`.
         """
+        self._without.add(index)
         if (tending := self._tending.pop(index, None)) is not None:
             tending.cancel()
             await asyncio.wait([tending])

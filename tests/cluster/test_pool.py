@@ -331,3 +331,44 @@ async def test_on_ray_what_a_worker_had_told_is_passed_on_before_a_call_says_tha
         assert len(log.of("told")) == 1
         await pool.call(0, "stop")
         await run
+
+
+async def test_a_worker_that_is_added_is_tended_and_one_that_is_removed_is_not_replaced(log: Log) -> None:
+    async with LocalCluster(CONFIG) as cluster:
+        pool = Pool(cluster, servants(1), CONFIG, log.log, budget=DeathBudget(1))
+        async with running(pool) as run:
+            index = await pool.add(servant("rollout-1"))
+            assert await pool.call(index, "add", 1, 2) == 3
+            await cluster.handles[-1].kill()
+            await log.until(3, "worker_started")
+            assert await pool.call(index, "add", 1, 2) == 3, "the one in its place"
+            await pool.remove(index)
+            assert [handle.name for handle in pool.handles] == ["rollout-0"]
+            await pool.call(0, "stop")
+            await run
+    assert len(log.of("worker_died")) == 1
+    assert sorted(event.actor for event in log.of("last")) == ["rollout-0"]
+
+
+async def test_a_worker_that_cannot_start_is_not_added(log: Log) -> None:
+    async with LocalCluster(CONFIG) as cluster:
+        pool = Pool(cluster, servants(1), CONFIG, log.log, budget=DeathBudget(0))
+        async with running(pool) as run:
+            with pytest.raises(ModelError):
+                await pool.add(servant("rollout-1", kind="Unopened"))
+            assert await pool.call(0, "add", 1, 2) == 3
+            await pool.call(0, "stop")
+            await run
+
+
+async def test_a_worker_by_itself_is_not_its_replacement(log: Log) -> None:
+    async with LocalCluster(CONFIG) as cluster:
+        pool = Pool(cluster, servants(1), CONFIG, log.log, budget=DeathBudget(1))
+        async with running(pool):
+            first = await pool.worker(0)
+            assert await first.call("add", 1, 2) == 3
+            await cluster.handles[0].kill()
+            await log.until(2, "worker_started")
+            with pytest.raises(WorkerDied):
+                await first.call("add", 1, 2)
+            assert await (await pool.worker(0)).call("add", 1, 2) == 3
