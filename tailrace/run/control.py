@@ -51,6 +51,8 @@ async def control(run: Path, scale: Callable[[int], Awaitable[str]]) -> AsyncIte
             pass
         finally:
             writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
     with _short(run) as directory:
         path = f"{directory}/{run_files.CONTROL}"
@@ -65,6 +67,7 @@ async def control(run: Path, scale: Callable[[int], Awaitable[str]]) -> AsyncIte
             yield
         finally:
             server.close()
+            await server.wait_closed()
             with suppress(FileNotFoundError):
                 os.unlink(path)
 
@@ -91,8 +94,8 @@ def ask(run: Path, command: Scale, *, timeout_s: float) -> Reply:
         try:
             connection.connect(f"{directory}/{run_files.CONTROL}")
             connection.sendall(msgspec.json.encode(command) + b"\n")
-            line = connection.makefile("rb").readline()
-            return msgspec.json.decode(line, type=Reply)
+            with connection.makefile("rb") as answer:
+                return msgspec.json.decode(answer.readline(), type=Reply)
         except (FileNotFoundError, ConnectionRefusedError):
             raise UserError(
                 f"{run} has no run with workers that goes on on this machine; start one with "
