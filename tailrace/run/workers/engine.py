@@ -1,7 +1,6 @@
 """The worker of an engine that belongs to no run: `tailrace serve` has some, with the weights of a directory."""
 
 import asyncio
-from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,13 +9,14 @@ from typing import Any
 import msgspec
 
 from tailrace.activity import Activity
-from tailrace.cluster.base import Worker, WorkerContext
+from tailrace.cluster.base import WorkerContext
 from tailrace.config.generate import ServeConfig
 from tailrace.engine.factory import make_backend
 from tailrace.engine.opening import open_engine
 from tailrace.events import EventLog
-from tailrace.rollout.base import EngineFacts, News, Parcel
+from tailrace.rollout.base import EngineFacts
 from tailrace.rollout.local import LocalPort
+from tailrace.run.workers.port import PortWorker
 
 FACTORY = "tailrace.run.workers.engine:EngineWorker"
 """For `WorkerSpec.factory`."""
@@ -50,7 +50,7 @@ async def open_port(
     return port
 
 
-class EngineWorker(Worker):
+class EngineWorker(PortWorker):
     """Serves an engine until it is closed."""
 
     def __init__(self, settings: bytes, context: WorkerContext) -> None:
@@ -58,7 +58,6 @@ class EngineWorker(Worker):
         self._name = context.name
         self._log = EventLog(sinks=(context.emit,), worker=context.name)
         self._stack = AsyncExitStack()
-        self._port: LocalPort
 
     async def open(self) -> dict[str, Any]:
         """Load the engine."""
@@ -74,23 +73,3 @@ class EngineWorker(Worker):
     async def close(self) -> None:
         """See `Worker`."""
         await self._stack.aclose()
-
-    async def ready(self) -> EngineFacts:
-        """See `EnginePort`."""
-        return await self._port.ready()
-
-    async def give(self, parcels: Sequence[Parcel]) -> None:
-        """See `EnginePort`."""
-        await self._port.give(parcels)
-
-    async def news(self) -> list[News]:
-        """See `EnginePort`."""
-        return await self._port.news()
-
-    async def withdraw(self, request_ids: Collection[int]) -> None:
-        """See `EnginePort`."""
-        await self._port.withdraw(request_ids)
-
-    async def drop(self, request_ids: Collection[int]) -> None:
-        """See `EnginePort`."""
-        await self._port.drop(request_ids)

@@ -4,16 +4,17 @@ driver ──give, drop──▶ LocalPort ──▶ engine ──samples──�
 trainer ──weights──▶ WeightReceiver ──▶ EngineUpdater ──▶ engine
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from tailrace.config.run import RunConfig
 from tailrace.engine.checks import check_context, check_engine
 from tailrace.engine.factory import make_backend
 from tailrace.engine.opening import open_engine
-from tailrace.rollout.base import EngineFacts, News, Parcel
+from tailrace.rollout.base import EngineFacts
 from tailrace.rollout.local import LocalPort
 from tailrace.rollout.updater import EngineUpdater
 from tailrace.run.workers.base import RunWorker, UntilClosed
+from tailrace.run.workers.port import PortWorker
 from tailrace.run.workers.weights import listen_at
 from tailrace.tasks.base import Service
 from tailrace.tasks.replay import can_continue, load_replay, replaying
@@ -30,7 +31,7 @@ def rows_in_hand(config: RunConfig) -> int:
     return config.groups_per_claim * group if capacity is None else capacity + group
 
 
-class RolloutWorker(RunWorker):
+class RolloutWorker(PortWorker, RunWorker):
     """A worker that generates."""
 
     async def start(self) -> None:
@@ -83,23 +84,3 @@ class RolloutWorker(RunWorker):
     def notice(self) -> None:
         """See `Worker`."""
         self._port.leave()
-
-    async def ready(self) -> EngineFacts:
-        """See `EnginePort`."""
-        return await self._port.ready()
-
-    async def give(self, parcels: Sequence[Parcel]) -> None:
-        """See `EnginePort`."""
-        await self._port.give(parcels)
-
-    async def news(self) -> list[News]:
-        """See `EnginePort`."""
-        return await self._port.news()
-
-    async def withdraw(self, request_ids: Collection[int]) -> None:
-        """See `EnginePort`."""
-        await self._port.withdraw(request_ids)
-
-    async def drop(self, request_ids: Collection[int]) -> None:
-        """See `EnginePort`."""
-        await self._port.drop(request_ids)
