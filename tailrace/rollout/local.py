@@ -71,6 +71,8 @@ class LocalPort(EnginePort):
                 raise item
         news: list[News] = [item for item in self._news if not isinstance(item, BaseException)]
         self._news.clear()
+        if all(isinstance(item, Piece) for item in news):
+            return news  # of every step: nothing is decided by them, and to tell the load takes a fit
         load = self._engine.load()
         return news if load is None else [*news, load]
 

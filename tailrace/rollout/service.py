@@ -31,6 +31,7 @@ from tailrace.planning.dispatch.base import EngineState, Policy
 from tailrace.planning.dispatch.moving import moves, recompute_s
 from tailrace.planning.dispatch.simple import Pull
 from tailrace.planning.lengths.base import Asked, Expectation
+from tailrace.planning.order import first_in, longest_first, shortest_first
 from tailrace.rollout.base import EnginePort, Finished, Leaving, News, Parcel, Refused
 from tailrace.rollout.foresight import Foresight
 from tailrace.rollout.jobs import Engine, InHand, Job
@@ -270,12 +271,13 @@ class GenerationService:
         A batch stands still while a prompt is computed.
         """
         assert self._foresight is not None
-        states = self.idle_states()
-        if not states:
+        used = [engine for engine in self._engines if not engine.is_leaving]
+        if not used or not all(engine.is_measured for engine in used):
             return False
         prompt = len(group[0][0].prompt_ids)
         tokens = Expectation.together(self._foresight.expect([told for _, told in group if told is not None])).tokens
-        engine, size = states[0], states[0].slots
+        engine = used[0].state(idle=True)
+        size = engine.slots
         response_s = tokens * engine.times.step_s(engine.tp, size, size * (prompt + tokens / 2), 1) / size
         return engine.times.prefill_s(engine.tp, 1, prompt) <= _PROMPT_SHARE * response_s
 
@@ -310,7 +312,7 @@ class GenerationService:
                 self._arrived = [*engine.take_back(), *self._arrived]
                 self._decide()
 
-    def _take(self, engine: Engine, news: Iterable[News]) -> None:
+    def _take(self, engine: Engine, news: Sequence[News]) -> None:
         for item in news:
             match item:
                 case EngineLoad():
@@ -324,13 +326,17 @@ class GenerationService:
                 case Finished():
                     self._finish(engine, item)
                 case Refused():
-                    for own in item.request_ids:
-                        if (asked := engine.in_hand.pop(own, None)) is not None:
-                            engine.moving.pop(own, None)
-                            asked.job.stream.put(own, item.error)
-                            self._release(own)
-        engine.news.set()
-        self._decide()
+                    self._refuse(engine, item)
+        if not all(isinstance(item, Piece) for item in news):
+            engine.news.set()
+            self._decide()
+
+    def _refuse(self, engine: Engine, item: Refused) -> None:
+        for own in item.request_ids:
+            if (asked := engine.in_hand.pop(own, None)) is not None:
+                engine.moving.pop(own, None)
+                asked.job.stream.put(own, item.error)
+                self._release(own)
 
     def _finish(self, engine: Engine, item: Finished) -> None:
         own = item.sample.request_id
@@ -497,8 +503,8 @@ def _dry(engines: Iterable[Engine]) -> Engine | None:
 def _priority(expected: Expectation, order: Order) -> float:
     match order:
         case "first_in":
-            return 0.0
+            return first_in(1)[0]
         case "longest_first":
-            return expected.tokens
+            return longest_first([expected.tokens])[0]
         case "shortest_first":
-            return -expected.tokens
+            return shortest_first([expected.tokens])[0]

@@ -11,7 +11,9 @@ Waiting: claimed prompts wait in the service, for room in an engine and for weig
 import asyncio
 import hashlib
 import itertools
+from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -90,7 +92,7 @@ class RolloutTask:
         rows = dict(enumerate(of_step))
         requests = [self._request(number, row) for number, row in rows.items()]
         version = oldest_version(step, self._max_staleness)
-        asked = [self._asked(row) for row in of_step] if self._expects_lengths else None
+        asked = self._asked(of_step) if self._expects_lengths else None
         async with aclosing(self._service.generate(requests, version=version, step=step, asked=asked)) as samples:
             async for made in samples:
                 row = rows[made.sample.request_id]
@@ -116,16 +118,21 @@ class RolloutTask:
             seed=seed,
         )
 
-    def _asked(self, row: Row) -> Asked:
-        """What can be told of the length of a row's response."""
-        prompt_ids = row.cells["prompt_ids"]
-        assert isinstance(prompt_ids, np.ndarray)
-        return Asked(
-            prompt_id=hashlib.blake2b(prompt_ids.tobytes(), digest_size=8).hexdigest(),
-            prompt_tokens=len(prompt_ids),
-            text=self._decode(prompt_ids.tolist()),
-            forced=None if self._replay is None else self._script(self._replay, row).tokens,
-        )
+    def _asked(self, rows: Sequence[Row]) -> list[Asked]:
+        """What can be told of the length of each row's response. The text of a group's prompt is made once."""
+        of_group: dict[int, Asked] = {}
+        for row in rows:
+            if row.group_id not in of_group:
+                prompt_ids = row.cells["prompt_ids"]
+                assert isinstance(prompt_ids, np.ndarray)
+                of_group[row.group_id] = Asked(
+                    prompt_id=hashlib.blake2b(prompt_ids.tobytes(), digest_size=8).hexdigest(),
+                    prompt_tokens=len(prompt_ids),
+                    text=self._decode(prompt_ids.tolist()),
+                )
+        if self._replay is None:
+            return [of_group[row.group_id] for row in rows]
+        return [replace(of_group[row.group_id], forced=self._script(self._replay, row).tokens) for row in rows]
 
     def _mask(self, sample: Sample, row: Row) -> IntArray:
         """[R]: 1 for the tokens that the model has generated."""
