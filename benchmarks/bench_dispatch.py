@@ -14,7 +14,7 @@ import statistics
 import time
 
 import typer
-from dispatch_real import SHARES, contest
+from dispatch_real import SHARES, contest, shares
 from dispatch_recall import recalls
 from dispatch_virtual import ARMS, compare
 
@@ -47,11 +47,7 @@ def main(rounds: int = 8, groups: int = 16, slots: int = 16, steps: int = 3, pro
     """Make all parts."""
     logging.getLogger("tailrace").setLevel(logging.ERROR)
     decision_ms = dispatch_ms()
-    seconds = asyncio.run(contest(rounds, groups, slots, SHARES))
-    real = {
-        name: round(statistics.median(own / random for own, random in zip(of, seconds["random"], strict=True)), 3)
-        for name, of in seconds.items()
-    }
+    real = shares(asyncio.run(contest(rounds, groups, slots, SHARES)))
     print(json.dumps({"two_engines": real}), flush=True)
     virtual = {}
     for workload in library():

@@ -16,12 +16,12 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import typer
-from dispatch_virtual import ARMS, Arm, Ceiling, requests_of
+from dispatch_virtual import ARMS, Ceiling, foresight_of, requests_of
 
 from tailrace.cluster.base import WorkerSpec
 from tailrace.cluster.factory import make_cluster
@@ -35,7 +35,6 @@ from tailrace.events import EventLog
 from tailrace.models.resolve import resolve_model
 from tailrace.planning.dispatch.factory import make_policy
 from tailrace.planning.remaining import LengthHistory
-from tailrace.rollout.foresight import Foresight
 from tailrace.rollout.service import GenerationService
 from tailrace.run.generation import RemotePort
 from tailrace.run.workers.engine import FACTORY, EngineSettings
@@ -59,16 +58,13 @@ class Contest:
 
     def __init__(self, ports: Sequence[RemotePort], samples: int) -> None:
         self._ports = ports
-        self._samples = samples
-        self._foresights: dict[str, Foresight] = {}
-        self.moved = 0
+        self._foresights = {name: foresight_of(arm, samples) for name, arm in ARMS.items()}
 
     async def seconds(self, name: str, replay: Replay, step: int, groups: int) -> float:
         """Seconds in which an arm generates a step."""
         arm = ARMS[name]
-        history = LengthHistory()
-        policy = make_policy(DispatchConfig(policy=arm.policy), history, seed=step)
-        service = GenerationService(self._ports, policy, foresight=self._foresight(name, arm), order=arm.order)
+        policy = make_policy(DispatchConfig(policy=arm.policy), LengthHistory(), seed=step)
+        service = GenerationService(self._ports, policy, foresight=self._foresights[name], order=arm.order)
         requests, asked, means = requests_of(replay, step, groups)
         chance = np.random.default_rng(step)
         requests = [
@@ -87,19 +83,6 @@ class Contest:
         serving.cancel()
         await asyncio.wait([serving])
         return seconds
-
-    def _foresight(self, name: str, arm: Arm) -> Foresight | None:
-        if arm.lengths is None:
-            return None
-        if name not in self._foresights:
-            history = LengthHistory()
-            config = DispatchConfig(policy=arm.policy, least_gain=0.0, check_every=10**6)
-            policy = make_policy(config, history, seed=0)
-            log = EventLog(sinks=())
-            self._foresights[name] = Foresight(
-                arm.lengths(), policy, config, history, log, samples_per_step=self._samples
-            )
-        return self._foresights[name]
 
 
 async def contest(rounds: int, groups: int, slots: int, arms: Sequence[str]) -> dict[str, list[float]]:
@@ -140,15 +123,19 @@ async def contest(rounds: int, groups: int, slots: int, arms: Sequence[str]) -> 
     return seconds
 
 
+def shares(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The median over rounds of each arm's seconds, as parts of those of random dispatch."""
+    return {
+        name: round(statistics.median(mine / random for mine, random in zip(of, seconds["random"], strict=True)), 4)
+        for name, of in seconds.items()
+    }
+
+
 def main(rounds: int = 8, groups: int = 16, slots: int = 16) -> None:
     """Play all rounds."""
     logging.getLogger("tailrace").setLevel(logging.ERROR)
     seconds = asyncio.run(contest(rounds, groups, slots, SHARES))
-    ratios = {
-        name: round(statistics.median(mine / random for mine, random in zip(of, seconds["random"], strict=True)), 4)
-        for name, of in seconds.items()
-    }
-    print(json.dumps({"two_engines": ratios}))
+    print(json.dumps({"two_engines": shares(seconds)}))
 
 
 if __name__ == "__main__":

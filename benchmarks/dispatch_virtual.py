@@ -139,6 +139,17 @@ def requests_of(replay: Replay, step: int, groups: int) -> tuple[list[Request], 
     return requests, asked, means
 
 
+def foresight_of(arm: Arm, samples_per_step: int) -> Foresight | None:
+    """What an arm expects; None where it expects nothing. It never falls back."""
+    if arm.lengths is None:
+        return None
+    history = LengthHistory()
+    config = DispatchConfig(policy=arm.policy, least_gain=0.0, check_every=10**6)
+    policy = make_policy(config, history, seed=1)
+    log = EventLog(sinks=())
+    return Foresight(arm.lengths(), policy, config, history, log, samples_per_step=samples_per_step)
+
+
 def zeros(request: Request) -> IntArray:
     """A response as long as it was asked for."""
     return np.zeros(request.sampling.max_new_tokens, np.int8)
@@ -155,12 +166,8 @@ async def step_seconds(arm: Arm, replay: Replay, *, engines: int, slots: int, gr
         LocalPort(engine, facts, log=log, activity=Activity(log, "engine"), name=f"rollout-{number}")
         for number, engine in enumerate(made)
     ]
-    history = LengthHistory()
-    config = DispatchConfig(policy=arm.policy, least_gain=0.0, check_every=10**6)
-    policy = make_policy(config, history, seed=1)
-    foresight = None
-    if arm.lengths is not None:
-        foresight = Foresight(arm.lengths(), policy, config, history, log, samples_per_step=groups * group_size)
+    policy = make_policy(DispatchConfig(policy=arm.policy), LengthHistory(), seed=1)
+    foresight = foresight_of(arm, groups * group_size)
     service = GenerationService(ports, policy, foresight=foresight, order=arm.order)
     for port, engine in zip(service._engines, made, strict=True):
         port.load = engine.load()
