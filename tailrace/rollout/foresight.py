@@ -20,7 +20,7 @@ from typing import NamedTuple
 from tailrace.config.rollout import DispatchConfig
 from tailrace.events import Event, EventLog
 from tailrace.planning.dispatch.base import EngineState, Job, Policy
-from tailrace.planning.dispatch.seconds import makespan_s, pull_s
+from tailrace.planning.dispatch.seconds import makespan_s, pulled
 from tailrace.planning.dispatch.simple import Pull
 from tailrace.planning.lengths.assessment import Assessment, assess
 from tailrace.planning.lengths.base import Asked, Expectation, Finished, LengthPredictor
@@ -167,8 +167,8 @@ class Foresight:
         in_order = sorted(range(len(ended)), key=lambda number: ended[number].group)
         by_length = sorted(range(len(ended)), key=lambda number: -ended[number].expected.tokens)
         seconds = Seconds(
-            pulled=pull_s(engines, [came[number] for number in in_order]),
-            ordered=pull_s(engines, [came[number] for number in by_length]),
+            pulled=pulled(engines, [came[number] for number in in_order]).seconds,
+            ordered=pulled(engines, [came[number] for number in by_length]).seconds,
             placed=makespan_s(engines, came, places),
         )
         return assessment, seconds

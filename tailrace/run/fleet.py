@@ -18,7 +18,7 @@ from tailrace.config.cluster import RolloutPoolConfig
 from tailrace.errors import ClusterError, ConfigError
 from tailrace.events import Event, EventLog
 from tailrace.planning.dispatch.base import EngineState, Job
-from tailrace.planning.dispatch.seconds import pull_s
+from tailrace.planning.dispatch.seconds import pulled
 from tailrace.planning.elasticity import Elasticity, ScaleDecision, ScaleLimits
 from tailrace.registers.events import EventKind
 from tailrace.rollout.base import EnginePort
@@ -194,7 +194,8 @@ class Fleet:
 def _predicted(states: Sequence[EngineState], jobs: Sequence[Job]) -> tuple[float, float, float]:
     """Seconds of generation with these engines, with one more, and with one less."""
     fewer = states[1:] or states
-    return pull_s(states, jobs), pull_s([*states, states[0]], jobs), pull_s(fewer, jobs)
+    now, more, less = (pulled(engines, jobs).seconds for engines in (states, [*states, states[0]], fewer))
+    return now, more, less
 
 
 def _covered_s(spans: Sequence[tuple[float, float]]) -> float:

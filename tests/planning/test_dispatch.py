@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tailrace.planning.dispatch.balanced import Balanced
 from tailrace.planning.dispatch.base import EngineState, Job, Placement
-from tailrace.planning.dispatch.seconds import engine_s, makespan_s, pull_s
+from tailrace.planning.dispatch.seconds import Pulled, engine_s, makespan_s, pulled
 from tailrace.planning.dispatch.simple import LeastLoaded, Pull, Random, RoundRobin
 from tailrace.planning.dispatch.skewness import Skewness
 from tailrace.planning.drain import drain_s
@@ -171,9 +171,30 @@ def test_what_runs_already_counts() -> None:
 
 def test_engines_that_pull_start_a_long_response_when_its_turn_comes() -> None:
     engines = [engine(slots=1), engine(slots=1)]
-    assert pull_s(engines, jobs(2, 2, 4)) == pytest.approx(6)
-    assert pull_s(engines, jobs(4, 2, 2)) == pytest.approx(4)
+    assert pulled(engines, jobs(2, 2, 4)) == Pulled(6.0, [[0, 2], [1]])
+    assert pulled(engines, jobs(4, 2, 2)) == Pulled(4.0, [[0], [1, 2]])
     assert makespan_s(engines, jobs(2, 2, 4), Balanced().place(jobs(2, 2, 4), engines).of) == pytest.approx(4)
+
+
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=40), st.lists(linear, min_size=1, max_size=3), st.integers(1, 4)
+)
+def test_balanced_is_predicted_no_slower_than_pulling_the_longest_first_where_jobs_wait(
+    given: list[int], times: list[Linear], slots: int
+) -> None:
+    engines = [engine(str(number), times=each, slots=slots) for number, each in enumerate(times)]
+    placed = jobs(*sorted(given, reverse=True))
+    assume(len(placed) > slots * len(engines))
+    found = makespan_s(engines, placed, Balanced().place(placed, engines).of)
+    assert found <= pulled(engines, placed).seconds * (1 + 1e-9)
+
+
+def test_a_job_begins_once_the_cache_holds_it_until_its_end() -> None:
+    # 10 + 4 · 15 tokens each: two fit in 150, so the third begins after 15 steps
+    state = engine(cache=150)
+    assert engine_s(state, jobs(15, 15, samples=4)) == pytest.approx(15)
+    assert engine_s(state, jobs(15, 15, 15, samples=4)) == pytest.approx(30)
+    assert pulled([state, state], jobs(15, 15, 15, samples=4)) == Pulled(15.0, [[0, 2], [1]])
 
 
 def test_pull_gives_what_has_room_in_its_order() -> None:

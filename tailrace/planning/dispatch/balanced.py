@@ -9,6 +9,9 @@ number of kinds. Where the batch costs more than its longest response, it is bet
 first, each to the engine that is done first with it (Graham 1969, LPT). The better of the two is taken, and then jobs
 move from the slowest engine to the quickest, as long as the simulated makespan falls.
 
+Where many jobs wait for room, the model says little: it has no moment at which a job begins. There the simulation of
+engines that pull the longest first is a third way.
+
 Engines may differ in speed, TP degree and room.
 """
 
@@ -20,7 +23,7 @@ from itertools import accumulate
 import numpy as np
 
 from tailrace.planning.dispatch.base import EngineState, Job, Placement
-from tailrace.planning.dispatch.seconds import engine_s
+from tailrace.planning.dispatch.seconds import engine_s, pulled
 
 _TRIALS = 48
 """Moves of one job that are simulated."""
@@ -46,7 +49,12 @@ class Balanced:
         costs = _costs(engines, [jobs[job] for job in order])
         _, places = min(_together(costs, order), _apart(costs, order), key=lambda found: found[0])
         rank = {job: place for place, job in enumerate(order)}
-        _improve(jobs, engines, places, rank)
+        seconds = _improve(jobs, engines, places, rank)
+        samples = sum(job.samples for job in jobs) + sum(len(engine.running) for engine in engines)
+        if samples > sum(each.kind.slots for each in costs):
+            pulling = pulled(engines, [jobs[job] for job in order])
+            if pulling.seconds < seconds:
+                places = [[order[place] for place in of] for of in pulling.of]
         for of in places:
             of.sort(key=rank.__getitem__)
         return Placement(places, [])
@@ -66,7 +74,8 @@ class _Kind:
     """b"""
     context: float
     """c"""
-    slots: int
+    slots: float
+    """Sequences that decode together, as many as the cache holds of all jobs alike."""
     lengths: list[float]
     """l of each job."""
     tokens: list[float]
@@ -88,7 +97,9 @@ class _Kind:
             made * (each + context * (job.prompt_tokens + job.expected_tokens / 2))
             for job, made in zip(ordered, tokens, strict=True)
         ]
-        slots = engine.slots * engine.replicas
+        samples = sum(job.samples for job in ordered)
+        held = sum(job.prompt_tokens for job in ordered) + sum(tokens)
+        slots = max(1.0, min(engine.slots, engine.cache_tokens * samples / held)) * engine.replicas
         return cls(
             base=base,
             each=each,
@@ -142,15 +153,15 @@ class _Costs:
 
 def _costs(engines: Sequence[EngineState], ordered: Sequence[Job]) -> list[_Costs]:
     """The costs of each engine; those of one kind share what they have in common."""
-    kinds: dict[tuple[int, int, int, int], _Kind] = {}
+    kinds: dict[tuple[int, int, int, int, int], _Kind] = {}
     for engine in engines:
         key = _key(engine)
         kinds[key] = kinds.get(key) or _Kind.of(engine, ordered, len(engines))
     return [_Costs.of(engine, kinds[_key(engine)]) for engine in engines]
 
 
-def _key(engine: EngineState) -> tuple[int, int, int, int]:
-    return id(engine.times), engine.tp, engine.replicas, engine.slots
+def _key(engine: EngineState) -> tuple[int, int, int, int, int]:
+    return id(engine.times), engine.tp, engine.replicas, engine.slots, engine.cache_tokens
 
 
 def _linear(engine: EngineState, jobs: Sequence[Job], engines: int) -> tuple[float, float, float]:
@@ -216,10 +227,14 @@ def _apart(costs: Sequence[_Costs], order: Sequence[int]) -> Found:
 
 def _improve(
     jobs: Sequence[Job], engines: Sequence[EngineState], places: list[list[int]], rank: dict[int, int]
-) -> None:
+) -> float:
     """Move single jobs from the slowest engine to the one that is done first, while that is predicted to gain.
 
-    `rank`: of each job in the order of their lengths.
+    Args:
+        rank: of each job in the order of their lengths.
+
+    Returns:
+        The predicted seconds until all is done.
     """
 
     def seconds(index: int, of: Sequence[int]) -> float:
@@ -239,6 +254,6 @@ def _improve(
                 taken[slowest], taken[quickest] = after
                 break
             if trials >= _TRIALS:
-                return
+                return max(taken)
         else:
-            return
+            return max(taken)

@@ -1,27 +1,38 @@
-"""Predicts how long an engine takes with some jobs.
+"""Predicts how long engines take with some jobs.
 
-Where all of its sequences decode together from the start, the steps between two ends of sequences are counted at once.
-Where some have to wait for room, the engine is simulated (`planning.drain`).
+Where all sequences of an engine decode together from the start, the steps between two ends of sequences are counted at
+once. Where some have to wait for room, the engine is simulated from end to end: the samples of a job end together, so
+the work grows with the jobs. A job has room where its samples have slots, and the cache holds what they have when they
+end. The cache holds a prompt once for all samples of a job.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from tailrace.planning.dispatch.base import EngineState, Job
-from tailrace.planning.drain import Work, drain_s
-from tailrace.planning.latency import StepTimes
+from tailrace.planning.drain import Work
+
+
+class Pulled(NamedTuple):
+    """What engines that pull are predicted to do."""
+
+    seconds: float
+    """Until all is done."""
+    of: list[list[int]]
+    """See `Placement.of`."""
 
 
 def engine_s(engine: EngineState, jobs: Sequence[Job]) -> float:
     """Seconds until an engine has finished what it runs, and these jobs, begun in this order."""
     if not jobs and not engine.running:
         return 0.0
-    slots = _slots(engine, jobs)
-    if len(engine.running) + sum(job.samples for job in jobs) <= slots * engine.replicas:
+    samples = len(engine.running) + sum(job.samples for job in jobs)
+    tokens = sum(map(sum, engine.running)) + sum(_held(job) for job in jobs)
+    if samples <= engine.slots * engine.replicas and tokens <= engine.cache_tokens * engine.replicas:
         return _together_s(engine, jobs)
-    running = [list(engine.running[first :: engine.replicas]) for first in range(engine.replicas)]
-    waiting = [job.work for job in jobs for _ in range(job.samples)]
-    return drain_s(engine.times, engine.tp, running, waiting, slots=slots)
+    return pulled([engine], jobs).seconds
 
 
 def makespan_s(engines: Sequence[EngineState], jobs: Sequence[Job], places: Sequence[Sequence[int]]) -> float:
@@ -29,42 +40,112 @@ def makespan_s(engines: Sequence[EngineState], jobs: Sequence[Job], places: Sequ
     return max(engine_s(engine, [jobs[job] for job in of]) for engine, of in zip(engines, places, strict=True))
 
 
-def pull_s(engines: Sequence[EngineState], jobs: Sequence[Job]) -> float:
-    """Seconds until all is done where equal engines take the next sample in its order as they have room.
+def pulled(engines: Sequence[EngineState], jobs: Sequence[Job]) -> Pulled:
+    """Predict engines that take the next job in its order as they have room for it (`simple.Pull`)."""
+    simulated = [_Simulated(engine) for engine in engines]
+    places: list[list[int]] = [[] for _ in engines]
+    waiting = deque(range(len(jobs)))
+    room = [(-engine.free, index) for index, engine in enumerate(engines)]
+    heapify(room)
+    while waiting and room:
+        _, index = room[0]
+        engine = simulated[index]
+        if not engine.has_room_for(jobs[waiting[0]]):
+            break
+        places[index].append(waiting[0])
+        engine.take(jobs[waiting.popleft()])
+        heappop(room)
+        heappush(room, (-engine.free, index))
+    ends = [(engine.begin(), index) for index, engine in enumerate(simulated) if engine.size]
+    heapify(ends)
+    now = 0.0
+    while ends:
+        now, index = heappop(ends)
+        engine = simulated[index]
+        engine.end_first()
+        while waiting and engine.has_room_for(jobs[waiting[0]]):
+            places[index].append(waiting[0])
+            engine.take(jobs[waiting.popleft()])
+        if engine.size:
+            heappush(ends, (engine.begin(), index))
+    return Pulled(now, places)
 
-    Args:
-        engines: of one kind, one replica each.
-    """
-    first = engines[0]
-    slots = _slots(first, jobs)
-    waiting = [job.work for job in jobs for _ in range(job.samples)]
-    return drain_s(_Apart(first.times), first.tp, [engine.running for engine in engines], waiting, slots=slots)
+
+def _held(job: Job) -> int:
+    """Tokens in the cache when a job ends."""
+    prompt, made = job.work
+    return prompt + job.samples * made
 
 
-@dataclass(frozen=True, slots=True)
-class _Apart:
-    """The steps of engines that do not slow each other down."""
+class _Simulated:
+    """An engine that runs to the next end of some of its sequences. Replicas have equal parts of them."""
 
-    times: StepTimes
+    def __init__(self, engine: EngineState) -> None:
+        self.size = 0
+        """Sequences that decode."""
+        self._engine = engine
+        self._slots = engine.slots * engine.replicas
+        self._cache = engine.cache_tokens * engine.replicas
+        self._ends: list[tuple[int, int, int, int]] = []
+        """A heap: the step with which sequences end, their number, their tokens then, and those that they hold."""
+        self._tokens = 0
+        """Of all that decodes, at `_step`."""
+        self._held = 0
+        self._step = 0
+        self._clock = self._ends_at = 0.0
+        for context, remaining in engine.running[: self._slots]:
+            self._begin(context, remaining, 1, context + remaining)
+        self._queue = deque((context, remaining, 1) for context, remaining in engine.running[self._slots :])
+        """What it has and does not decode yet: tokens, tokens that it will make, samples."""
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
-        """See `StepTimes`."""
-        return self.times.step_s(tp, batch_size, context_tokens, 1)
+    @property
+    def free(self) -> int:
+        """Slots that nothing decodes in, or waits for."""
+        return self._slots - self.size - len(self._queue)
 
-    def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
-        """See `StepTimes`."""
-        return self.times.prefill_s(tp, batch_size, rms_length)
+    def has_room_for(self, job: Job) -> bool:
+        """Whether the job would begin at once; an engine without any work takes any job."""
+        fits = job.samples <= self.free and self._held + _held(job) <= self._cache
+        return fits or not (self.size or self._queue)
 
+    def take(self, job: Job) -> None:
+        """Begin with a job, as far as there are slots for it."""
+        prompt, made = job.work
+        engine = self._engine
+        self._clock += engine.times.prefill_s(engine.tp, 1, prompt) / engine.replicas
+        begun = min(job.samples, self._slots)
+        self._begin(prompt, made, begun, prompt + begun * made)
+        self._queue.extend([(prompt, made, 1)] * (job.samples - begun))
 
-def _slots(engine: EngineState, jobs: Sequence[Job]) -> int:
-    """The most sequences of a replica: `slots`, or as many as its cache holds at their mean length when they end.
+    def begin(self) -> float:
+        """Return the time of the next end."""
+        steps, size, engine = self._ends[0][0] - self._step, self.size, self._engine
+        parts = engine.replicas
+        middle = self._tokens + size * (steps - 1) / 2
+        self._ends_at = self._clock + steps * engine.times.step_s(engine.tp, size / parts, middle / parts, parts)
+        return self._ends_at
 
-    The cache holds a prompt once for all samples of a job.
-    """
-    ends = sum(context + remaining for context, remaining in engine.running)
-    ends += sum(prompt + job.samples * tokens for job in jobs for prompt, tokens in (job.work,))
-    count = len(engine.running) + sum(job.samples for job in jobs)
-    return max(1, min(engine.slots, int(engine.cache_tokens * count / ends)))
+    def end_first(self) -> None:
+        """Advance to the next end, and let what the engine has go on with the room."""
+        end = self._ends[0][0]
+        self._tokens += (end - self._step) * self.size
+        self._step, self._clock = end, self._ends_at
+        while self._ends and self._ends[0][0] == end:
+            _, samples, tokens, held = heappop(self._ends)
+            self.size -= samples
+            self._tokens -= tokens
+            self._held -= held
+        engine = self._engine
+        while self._queue and self.size < self._slots:
+            context, remaining, samples = self._queue.popleft()
+            self._clock += engine.times.prefill_s(engine.tp, 1, context) / engine.replicas
+            self._begin(context, remaining, samples, context + remaining)
+
+    def _begin(self, context: int, remaining: int, samples: int, held: int) -> None:
+        heappush(self._ends, (self._step + remaining, samples, samples * (context + remaining), held))
+        self.size += samples
+        self._tokens += samples * context
+        self._held += held
 
 
 def _together_s(engine: EngineState, jobs: Sequence[Job]) -> float:
