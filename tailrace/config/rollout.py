@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrace.config.base import Config, Count, Seconds
+from tailrace.config.base import Config, Count, PathText, Seconds
 
 Policy = Literal["pull", "round_robin", "least_loaded", "random", "streamrl", "skewness_aware"]
 """The ways to place prompts."""
@@ -27,34 +27,49 @@ class DispatchConfig(Config):
     least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.02
     """The part of the generation time that placement must have saved over pull at a check. Below it, pull is used until
     a later check finds that placement would have saved so much."""
+    limit_s: Seconds = 10.0
+    """Seconds that the expectations of a training step's prompts may take. When they take longer, or fail, prompts are
+    pulled until the next check."""
 
 
-class HistoryLengths(Config):
+class LearnedLengths(Config):
+    """What the kinds of lengths that are learned have in common."""
+
+    discount: Annotated[float, Field(ge=1e-3, le=1)] = 0.98
+    """The weight that a response keeps with each newer weight version."""
+    ranker: PathText | None = None
+    """A file of `tailrace rank fit`, to begin with what it has learned; by default nothing is known."""
+
+
+class HistoryLengths(LearnedLengths):
     """A prompt's responses in earlier epochs."""
 
     type: Literal["history"] = "history"
-    discount: Annotated[float, Field(ge=1e-3, le=1)] = 0.98
-    """The weight that a response keeps with each newer weight version."""
 
 
-class SiblingsLengths(Config):
+class SiblingsLengths(LearnedLengths):
     """A prompt's other responses: one sample of each group begins before the others. Earlier epochs count, too."""
 
     type: Literal["siblings"] = "siblings"
-    discount: Annotated[float, Field(ge=1e-3, le=1)] = 0.98
-    """The weight that a response keeps with each newer weight version."""
 
 
-class FeaturesLengths(Config):
+class FeaturesLengths(LearnedLengths):
     """The prompt's own length and words, by ridge regression."""
 
     type: Literal["features"] = "features"
     words: Count = 256
     """Places of the table into which words are hashed."""
-    penalty: Annotated[float, Field(ge=1e-6, le=1e9)] = 3.0
-    """Of squared coefficients, in responses."""
-    discount: Annotated[float, Field(ge=1e-3, le=1)] = 0.98
-    """The weight that a response keeps with each newer weight version."""
+
+
+class ModelLengths(LearnedLengths):
+    """The hidden states of a language model that reads the prompt, by ridge regression."""
+
+    type: Literal["model"] = "model"
+    path: PathText | None = None
+    """The model, as in `model.path`; by default the one that the run starts from. It computes on the CPU, in the
+    process of the run: a small one is best."""
+    layer: Count | None = None
+    """The layer after which its hidden states are taken; by default the middle one."""
 
 
 class OracleLengths(Config):
@@ -64,7 +79,7 @@ class OracleLengths(Config):
 
 
 LengthsConfig = Annotated[
-    HistoryLengths | SiblingsLengths | FeaturesLengths | OracleLengths, Field(discriminator="type")
+    HistoryLengths | SiblingsLengths | FeaturesLengths | ModelLengths | OracleLengths, Field(discriminator="type")
 ]
 """What the lengths of responses are expected from."""
 

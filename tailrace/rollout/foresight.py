@@ -7,7 +7,8 @@
 Three ways are compared: engines that pull the step's samples as they came, engines that pull those first that were
 expected to be the longest, and placement by the expectations. All are predicted from the lengths that came, with the
 same step costs, so it can be told whichever was done. Where placement gains less over pulling than the stated part,
-prompts are pulled, until a later check finds that placing them would have paid.
+prompts are pulled, until a later check finds that placing them would have paid. So they are where a predictor fails, or
+is slower than its limit.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tailrace.config.rollout import DispatchConfig
+from tailrace.errors import TailraceError, one_line
 from tailrace.events import Event, EventLog
 from tailrace.planning.dispatch.base import EngineState, Job, Policy
 from tailrace.planning.dispatch.seconds import makespan_s, pulled
@@ -76,7 +78,10 @@ class Foresight:
         samples_per_step: int,
         executor: Executor | None = None,
     ) -> None:
-        """`history`: gets the length of every response. `executor`: for checks; by default threads of the loop's."""
+        """`history`: gets the length of every response.
+
+        `executor`: for checks and the slow work of the predictor; by default threads of the loop's.
+        """
         self._predictor = predictor
         self._placing = policy
         self._pulling = Pull()
@@ -91,6 +96,13 @@ class Foresight:
         """Steps of which all has finished."""
         self._new: list[Finished] = []
         """What the predictor has not learned yet."""
+        self._preparing = asyncio.Lock()
+        self._work: asyncio.Future[None] | None = None
+        """The predictor's slow work, which may go on after its limit."""
+        self._spared_until = 0
+        """No such work is begun before so many steps are whole."""
+        self._trouble = ""
+        """What was wrong with it the last time."""
         self.pays = True
         """Whether placement has paid at the last check."""
 
@@ -107,6 +119,31 @@ class Foresight:
     def wants_scout(self, asked: Asked) -> bool:
         """Whether one sample of a group should begin before the others."""
         return self.pays and self._predictor.scouts and not self._predictor.knows(asked)
+
+    async def prepare(self, asked: Sequence[Asked]) -> None:
+        """Have the predictor do the slow work for these prompts. After a failure it is spared until the next check."""
+        async with self._preparing:
+            if self._whole < self._spared_until:
+                return
+            if self._work is None or self._work.done():
+                loop = asyncio.get_running_loop()
+                self._work = loop.run_in_executor(self._executor, self._predictor.prepare, list(asked))
+            try:
+                async with asyncio.timeout(self._config.limit_s):
+                    await asyncio.shield(self._work)
+                self._trouble = ""
+            except TimeoutError:
+                self._spare(f"take longer than rollout.dispatch.limit_s ({self._config.limit_s:g} s)")
+            except (TailraceError, ArithmeticError, OSError, RuntimeError, ValueError) as error:
+                self._spare(f"cannot be had ({one_line(error)})")  # of the model that reads prompts, or of solving
+
+    def _spare(self, why: str) -> None:
+        self._spared_until = self._whole + self._config.check_every
+        self.pays = False
+        if why != self._trouble:
+            self._trouble = why
+            text = f"prompts are pulled until the next check: the lengths of {self._predictor.name} {why}"
+            self._tell_change(None, text)
 
     def expect(self, asked: Sequence[Asked]) -> list[Expectation]:
         """Return an expectation for each prompt."""
@@ -187,6 +224,9 @@ class Foresight:
                 f"prompts are pulled from now on: placing them by the lengths of {self._predictor.name} is predicted "
                 f"to gain {gain:.1%} over that, below rollout.dispatch.least_gain ({least}); later checks go on"
             )
+        self._tell_change(step, text)
+
+    def _tell_change(self, step: int | None, text: str) -> None:
         now = self._log.now()
         self._log.emit(
             Event(task=EventKind.DISPATCH_CHANGE, actor="rollout", start=now, end=now, step=step, info={"text": text})

@@ -108,6 +108,11 @@ class GenerationService:
             for stream in set(self._streams):
                 stream.fail(EngineError(_ENDED))
 
+    async def prepare(self, asked: Sequence[Asked]) -> None:
+        """Do the slow work that expecting the lengths of these prompts needs. `generate` without it expects less."""
+        if self._foresight is not None:
+            await self._foresight.prepare(asked)
+
     def generate(
         self,
         requests: Sequence[Request],

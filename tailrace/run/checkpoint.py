@@ -5,10 +5,12 @@ step_000012/
   queue.msgpack                                   rows with their cells, and what was consumed
   run.json                                        trained steps, data position, seconds so far
   models/NAME/                                    the same of each other model that the algorithm trains
+  lengths.msgpack                                 what the predictor of lengths has learned, where there is one
   manifest.json                                   sizes and checksums of all of these
 """
 
 import asyncio
+import warnings
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -16,8 +18,10 @@ from typing import Annotated
 
 import msgspec
 
-from tailrace.errors import UNREADABLE, CheckpointError, QueueError
+from tailrace.errors import UNREADABLE, CheckpointError, QueueError, TailraceWarning
 from tailrace.events import EventLog
+from tailrace.planning.lengths.base import LengthPredictor
+from tailrace.planning.lengths.ranker import pack, unpack
 from tailrace.registers.events import EventKind
 from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
@@ -27,7 +31,7 @@ RUN_FILE = "run.json"
 QUEUE_FILE = "queue.msgpack"
 MODELS = "models"
 MODEL_FILE = "model.json"
-
+LENGTHS_FILE = "lengths.msgpack"
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
@@ -86,6 +90,31 @@ def read_run_state(checkpoint: Path) -> RunState:
         raise CheckpointError(f"{path} cannot be read ({error}); is {checkpoint} a checkpoint of a run?") from None
 
 
+def save_lengths(staged: Path, lengths: LengthPredictor) -> None:
+    """Write what `lengths` has learned into a directory that is made where it does not exist.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    try:
+        staged.mkdir(parents=True, exist_ok=True)
+        (staged / LENGTHS_FILE).write_bytes(pack(lengths))
+    except OSError as error:
+        raise CheckpointError(f"{staged / LENGTHS_FILE} cannot be written: {error}") from error
+
+
+def restore_lengths(checkpoint: Path, lengths: LengthPredictor) -> None:
+    """Have `lengths` go on from a verified checkpoint. Warn where it cannot: the recipe may have changed."""
+    path = checkpoint / LENGTHS_FILE
+    if not path.exists():
+        return
+    try:
+        unpack(path.read_bytes(), lengths)
+    except ValueError as error:
+        text = f"{path} is not used, and the lengths of responses are learned anew: {error}"
+        warnings.warn(text, TailraceWarning, stacklevel=2)
+
+
 def check_prompts(state: RunState, prompts: str) -> None:
     """Check that the prompts are those that the checkpoint's data position counts in.
 
@@ -121,12 +150,11 @@ class Checkpointer:
         self._log = log
 
     async def save(
-        self, trained_steps: int, next_step: int, unacked: Iterable[int], models: Path | None = None
+        self, trained_steps: int, next_step: int, unacked: Iterable[int], staged: Path | None = None
     ) -> None:
         """Write a checkpoint. The one before survives any failure. `unacked`: see `RunState`.
 
-        `models`: a directory beside the checkpoints, with one directory for each other model. It is moved into this
-        checkpoint.
+        `staged`: a directory beside the checkpoints. What is in it is moved into this checkpoint.
 
         Raises:
             CheckpointError: it cannot be written, for example because the disk is full.
@@ -144,8 +172,8 @@ class Checkpointer:
             self._trainer.save(directory)
             (directory / QUEUE_FILE).write_bytes(snapshot)
             (directory / RUN_FILE).write_bytes(msgspec.json.encode(state))
-            if models is not None:
-                models.rename(directory / MODELS)
+            for path in [] if staged is None else list(staged.iterdir()):
+                path.rename(directory / path.name)
 
         with self._log.span(EventKind.CHECKPOINT, "trainer", step=trained_steps, version=trained_steps) as span:
             loop = asyncio.get_running_loop()

@@ -152,7 +152,7 @@ def _generation(
         activity=activity,
         submit=replaying(parts.engine, activity, replay),
     )
-    return Generation(config, [port], queue, inputs.decode, log)
+    return Generation(config, [port], queue, inputs.decode, log, lengths=inputs.lengths)
 
 
 def _tell(activities: Sequence[Activity], memory: MemoryUse | None) -> None:

@@ -12,7 +12,7 @@ from tailrace.cluster.pool import Pool, PooledWorker
 from tailrace.config.run import RunConfig
 from tailrace.events import EventLog
 from tailrace.planning.dispatch.factory import make_policy
-from tailrace.planning.lengths.factory import make_predictor
+from tailrace.planning.lengths.base import LengthPredictor
 from tailrace.planning.remaining import LengthHistory
 from tailrace.rollout.base import EngineFacts, EnginePort, News, Parcel
 from tailrace.rollout.foresight import Foresight
@@ -60,14 +60,22 @@ class Generation:
     """Generates for the rows of a queue, until that is closed."""
 
     def __init__(
-        self, config: RunConfig, ports: Sequence[EnginePort], queue: TransferQueue, decode: Decode, log: EventLog
+        self,
+        config: RunConfig,
+        ports: Sequence[EnginePort],
+        queue: TransferQueue,
+        decode: Decode,
+        log: EventLog,
+        *,
+        lengths: LengthPredictor | None = None,
     ) -> None:
+        """`lengths`: expects the lengths of responses, where the recipe says so."""
         history = LengthHistory()
         policy = make_policy(config.rollout.dispatch, history, seed=config.seed)
         foresight = None
-        if config.rollout.lengths is not None:
+        if lengths is not None:
             foresight = Foresight(
-                make_predictor(config.rollout.lengths),
+                lengths,
                 policy,
                 config.rollout.dispatch,
                 history,

@@ -17,7 +17,9 @@ from tailrace.errors import ConfigError, ModelError, TailraceWarning
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import ResponseText, load_tokenizer
+from tailrace.planning.lengths.base import LengthPredictor
 from tailrace.prompts.load import PromptSet, load_prompts
+from tailrace.run.lengths import make_lengths
 from tailrace.tasks.replay import load_replay
 from tailrace.trainer.factory import check_trainer
 from tailrace.types import Prompt
@@ -88,6 +90,8 @@ class Inputs:
     prompts: PromptSet
     decode: ResponseText
     """Makes text of responses."""
+    lengths: LengthPredictor | None = None
+    """Expects the lengths of responses, where the recipe says so."""
 
     @property
     def longest_prompt(self) -> int:
@@ -118,7 +122,8 @@ def load_inputs(config: RunConfig) -> Inputs:
             group_size=config.algorithm.group_size,
             max_new_tokens=config.sampling.max_new_tokens,
         )
-    return Inputs(model_dir=model_dir, prompts=prompts, decode=decode)
+    lengths = None if config.rollout.lengths is None else make_lengths(config.rollout.lengths, model_dir)
+    return Inputs(model_dir=model_dir, prompts=prompts, decode=decode, lengths=lengths)
 
 
 def _warn_of_worker_settings(config: RunConfig) -> None:

@@ -59,8 +59,8 @@ class Learner(ABC):
         """
 
     @abstractmethod
-    async def save(self, next_step: int, models: Path | None = None) -> None:
-        """Write a checkpoint of this moment. `next_step`: see `RunState`; `models`: see `Checkpointer.save`.
+    async def save(self, next_step: int, staged: Path | None = None) -> None:
+        """Write a checkpoint of this moment. `next_step`: see `RunState`; `staged`: see `Checkpointer.save`.
 
         Raises:
             CheckpointError: it cannot be written; or a step failed in the middle of its update, so that the weights
@@ -234,11 +234,11 @@ class LocalLearner(Learner):
         published.append(result)
         await self._actor.ack(batch)
 
-    async def save(self, next_step: int, models: Path | None = None) -> None:
+    async def save(self, next_step: int, staged: Path | None = None) -> None:
         """See `Learner`."""
         async with self._turn:
             _check_whole(self._actor, self._trained_steps)
-            await self._checkpointer.save(self._trained_steps, next_step, self._actor.unacked, models)
+            await self._checkpointer.save(self._trained_steps, next_step, self._actor.unacked, staged)
 
     async def restore(self, checkpoint: Path, state: RunState) -> None:
         """See `Learner`."""

@@ -201,7 +201,9 @@ class LoopRuntime:
             groups_per_step=config.groups_per_step,
             max_staleness=config.pipeline.max_staleness,
         )
-        generation = Generation(config, workers.engines(), queue.queue, self._inputs.decode, log)
+        generation = Generation(
+            config, workers.engines(), queue.queue, self._inputs.decode, log, lengths=self._inputs.lengths
+        )
         return queue, [*workers.services, generation, Observer(queue.queue, log)]
 
     async def _serve(self, queue: TransferQueue, services: Sequence[Service]) -> None:

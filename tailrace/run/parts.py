@@ -73,6 +73,7 @@ def make_pipeline(
         learner=learner,
         evaluator=evaluator,
         models=models,
+        lengths=inputs.lengths,
         staging=RunDirectory(Path(config.output_dir)).staging,
     )
 

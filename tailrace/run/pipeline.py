@@ -25,7 +25,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tailrace.run.checkpoint import MODELS, RunState
+from tailrace.planning.lengths.base import LengthPredictor
+from tailrace.run.checkpoint import MODELS, RunState, restore_lengths, save_lengths
 from tailrace.run.evaluation import Evaluator
 from tailrace.run.learner import Learner, ModelLearner
 from tailrace.tasks.base import Service
@@ -48,12 +49,14 @@ class Pipeline:
         learner: Learner,
         evaluator: Evaluator | None,
         models: Mapping[str, ModelLearner] | None = None,
+        lengths: LengthPredictor | None = None,
         staging: Path,
     ) -> None:
         """`models`: models other than the policy, by the task that trains them.
 
-        `staging`: a directory beside the checkpoints that does not exist. The other models are saved there before they
-        become part of a checkpoint.
+        `lengths`: expects the lengths of responses; what it learns is saved, too. `staging`: a directory beside the
+        checkpoints that does not exist. The other models and the lengths are saved there before they become part of a
+        checkpoint.
         """
         self._steps = steps
         self._evaluate_every = evaluate_every
@@ -64,6 +67,7 @@ class Pipeline:
         self.learner = learner
         self._evaluator = evaluator
         self._models = models or {}
+        self._lengths = lengths
         self._staging = staging
 
     async def run(self, *, saves: bool = True) -> None:
@@ -89,6 +93,8 @@ class Pipeline:
         """Go on from a verified checkpoint whose rows are in the queue."""
         for name, model in self._models.items():
             await model.restore(checkpoint / MODELS / name)
+        if self._lengths is not None:
+            restore_lengths(checkpoint, self._lengths)
         await self.learner.restore(checkpoint, state)
         self._feeder.resume_at(state.next_step)
 
@@ -102,13 +108,15 @@ class Pipeline:
 
     async def save(self) -> None:
         """Write a checkpoint of this moment."""
-        if not self._models:
+        if not self._models and self._lengths is None:
             await self.learner.save(self._feeder.next_step)
             return
         self._remove_staged()  # a crash may have ended an earlier save
         try:
             for name, model in self._models.items():
-                await model.save(self._staging / name)
+                await model.save(self._staging / MODELS / name)
+            if self._lengths is not None:
+                save_lengths(self._staging, self._lengths)
             await self.learner.save(self._feeder.next_step, self._staging)
         finally:
             self._remove_staged()

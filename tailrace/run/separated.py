@@ -70,9 +70,9 @@ class RemoteLearner(Learner):
         """See `Learner`."""
         self._trained_steps = await self._call("train", step)
 
-    async def save(self, next_step: int, models: Path | None = None) -> None:
+    async def save(self, next_step: int, staged: Path | None = None) -> None:
         """See `Learner`."""
-        await self._call("save", next_step, None if models is None else str(models.resolve()))
+        await self._call("save", next_step, None if staged is None else str(staged.resolve()))
 
     async def restore(self, checkpoint: Path, state: RunState) -> None:
         """See `Learner`."""
@@ -138,7 +138,9 @@ class Separated(Placement):
         await stack.enter_async_context(pools)
         await pools.start()
         learner = RemoteLearner(pools.trainer)
-        generation = Generation(config, pools.engines(), queue.queue, self._inputs.decode, log)
+        generation = Generation(
+            config, pools.engines(), queue.queue, self._inputs.decode, log, lengths=self._inputs.lengths
+        )
         fleet = Fleet(config.cluster.rollout, pools, generation.service, log)
         generation.serve_beside(fleet)
         await stack.enter_async_context(control(Path(config.output_dir), fleet.scale))

@@ -92,7 +92,10 @@ class RolloutTask:
         rows = dict(enumerate(of_step))
         requests = [self._request(number, row) for number, row in rows.items()]
         version = oldest_version(step, self._max_staleness)
-        asked = self._asked(of_step) if self._expects_lengths else None
+        asked = None
+        if self._expects_lengths:
+            asked = self._asked(of_step)
+            await self._service.prepare(asked)
         async with aclosing(self._service.generate(requests, version=version, step=step, asked=asked)) as samples:
             async for made in samples:
                 row = rows[made.sample.request_id]

@@ -1,6 +1,7 @@
 """What was expected is compared with what came, and placement that does not pay is given up, once and not for ever."""
 
 import re
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,9 +28,14 @@ COSTS = StepCosts(base=0.01, each=0.01, context=1e-6, prefill=1e-5)
 
 
 def make_foresight(
-    events: list[Event], *, lengths: Any = Oracle, per_step: int = 8, least_gain: float = 0.02
+    events: list[Event],
+    *,
+    lengths: Any = Oracle,
+    per_step: int = 8,
+    least_gain: float = 0.02,
+    limit_s: float = 60,
 ) -> Foresight:
-    config = DispatchConfig(policy="skewness_aware", check_every=1, least_gain=least_gain)
+    config = DispatchConfig(policy="skewness_aware", check_every=1, least_gain=least_gain, limit_s=limit_s)
     log = EventLog(sinks=(events.append,))
     return Foresight(lengths(), Balanced(), config, LengthHistory(), log, samples_per_step=per_step)
 
@@ -142,6 +148,52 @@ async def test_lengths_are_learned_from_what_has_finished() -> None:
             foresight.ended(step, prompt, Expectation(1, 1, 1), sample(number, tokens))
     short, long = foresight.expect([asked(0), asked(1)])
     assert short.tokens < 30 < 300 < long.tokens
+
+
+class Slow(History):
+    """Waits until it is let go, or raises an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+        self.asked = 0
+        self.error: Exception | None = None
+
+    def prepare(self, prompts: Sequence[Asked]) -> None:
+        self.asked += 1
+        assert self.go_on.wait(60)
+        if self.error is not None:
+            raise self.error
+
+
+async def test_a_predictor_that_is_slower_than_its_limit_is_spared_until_the_next_check() -> None:
+    events: list[Event] = []
+    foresight = make_foresight(events, lengths=Slow, limit_s=0.01)
+    slow: Any = foresight._predictor
+    await foresight.prepare([asked(0)])
+    await foresight.prepare([asked(0)])
+    assert slow.asked == 1
+    assert not foresight.pays
+    (change,) = events
+    assert change.info["text"] == (
+        "prompts are pulled until the next check: the lengths of history take longer than rollout.dispatch.limit_s "
+        "(0.01 s)"
+    )
+    slow.go_on.set()
+    await foresight._work  # type: ignore[misc]
+    await play(foresight, 0, [50] * 8, [], [50] * 8)
+    await foresight.prepare([asked(0)])
+    assert slow.asked == 2, "tried again"
+
+
+async def test_a_predictor_that_fails_ends_nothing() -> None:
+    events: list[Event] = []
+    foresight = make_foresight(events, lengths=Slow)
+    slow: Any = foresight._predictor
+    slow.go_on.set()
+    slow.error = np.linalg.LinAlgError("Singular matrix")
+    await foresight.prepare([asked(0)])
+    assert events[0].info["text"].endswith("the lengths of history cannot be had (Singular matrix)")
 
 
 def test_a_scout_is_wanted_of_prompts_without_a_past_where_it_helps() -> None:

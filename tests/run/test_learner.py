@@ -45,7 +45,7 @@ class Witness(Checkpointer):
         self._recording = trainer
 
     async def save(
-        self, trained_steps: int, next_step: int, unacked: Iterable[int], models: Path | None = None
+        self, trained_steps: int, next_step: int, unacked: Iterable[int], staged: Path | None = None
     ) -> None:
         self.saved.append((trained_steps, len(self._recording.applied)))
 

@@ -4,6 +4,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 
 from tailrace.errors import CheckpointError
+from tailrace.planning.lengths.history import History
 from tailrace.run.pipeline import Pipeline
 
 
@@ -12,12 +13,13 @@ async def write_model(directory: Path) -> None:
     (directory / "model.json").write_text("{}")
 
 
-async def test_a_save_that_fails_leaves_no_staged_model(tmp_path: Path) -> None:
+async def test_a_save_that_fails_leaves_nothing_staged(tmp_path: Path) -> None:
     staging = tmp_path / "staged"
     seen: list[bool] = []
 
-    async def full_disk(next_step: int, models: Path) -> None:
-        seen.append((models / "critic" / "model.json").exists())
+    async def full_disk(next_step: int, staged: Path) -> None:
+        seen.append((staged / "models" / "critic" / "model.json").exists())
+        seen.append((staged / "lengths.msgpack").exists())
         raise CheckpointError("no space left")
 
     pipeline = Pipeline(
@@ -30,9 +32,10 @@ async def test_a_save_that_fails_leaves_no_staged_model(tmp_path: Path) -> None:
         learner=MagicMock(save=full_disk),
         evaluator=None,
         models={"critic": AsyncMock(save=write_model)},
+        lengths=History(),
         staging=staging,
     )
     with pytest.raises(CheckpointError, match="no space left"):
         await pipeline.save()
-    assert seen == [True]
+    assert seen == [True, True]
     assert not staging.exists()

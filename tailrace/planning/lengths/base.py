@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from tailrace.types import WeightVersion
 
 INTERVAL = 0.8
@@ -85,18 +88,35 @@ def _above(deviations: float) -> float:
     return 0.5 * math.erfc(deviations / math.sqrt(2))
 
 
+class Encoder(Protocol):
+    """Makes figures of texts, for example the hidden states of a language model."""
+
+    size: int
+    """Figures of a text."""
+
+    @property
+    def identity(self) -> str:
+        """The same for those that make the same figures."""
+        ...
+
+    def __call__(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return [n, size] figures of n texts. This may take long."""
+        ...
+
+
 class LengthPredictor(Protocol):
     """Predicts lengths, and learns from those of finished responses."""
 
     name: str
     scouts: bool
     """Whether it needs one response of each group before it can tell groups apart."""
+    knowledge: str
+    """What it learns from. Predictors with the same one can go on from each other's state."""
     tells_samples_apart: bool
     """Whether it expects different lengths of the samples of a group."""
 
-    @property
-    def ready(self) -> bool:
-        """Whether it knows enough to tell prompts apart."""
+    def prepare(self, prompts: Sequence[Asked]) -> None:
+        """Do the slow work that expecting these prompts needs. A thread may do it, beside all other calls."""
         ...
 
     def knows(self, prompt: Asked) -> bool:
@@ -113,4 +133,16 @@ class LengthPredictor(Protocol):
 
     def learn(self, finished: Sequence[Finished]) -> None:
         """Take in responses, those of older versions first."""
+        ...
+
+    def state(self) -> bytes:
+        """Return what it has learned."""
+        ...
+
+    def restore(self, state: bytes) -> None:
+        """Go on from what another predictor of this kind has learned.
+
+        Raises:
+            ValueError: it is no such state.
+        """
         ...

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
+
 from tailrace.types import WeightVersion
 
 FIRST_SHARE = 0.1
@@ -22,8 +24,6 @@ prompts by their one response any share above 0 gives the same.
 """
 LEAST_SHARE = 0.02
 """The estimate may be 0 or below by chance, and would then tell no prompts apart."""
-LEAST_RESPONSES = 8
-"""Fewer say nothing of how far they spread."""
 
 
 class Normal(NamedTuple):
@@ -68,6 +68,13 @@ class _Variances(NamedTuple):
     """σ²"""
 
 
+class EffectsState(msgspec.Struct, frozen=True, kw_only=True):
+    """What `Effects` have learned."""
+
+    prompts: dict[str, _Sums]
+    version: WeightVersion
+
+
 class Effects:
     """The log-lengths of the responses to many prompts."""
 
@@ -82,12 +89,6 @@ class Effects:
         self._discount = discount
         self._prompts: dict[str, _Sums] = {}
         self._version: WeightVersion = 0
-        self._responses = 0
-
-    @property
-    def ready(self) -> bool:
-        """Whether there are enough responses for a spread."""
-        return self._responses >= LEAST_RESPONSES
 
     def knows(self, prompt_id: str) -> bool:
         """Whether there is a response to this prompt."""
@@ -99,7 +100,15 @@ class Effects:
         sums.age(version, self._discount)
         sums.add(value, self._discount ** (sums.version - version))
         self._version = max(self._version, version)
-        self._responses += 1
+        self.__dict__.pop("_variances", None)
+
+    def state(self) -> EffectsState:
+        """Return what they have learned."""
+        return EffectsState(prompts=self._prompts, version=self._version)
+
+    def restore(self, state: EffectsState) -> None:
+        """Go on from what others have learned."""
+        self._prompts, self._version = dict(state.prompts), state.version
         self.__dict__.pop("_variances", None)
 
     def expect(self, prompt_id: str, *, beside: float | None = None) -> Normal | None:

@@ -6,8 +6,10 @@ Both are responses to the same prompt, and the newest ones count most.
 import math
 from collections.abc import Sequence
 
+import msgspec
+
 from tailrace.planning.lengths.base import Asked, Expectation, Finished
-from tailrace.planning.lengths.effects import Effects, Normal
+from tailrace.planning.lengths.effects import Effects, EffectsState, Normal
 
 _UNKNOWN = Normal(math.log(512), 1.0)
 """Where no response has finished yet: any length would do, since it is the same for all."""
@@ -17,6 +19,7 @@ class History:
     """A prompt's responses in epochs before, newer ones first in weight."""
 
     name = "history"
+    knowledge = "responses to the same prompts"
     scouts = False
     tells_samples_apart = False
 
@@ -24,10 +27,8 @@ class History:
         """`discount`: see `Effects`."""
         self._effects = Effects(discount=discount)
 
-    @property
-    def ready(self) -> bool:
-        """See `LengthPredictor`."""
-        return self._effects.ready
+    def prepare(self, prompts: Sequence[Asked]) -> None:
+        """See `LengthPredictor`; it needs nothing."""
 
     def knows(self, prompt: Asked) -> bool:
         """See `LengthPredictor`."""
@@ -45,6 +46,14 @@ class History:
         """See `LengthPredictor`."""
         for response in finished:
             self._effects.add(response.asked.prompt_id, math.log(response.tokens), response.version)
+
+    def state(self) -> bytes:
+        """See `LengthPredictor`."""
+        return msgspec.msgpack.encode(self._effects.state())
+
+    def restore(self, state: bytes) -> None:
+        """See `LengthPredictor`."""
+        self._effects.restore(msgspec.msgpack.decode(state, type=EffectsState))  # its error is a ValueError
 
 
 class Siblings(History):

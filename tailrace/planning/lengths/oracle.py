@@ -9,9 +9,12 @@ class Oracle:
     """Knows each response's length: the bound of what any prediction can gain."""
 
     name = "oracle"
+    knowledge = "nothing"
     scouts = False
     tells_samples_apart = True
-    ready = True
+
+    def prepare(self, prompts: Sequence[Asked]) -> None:
+        """See `LengthPredictor`; it needs nothing."""
 
     def knows(self, prompt: Asked) -> bool:
         """See `LengthPredictor`."""
@@ -31,6 +34,13 @@ class Oracle:
 
     def learn(self, finished: Sequence[Finished]) -> None:
         """See `LengthPredictor`; there is nothing to learn."""
+
+    def state(self) -> bytes:
+        """See `LengthPredictor`."""
+        return b""
+
+    def restore(self, state: bytes) -> None:
+        """See `LengthPredictor`."""
 
 
 def _forced(prompt: Asked) -> float:

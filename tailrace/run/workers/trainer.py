@@ -70,10 +70,10 @@ class TrainerWorker(RunWorker):
         await self._learner.train(step)
         return self._learner.trained_steps
 
-    async def save(self, next_step: int, models: str | None) -> None:
+    async def save(self, next_step: int, staged: str | None) -> None:
         """See `Learner`."""
         with self.activity.busy():
-            await self._learner.save(next_step, None if models is None else Path(models))
+            await self._learner.save(next_step, None if staged is None else Path(staged))
 
     async def restore(self, checkpoint: str, state: RunState) -> None:
         """See `Learner`."""

@@ -97,9 +97,7 @@ def test_the_variances_and_the_interval_are_those_that_lengths_are_drawn_with() 
     responses = drawn(chance, 400, 5, between=0.6, within=0.8)
     known, new = [r for i, r in enumerate(responses) if i % 5], responses[::5]
     predictor = History(discount=1.0)
-    assert not predictor.ready
     predictor.learn(known)
-    assert predictor.ready
     assert predictor._effects.prompt_share == pytest.approx(0.36, abs=0.06)
     expected = predictor.expect([response.asked for response in new])
     inside = sum(each.low <= response.tokens <= each.high for each, response in zip(expected, new, strict=True))

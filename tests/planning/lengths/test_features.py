@@ -2,13 +2,17 @@
 
 import math
 import random
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from scipy.stats import spearmanr
 
-from tailrace.planning.lengths.base import Asked, Finished
-from tailrace.planning.lengths.features import Features
+from tailrace.planning.lengths.base import Asked, Expectation, Finished
+from tailrace.planning.lengths.features import Features, figures_of
+from tailrace.planning.lengths.hidden_states import HiddenStates
+from tailrace.planning.lengths.regression import Regression
 
 HARD = ("integral", "proof", "graph")
 EASY = ("sum", "word", "colour")
@@ -33,14 +37,23 @@ def responses(chance: random.Random, prompts: int, version: int = 0, shift: floa
     return found
 
 
+def learned(predictor: Regression, finished: Sequence[Finished]) -> None:
+    predictor.prepare([response.asked for response in finished])
+    predictor.learn(finished)
+
+
+def prepared(predictor: Regression, new: Sequence[Finished]) -> list[Expectation]:
+    asked = [response.asked for response in new]
+    predictor.prepare(asked)
+    return predictor.expect(asked)
+
+
 def test_prompts_that_were_never_seen_are_ordered_by_what_makes_them_long() -> None:
     chance = random.Random(0)
     predictor = Features(discount=1.0)
-    assert not predictor.ready
-    predictor.learn(responses(chance, 600))
-    assert predictor.ready
+    learned(predictor, responses(chance, 600))
     new = responses(chance, 300, version=1)
-    expected = predictor.expect([response.asked for response in new])
+    expected = prepared(predictor, new)
     tokens = [response.tokens for response in new]
     ranks = spearmanr([each.tokens for each in expected], tokens).statistic
     assert ranks > 0.75
@@ -52,22 +65,62 @@ def test_it_follows_lengths_that_change() -> None:
     chance = random.Random(1)
     predictor = Features(discount=0.5)
     for version in range(6):
-        predictor.learn(responses(chance, 200, version=version, shift=0.4 * version))
+        learned(predictor, responses(chance, 200, version=version, shift=0.4 * version))
     new = responses(chance, 200, version=6, shift=2.0)
-    expected = predictor.expect([response.asked for response in new])
+    expected = prepared(predictor, new)
     off = np.mean([math.log(response.tokens / each.tokens) for each, response in zip(expected, new, strict=True)])
     assert abs(off) < 0.5
 
 
 def test_the_figures_of_a_prompt_are_the_same_in_every_process() -> None:
-    made = Features(words=8)._made(Asked(prompt_id="a", prompt_tokens=20, task="t", text="Add 12 and 7, and 7."))
-    plain = [1.0, math.log(21), math.log(21), 4 / 20]
-    assert made[:4] == pytest.approx(plain)
-    assert np.flatnonzero(made[4:]).tolist() == [0, 2, 5, 6, 7]
-    assert made[4:].sum() == pytest.approx(5 * math.log(2) + 2 * math.log(3)), "and, 7 twice each"
+    made = figures_of(Asked(prompt_id="a", prompt_tokens=20, task="t", text="Add 12 and 7, and 7."), 8)
+    plain = [1.0, math.log(21), math.log(21), math.log(1), math.log(4), 4 / 20]
+    assert made[:6] == pytest.approx(plain)
+    assert np.flatnonzero(made[6:]).tolist() == [0, 2, 5, 6, 7]
+    assert made[6:].sum() == pytest.approx(5 * math.log(2) + 2 * math.log(3)), "and, 7 twice each"
 
 
 def test_nothing_is_expected_of_no_prompt_and_the_same_of_all_before_it_learns() -> None:
     assert Features().expect([]) == []
     one, other = Features().expect([Asked(prompt_id=name, prompt_tokens=9, text=name) for name in ("a", "b")])
     assert one == other
+
+
+def test_a_prompt_that_was_not_prepared_is_expected_to_be_like_all_others() -> None:
+    predictor = Features()
+    learned(predictor, responses(random.Random(2), 200))
+    late, known = Asked(prompt_id="late", prompt_tokens=500, text="proof " * 100), responses(random.Random(2), 1)
+    prepared(predictor, known)
+    (expected,) = predictor.expect([late])
+    predictor.learn([Finished(asked=late, tokens=10**6, version=0)])
+    prepared(predictor, known)
+    assert predictor.expect([late]) == [expected], "nor is it learned from"
+
+
+class TwoFigures:
+    """Reads the number of words, and noise."""
+
+    size = 2
+    identity = "two"
+
+    def __call__(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        return np.array([(len(text.split()), len(text) % 7) for text in texts], np.float32).reshape(-1, 2)
+
+
+def test_hidden_states_tell_lengths_apart() -> None:
+    chance = random.Random(3)
+
+    def some(version: int, number: int) -> list[Finished]:
+        found = []
+        for place in range(number):
+            words = chance.randint(1, 40)
+            asked = Asked(prompt_id=f"{version}/{place}", prompt_tokens=9, text=" ".join(["word"] * words))
+            tokens = round(math.exp(chance.gauss(3 + words / 20, 0.1)))
+            found.append(Finished(asked=asked, tokens=tokens, version=version))
+        return found
+
+    predictor = HiddenStates(TwoFigures())
+    learned(predictor, some(0, 300))
+    new = some(1, 100)
+    for response, expected in zip(new, prepared(predictor, new), strict=True):
+        assert math.log(expected.tokens / response.tokens) == pytest.approx(0, abs=0.5)
