@@ -269,7 +269,12 @@ class EventKind(StrEnum):
     DISPATCH_CHANGE = (
         "dispatch_change",
         About(
-            meaning="Prompts are pulled from now on, or placed again, because of a check.", is_work=False, tells="text"
+            meaning=(
+                "Prompts are pulled from now on, or placed again: because of a check, or since lengths cannot be had."
+            ),
+            is_work=False,
+            mark="run",
+            tells="text",
         ),
     )
     SCALE = (

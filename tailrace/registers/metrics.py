@@ -469,9 +469,18 @@ METRICS = (
             ("ordered_s", "s", False, "the same where those begin first that were expected to be the longest"),
             ("placed_s", "s", False, "predicted for the placement by expected lengths, with the lengths that came"),
             ("order_gain", "", True, "of `pull_s` that the order saves"),
-            ("placement_gain", "", True, "of the lesser of `pull_s` and `ordered_s` that placement saves"),
-            ("placed", "", False, "whether prompts were placed in this step: 1 or 0"),
+            (
+                "placement_gain",
+                "",
+                True,
+                "of the lesser of `pull_s` and `ordered_s` that placement saves; of policies that know lengths",
+            ),
         )
+    ),
+    Metric(
+        name="placed",
+        of=(EventKind.DISPATCH, EventKind.DISPATCH_CHANGE),
+        meaning="whether prompts were placed in this step, or are from now on: 1 or 0",
     ),
     *(
         Metric(name=name, of=(EventKind.SCALE,), unit=unit, meaning=meaning)

@@ -8,7 +8,7 @@ Three ways are compared: engines that pull the step's samples as they came, engi
 expected to be the longest, and placement by the expectations. All are predicted from the lengths that came, with the
 same step costs, so it can be told whichever was done. Where placement gains less over pulling than the stated part,
 prompts are pulled, until a later check finds that placing them would have paid. So they are where a predictor fails, or
-is slower than its limit.
+is slower than its limit. Policies that know no lengths are not compared.
 """
 
 import asyncio
@@ -41,7 +41,8 @@ class Seconds(NamedTuple):
     """By engines that pull samples in the order of their groups."""
     ordered: float
     """By engines that pull the longest expected ones first."""
-    placed: float
+    placed: float | None
+    """None where the policy knows no lengths."""
 
     @property
     def order_gain(self) -> float:
@@ -49,9 +50,9 @@ class Seconds(NamedTuple):
         return 1 - self.ordered / self.pulled
 
     @property
-    def placement_gain(self) -> float:
+    def placement_gain(self) -> float | None:
         """The part that placement saves over pulling in either order."""
-        return 1 - self.placed / min(self.pulled, self.ordered)
+        return None if self.placed is None else 1 - self.placed / min(self.pulled, self.ordered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,11 @@ class Foresight:
         return self._placing if self.pays else self._pulling
 
     @property
+    def places(self) -> bool:
+        """Whether prompts are placed by expected lengths by now."""
+        return self.pays and self._placing.plans
+
+    @property
     def tells_samples_apart(self) -> bool:
         """See `LengthPredictor`."""
         return self._predictor.tells_samples_apart
@@ -139,7 +145,7 @@ class Foresight:
 
     def _spare(self, why: str) -> None:
         self._spared_until = self._whole + self._config.check_every
-        self.pays = False
+        self.pays = not self._placing.plans
         if why != self._trouble:
             self._trouble = why
             text = f"prompts are pulled until the next check: the lengths of {self._predictor.name} {why}"
@@ -189,7 +195,7 @@ class Foresight:
         loop = asyncio.get_running_loop()
         assessment, seconds = await loop.run_in_executor(self._executor, self._compare, ended, engines)
         self._tell(step, assessment, seconds)
-        if seconds is not None:
+        if seconds is not None and seconds.placement_gain is not None:
             self._decide(step, seconds.placement_gain)
 
     def _compare(self, ended: Sequence[Ended], engines: Sequence[EngineState]) -> tuple[Assessment, Seconds | None]:
@@ -200,13 +206,13 @@ class Foresight:
             return assessment, None
         expected = [_job(response, response.expected.tokens) for response in ended]
         came = [_job(response, float(response.finished.tokens)) for response in ended]
-        places = self._placing.place(expected, engines).of
+        policy = self._placing
         in_order = sorted(range(len(ended)), key=lambda number: ended[number].group)
         by_length = sorted(range(len(ended)), key=lambda number: -ended[number].expected.tokens)
         seconds = Seconds(
             pulled=pulled(engines, [came[number] for number in in_order]).seconds,
             ordered=pulled(engines, [came[number] for number in by_length]).seconds,
-            placed=makespan_s(engines, came, places),
+            placed=makespan_s(engines, came, policy.place(expected, engines).of) if policy.plans else None,
         )
         return assessment, seconds
 
@@ -229,11 +235,19 @@ class Foresight:
     def _tell_change(self, step: int | None, text: str) -> None:
         now = self._log.now()
         self._log.emit(
-            Event(task=EventKind.DISPATCH_CHANGE, actor="rollout", start=now, end=now, step=step, info={"text": text})
+            Event(
+                task=EventKind.DISPATCH_CHANGE,
+                actor="rollout",
+                start=now,
+                end=now,
+                step=step,
+                metrics={"placed": float(self.places)},
+                info={"text": text},
+            )
         )
 
     def _tell(self, step: int, found: Assessment, seconds: Seconds | None) -> None:
-        metrics = {"expected_inside": found.inside, "placed": float(self.pays)}
+        metrics = {"expected_inside": found.inside, "placed": float(self.places)}
         for percent, recall in found.recall.items():
             metrics |= {} if recall is None else {f"recall_{percent}": recall}
         for percent, ceiling in found.ceiling.items():
@@ -241,8 +255,9 @@ class Foresight:
         if found.tau is not None:
             metrics["expected_tau"] = found.tau
         if seconds is not None:
-            metrics |= {"pull_s": seconds.pulled, "ordered_s": seconds.ordered, "placed_s": seconds.placed}
-            metrics |= {"order_gain": seconds.order_gain, "placement_gain": seconds.placement_gain}
+            told = {"pull_s": seconds.pulled, "ordered_s": seconds.ordered, "placed_s": seconds.placed}
+            told |= {"order_gain": seconds.order_gain, "placement_gain": seconds.placement_gain}
+            metrics |= {name: value for name, value in told.items() if value is not None}
         now = self._log.now()
         info = {"lengths": self._predictor.name, "policy": self._placing.name}
         self._log.emit(

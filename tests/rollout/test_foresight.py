@@ -11,8 +11,9 @@ import pytest
 from tailrace.config.rollout import DispatchConfig
 from tailrace.events import Event, EventLog
 from tailrace.planning.dispatch.balanced import Balanced
-from tailrace.planning.dispatch.base import EngineState
+from tailrace.planning.dispatch.base import EngineState, Policy
 from tailrace.planning.dispatch.costs import StepCosts
+from tailrace.planning.dispatch.simple import Pull, Random, RoundRobin
 from tailrace.planning.lengths.base import Asked, Expectation
 from tailrace.planning.lengths.history import History, Siblings
 from tailrace.planning.lengths.oracle import Oracle
@@ -34,10 +35,11 @@ def make_foresight(
     per_step: int = 8,
     least_gain: float = 0.02,
     limit_s: float = 60,
+    policy: Policy | None = None,
 ) -> Foresight:
     config = DispatchConfig(policy="skewness_aware", check_every=1, least_gain=least_gain, limit_s=limit_s)
     log = EventLog(sinks=(events.append,))
-    return Foresight(lengths(), Balanced(), config, LengthHistory(), log, samples_per_step=per_step)
+    return Foresight(lengths(), policy or Balanced(), config, LengthHistory(), log, samples_per_step=per_step)
 
 
 def engines(count: int, *, slots: int = 2, times: StepCosts = COSTS) -> list[EngineState]:
@@ -92,7 +94,9 @@ async def test_placement_that_does_not_pay_is_given_up_once_and_tried_again() ->
     gains = [event.metrics["placement_gain"] for event in checks]
     assert gains[0] == gains[3] == gains[4] > 0.05
     assert gains[1] == gains[2] == pytest.approx(0, abs=0.01)
-    changes = [event.info["text"] for event in events if event.task == "dispatch_change"]
+    told = [event for event in events if event.task == "dispatch_change"]
+    assert [event.metrics for event in told] == [{"placed": 0}, {"placed": 1}]
+    changes = [event.info["text"] for event in told]
     assert len(changes) == 2
     assert changes[0].startswith("prompts are pulled from now on: placing them by the lengths of oracle")
     assert "below rollout.dispatch.least_gain (2.0%)" in changes[0]
@@ -126,6 +130,19 @@ async def test_where_slots_are_few_the_order_gains_and_placement_nothing_more() 
     assert metrics["order_gain"] > 0.2
     assert metrics["placement_gain"] < 0.02
     assert not foresight.pays
+
+
+@virtual_time
+@pytest.mark.parametrize("policy", [Pull(), RoundRobin(), Random(seed=0)])
+async def test_a_policy_that_knows_no_lengths_is_neither_weighed_nor_given_up(policy: Policy) -> None:
+    events: list[Event] = []
+    foresight = make_foresight(events, per_step=32, policy=policy)
+    await play(foresight, 0, SKEWED, engines(2, slots=4), SKEWED)
+    (check,) = events
+    assert {"order_gain", "pull_s", "ordered_s"} < check.metrics.keys()
+    assert not {"placement_gain", "placed_s"} & check.metrics.keys()
+    assert check.metrics["placed"] == 0
+    assert foresight.policy is policy
 
 
 @virtual_time
