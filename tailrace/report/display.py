@@ -26,7 +26,7 @@ from tailrace.registers.events import EventKind, title
 from tailrace.registers.metrics import Shown, metric, shown_in
 from tailrace.report.progress import Progress
 from tailrace.report.run_data import first_and_last, shown_step
-from tailrace.report.text import duration, write, write_change
+from tailrace.report.text import duration, number, write, write_change
 from tailrace.report.workers import STATE_TITLES, death_text, kind_of, worker_of, worker_order
 
 _COLOURS = ("blue", "yellow", "magenta", "green", "cyan", "red", "white")
@@ -125,6 +125,9 @@ def draw(progress: Progress, *, now: float) -> RenderableType:
         parts.extend([Text(), _workers(progress)])
     if progress.queue:
         parts.append(_queue(progress.queue))
+    parts.extend(_dispatch(progress.dispatch))
+    if progress.scaled is not None:
+        parts.append(_engines(progress.scaled))
     if not progress.activities:  # workers do everything at once
         parts.append(Text(progress.phase, style="dim"))
     return Panel(Group(*parts), title=Text(progress.headline), title_align="left", border_style="dim", width=_WIDTH)
@@ -204,6 +207,30 @@ def _queue(metrics: Mapping[str, float]) -> Text:
     tasks = [name.removeprefix("ready/") for name in metrics if name.startswith("ready/")]
     words = [f"{task} {metrics[f'ready/{task}']:.0f}+{metrics.get(f'leased/{task}', 0.0):.0f}" for task in tasks]
     return Text.assemble(("rows ready+in work  ", "dim"), " · ".join(words))
+
+
+def _dispatch(metrics: Mapping[str, float]) -> Iterator[Text]:
+    """Yield the recall of the longest fifth, beside its ceiling, and the gains; of the newest check."""
+    words = []
+    if "recall_20" in metrics:
+        ceiling = metrics.get("recall_ceiling_20")
+        of = "" if ceiling is None else f" of {100 * ceiling:.0f} %"
+        words.append(f"recall {100 * metrics['recall_20']:.0f} %{of}")
+    gains = {"order": "order_gain", "placement": "placement_gain"}
+    words += [f"{title} {100 * metrics[name]:+.1f} %" for title, name in gains.items() if name in metrics]
+    if "placement_gain" in metrics:
+        words.append("placed" if metrics["placed"] else "pulled")
+    if words:
+        yield Text.assemble(("dispatch  ", "dim"), " · ".join(words))
+
+
+def _engines(change: Event) -> Text:
+    """Return the number of engines after its newest change, and the terms of that."""
+    metrics = change.metrics
+    words = [f"{len(change.info['engines'])}, by {change.info['by']} at {duration(change.end)}"]
+    if "lead_s" in metrics:
+        words.append(f"δ {number(metrics['lead_s'])} s, δ' {number(metrics['saved_s'])} s")
+    return Text.assemble(("engines  ", "dim"), " · ".join(words))
 
 
 def _time_split(seconds: dict[str, float]) -> RenderableType:

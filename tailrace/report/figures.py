@@ -237,6 +237,11 @@ def failures_figure(run: RunData) -> Figure | None:
     return Figure(id="failures", title="Reward failures", caption=caption, data=data, layout=layout)
 
 
+def step_axis() -> dict[str, Any]:
+    """Return the axis of training steps."""
+    return axis(_STEP, autorangeoptions={"include": [0, 5]})  # a lone step would be shown from -1 to 1
+
+
 def task_colours(tasks: Iterable[str]) -> list[str]:
     """Return a colour for each task: its own, or one of those that are left."""
     spare = (RED, PURPLE, ORANGE, GREEN, BLUE, GREY)
@@ -318,10 +323,7 @@ def _layout(x: str, y: str, *, percent: bool = False, from_zero: bool = False) -
     yaxis = axis(y, rangemode="tozero" if from_zero or percent else "normal")
     if percent:
         yaxis["tickformat"] = ".2~%"
-    xaxis = axis(x)
-    if x == _STEP:
-        xaxis["autorangeoptions"] = {"include": [0, 5]}  # a lone step would be shown from -1 to 1
-    return {"xaxis": xaxis, "yaxis": yaxis}
+    return {"xaxis": step_axis() if x == _STEP else axis(x), "yaxis": yaxis}
 
 
 def _lengths_by_step(samples: Iterable[Event]) -> dict[int, list[int]]:

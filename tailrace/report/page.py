@@ -14,6 +14,8 @@ from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import Shown, metric, shown_in
 from tailrace.report.adaptive_tp import adaptive_tp_figure
 from tailrace.report.charts import Section
+from tailrace.report.dispatch import dispatch_sections
+from tailrace.report.engines import engine_sections
 from tailrace.report.figures import detail_sections, progress_sections
 from tailrace.report.markup import as_json, charts_as_json, environment
 from tailrace.report.memory import memory_chart
@@ -59,7 +61,7 @@ def write_report(run_dir: Path) -> Path:
 def render(run: RunData) -> str:
     """Render the page of `run`."""
     progress, details = progress_sections(run), detail_sections(run)
-    progress.extend(worker_sections(run))
+    progress += [*worker_sections(run), *dispatch_sections(run), *engine_sections(run)]
     workload = run_sections(run)
     if (adaptive_tp := adaptive_tp_figure(run)) is not None:
         progress.append(Section("Engine", [adaptive_tp]))

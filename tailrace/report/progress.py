@@ -9,7 +9,7 @@ from tailrace.events import Event
 from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import TIME, Shown, shown_in
 from tailrace.report.text import setting
-from tailrace.report.workers import worker_of
+from tailrace.report.workers import kind_of, worker_of
 
 _LATELY = 10
 """Number of recent activity events that are kept of each worker."""
@@ -34,6 +34,10 @@ class Progress:
         """The seconds by state of the newest activity events of each worker."""
         self.queue: Mapping[str, float] = {}
         """The metrics of the newest `queue` event."""
+        self.dispatch: Mapping[str, float] = {}
+        """The metrics of the newest `dispatch` event, with what has changed since."""
+        self.scaled: Event | None = None
+        """The newest `scale` event."""
         self.deaths = 0
         """Number of deaths of workers."""
         self.dead: set[str] = set()
@@ -57,6 +61,12 @@ class Progress:
             self.activities[worker_of(event)].append(event.metrics)
         elif event.task == EventKind.QUEUE:
             self.queue = event.metrics
+        elif event.task == EventKind.DISPATCH:
+            self.dispatch = event.metrics
+        elif event.task == EventKind.DISPATCH_CHANGE:
+            self.dispatch = {**self.dispatch, **event.metrics}
+        elif event.task == EventKind.SCALE:
+            self._add_change(event)
         elif event.task == EventKind.WORKER_DIED:
             self.deaths += 1
             self.dead.add(worker_of(event))
@@ -102,6 +112,13 @@ class Progress:
                 self.task_seconds[task] = self.task_seconds.get(task, 0.0) + value
             else:
                 self.metrics.setdefault(name, []).append(value)
+
+    def _add_change(self, change: Event) -> None:
+        """Take a change of the number of engines, and forget what workers did that have left."""
+        self.scaled = change
+        for worker in [worker for worker in self.activities if kind_of(worker) == "rollout"]:
+            if worker not in change.info["engines"]:
+                del self.activities[worker]
 
     def _add_evaluation(self, event: Event) -> None:
         for name in shown_in(Shown.HELD_OUT):

@@ -98,6 +98,8 @@ def mark_text(event: Event) -> str:
             return f"resumed from {resumed}" if resumed else "start"
         case EventKind.WORKER_DIED:
             return death_text(event)
+        case EventKind.SCALE | EventKind.DISPATCH_CHANGE:
+            return str(event.info["text"])
         case task:
             return title(task)
 

@@ -21,10 +21,9 @@ from tailrace.planning.dispatch.base import EngineState, Job
 from tailrace.planning.dispatch.seconds import pulled
 from tailrace.planning.elasticity import Elasticity, ScaleDecision, ScaleLimits
 from tailrace.registers.events import EventKind
+from tailrace.report.step_times import TRAINED, covered_s
 from tailrace.rollout.base import EnginePort
 from tailrace.rollout.service import GenerationService
-
-_TRAINED = (EventKind.ACTOR, EventKind.OPTIMIZER)
 
 
 @dataclass(slots=True)
@@ -162,7 +161,7 @@ class Fleet:
             step.jobs.append(
                 Job(group=int(event.info["group"]), samples=1, prompt_tokens=prompt, expected_tokens=tokens)
             )
-        elif event.task in _TRAINED:
+        elif event.task in TRAINED:
             self._steps[event.step].training_s += event.end - event.start
         elif event.task == EventKind.STEP:
             seen = self._steps.pop(event.step, _Step())
@@ -181,7 +180,7 @@ class Fleet:
         now_s, more_s, less_s = await loop.run_in_executor(None, _predicted, states, step.jobs)
         decision = self._elasticity.decide(
             engines=len(states),
-            generation_s=_covered_s(step.generated),
+            generation_s=covered_s(step.generated),
             training_s=step.training_s,
             saved_s=now_s - more_s,
             lost_s=less_s - now_s,
@@ -196,12 +195,3 @@ def _predicted(states: Sequence[EngineState], jobs: Sequence[Job]) -> tuple[floa
     fewer = states[1:] or states
     now, more, less = (pulled(engines, jobs).seconds for engines in (states, [*states, states[0]], fewer))
     return now, more, less
-
-
-def _covered_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds that at least one of the spans covers."""
-    seconds, until = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        seconds += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return seconds

@@ -242,6 +242,34 @@ def test_a_worker_shows_what_it_did_lately() -> None:
     assert lately(progress_of(events).activities) == {"trainer": {"busy": 10, "weights": 0, "data": 0, "idle": 0}}
 
 
+def test_the_newest_check_of_dispatch_is_a_line() -> None:
+    metrics = {"recall_20": 0.5, "recall_ceiling_20": 0.625, "order_gain": 0.031, "placement_gain": 0.005}
+    check = Event(task="dispatch", actor="rollout", start=1, end=1, step=0, metrics=metrics | {"placed": 1.0})
+    change = Event(task="dispatch_change", actor="rollout", start=1, end=1, step=0, metrics={"placed": 0.0})
+    line = "dispatch  recall 50 % of 62 % · order +3.1 % · placement +0.5 % · "
+    assert f"{line}placed" in drawn(progress_of([run_event(), check]))
+    assert f"{line}pulled" in drawn(progress_of([run_event(), check, change]))
+    few = Event(task="dispatch", actor="rollout", start=1, end=1, step=0, metrics={"placed": 1.0})
+    for events in ([run_event()], [run_event(), few]):
+        assert "dispatch" not in drawn(progress_of(events))
+
+
+def test_the_number_of_engines_is_a_line_once_it_has_changed() -> None:
+    info = {"text": "1 → 2 engines, by hand", "by": "hand", "engines": ["rollout-0", "rollout-1"]}
+    scale = Event(task="scale", actor="driver", start=65, end=65, metrics={"engines": 1.0, "wanted": 2.0}, info=info)
+    assert "engines  2, by hand at 1 min 05 s" in drawn(progress_of([run_event(), scale]))
+    scale.metrics |= {"lead_s": 12.0, "saved_s": 4.5}
+    assert "engines  2, by hand at 1 min 05 s · δ 12 s, δ' 4.5 s" in drawn(progress_of([run_event(), scale]))
+    assert "scale · 1 → 2 engines, by hand" in plain([scale])
+    assert "engines" not in drawn(progress_of([run_event()]))
+
+
+def test_a_worker_that_has_left_is_no_longer_shown() -> None:
+    info = {"text": "2 → 1 engines, by hand", "by": "hand", "engines": ["rollout-0"]}
+    change = Event(task="scale", actor="driver", start=60, end=60, metrics={"engines": 2.0}, info=info)
+    assert list(lately(progress_of([*separated_run(4), change]).activities)) == ["rollout-0", "reward-0", "trainer"]
+
+
 def test_many_workers_of_a_kind_share_a_line() -> None:
     said = [{"busy": 1.0, "idle": 3.0}]
     shown = lately({f"rollout-{number}": said for number in range(16)} | {"trainer": said})

@@ -69,6 +69,13 @@ def test_a_resume_is_marked(traced: list[dict[str, Any]]) -> None:
     assert marks == ["start", "resumed from checkpoints/20"]
 
 
+@pytest.mark.parametrize("task", ["scale", "dispatch_change"])
+def test_a_change_of_engines_or_of_dispatch_is_marked_with_its_text(task: str) -> None:
+    change = Event(task=task, actor="driver", start=3, end=3, info={"text": "1 → 2 engines, by hand"})
+    (mark,) = (event for event in trace_events([change]) if event["ph"] == "i")
+    assert (mark["name"], mark["ts"], mark["s"]) == ("1 → 2 engines, by hand", 3_000_000, "g")
+
+
 def test_rounding_never_makes_two_spans_overlap() -> None:
     edge = 1.0000004999
     events = [

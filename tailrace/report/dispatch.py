@@ -1,0 +1,211 @@
+"""The charts of the checks of dispatch: how well lengths were expected, and what placing prompts by them gained."""
+
+import textwrap
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tailrace.events import Event
+from tailrace.registers.events import BLUE, GREEN, GREY, ORANGE, RED, EventKind
+from tailrace.report.charts import Figure, Section, axis, drawn
+from tailrace.report.figures import step_axis
+from tailrace.report.run_data import RunData, metric_series, shown_step
+from tailrace.report.text import counted, number, setting
+
+_LONGEST = {20: "fifth", 10: "tenth", 5: "twentieth"}
+"""The percentages of the longest responses whose recall is told."""
+_INTERVAL = 0.8
+"""The share of responses that their intervals should hold (`planning.lengths`)."""
+_SHARE = {"tickformat": ".2~%", "autorangeoptions": {"include": 0}}
+_CHANGES = {True: ("placed from then on", GREEN, "diamond"), False: ("pulled from then on", RED, "x")}
+"""What follows a change, with the colour and the symbol of its mark."""
+
+
+class _Change(NamedTuple):
+    """A change between placing and pulling."""
+
+    event: Event
+    after: int
+    """Training steps before it."""
+    gain: float
+    """Of placement, at the check that led to it; 0 where there was none."""
+
+    @property
+    def places(self) -> bool:
+        """Whether prompts are placed after it."""
+        return bool(self.event.metrics["placed"])
+
+
+def dispatch_sections(run: RunData) -> list[Section]:
+    """Return the charts of the checks of dispatch; none where there was neither a check nor a change."""
+    checks, changes = list(run.of(EventKind.DISPATCH)), list(_changes(run))
+    if not checks and not changes:
+        return []
+    figures = [_recall_figure(checks, changes, percent) for percent in _LONGEST]
+    figures += [_expected_figure(checks, changes), _gains_figure(checks, changes, _least_gain(run))]
+    return [Section("Dispatch by length", drawn(figures), note=" ".join(_notes(checks, changes)))]
+
+
+def _changes(run: RunData) -> Iterator[_Change]:
+    """Yield the changes. One that no check led to comes after the steps that had ended by then."""
+    gains = {check.step: check.metrics.get("placement_gain", 0.0) for check in run.of(EventKind.DISPATCH)}
+    ends = [step.end for step in run.steps]
+    for event in run.of(EventKind.DISPATCH_CHANGE):
+        after = bisect_right(ends, event.end) if event.step is None else shown_step(event)
+        yield _Change(event, after, 0.0 if event.step is None else gains.get(event.step, 0.0))
+
+
+def _notes(checks: Sequence[Event], changes: Sequence[_Change]) -> Iterator[str]:
+    """Yield what expects lengths and places prompts, what the ceiling is, and the newest change."""
+    if checks:
+        last = checks[-1]
+        yield f"Policy {last.info['policy']}, lengths from {last.info['lengths']}; {counted(len(checks), 'check')}."
+        yield "The ceiling is the recall by the mean of each prompt's other responses."
+    if changes:
+        yield f"A vertical line is a change; the newest, after step {changes[-1].after}: {_text(changes[-1])}."
+
+
+def _text(change: _Change) -> str:
+    return str(change.event.info["text"])
+
+
+def _recall_figure(checks: Sequence[Event], changes: Sequence[_Change], percent: int) -> Figure | None:
+    """Draw how many of the longest responses were found, beside what could be found, and beside chance."""
+    steps, found = metric_series(checks, f"recall_{percent}")
+    if not steps:
+        return None
+    of_ceiling = metric_series(checks, f"recall_ceiling_{percent}")
+    data = [
+        _line(steps, found, "found", BLUE, width=2.4),
+        _line(*of_ceiling, "ceiling", ORANGE, dash="dash"),
+        _level(steps, percent / 100, "chance"),
+    ]
+    return Figure(
+        id=f"recall-{percent}",
+        title=f"Recall of the longest {_LONGEST[percent]}",
+        caption=f"Of the longest {percent} %, the share among as many with the longest expectations.",
+        data=[trace for trace in data if trace["x"]],
+        layout=_layout("Recall", _SHARE, changes),
+    )
+
+
+def _expected_figure(checks: Sequence[Event], changes: Sequence[_Change]) -> Figure | None:
+    """Draw the rank correlation, and the share of responses within their intervals."""
+    steps, inside = metric_series(checks, "expected_inside")
+    if not steps:
+        return None
+    data = [
+        _line(*metric_series(checks, "expected_tau"), "Kendall's τ", BLUE, width=2.4, is_share=False),
+        _line(steps, inside, "share within the interval", ORANGE, dash="dash"),
+        _level(steps, _INTERVAL, "share that should be"),
+    ]
+    return Figure(
+        id="expected-lengths",
+        title="Expected and real lengths",
+        caption="Rank correlation, and the responses that are within the interval of their lengths.",
+        data=[trace for trace in data if trace["x"]],
+        layout=_layout("τ, share", {"autorangeoptions": {"include": [0, 1]}}, changes),
+    )
+
+
+def _gains_figure(checks: Sequence[Event], changes: Sequence[_Change], least: float | None) -> Figure | None:
+    """Draw what the order and placement gained beside what placement has to gain; None where no step was timed."""
+    order = _gain_line(checks, "order_gain", "order, over pulling as they came", BLUE, width=1.6)
+    placement = _gain_line(checks, "placement_gain", "placement, over both", ORANGE, width=2.4)
+    if not order["x"]:
+        return None
+    data = [order, placement]
+    if least is not None and placement["x"]:
+        data.append(_level(placement["x"], least, "least gain of placement"))
+    data += [_marks(changes, places) for places in _CHANGES]
+    return Figure(
+        id="dispatch-gains",
+        title="What order and placement gain",
+        caption=(
+            "Parts of the generation time, as predicted from the lengths that came. Below its least gain, placement is "
+            "given up."
+        ),
+        data=[trace for trace in data if trace["x"]],
+        layout=_layout("Gain", _SHARE, changes),
+        wide=True,
+    )
+
+
+def _gain_line(checks: Sequence[Event], metric: str, name: str, colour: str, *, width: float) -> dict[str, Any]:
+    timed = [check for check in checks if metric in check.metrics]
+    line = _line(*metric_series(timed, metric), name, colour, width=width)
+    hover = line["hovertemplate"].replace("<extra>", "<br>%{customdata}<extra>")
+    return line | {"customdata": [_seconds(check) for check in timed], "hovertemplate": hover}
+
+
+def _seconds(check: Event) -> str:
+    ways = {"pulled": "pull_s", "in order": "ordered_s", "placed": "placed_s"}
+    return ", ".join(f"{way} {number(check.metrics[name])} s" for way, name in ways.items() if name in check.metrics)
+
+
+def _least_gain(run: RunData) -> float | None:
+    """Return `rollout.dispatch.least_gain` of the run; None where it recorded no configuration."""
+    recorded = setting(run.config, "rollout.dispatch.least_gain")
+    return float(recorded) if recorded else None
+
+
+def _marks(changes: Sequence[_Change], places: bool) -> dict[str, Any]:
+    name, colour, symbol = _CHANGES[places]
+    shown = [change for change in changes if change.places == places]
+    return {
+        "type": "scatter",
+        "name": name,
+        "x": [change.after for change in shown],
+        "y": [change.gain for change in shown],
+        "mode": "markers",
+        "marker": {"color": colour, "size": 12, "symbol": symbol},
+        "text": ["<br>".join(textwrap.wrap(_text(change), 80)) for change in shown],
+        "hovertemplate": "step %{x}: %{text}<extra></extra>",
+    }
+
+
+def _line(
+    steps: Sequence[int],
+    values: Sequence[float],
+    name: str,
+    colour: str,
+    *,
+    width: float = 1.6,
+    dash: str = "solid",
+    is_share: bool = True,
+) -> dict[str, Any]:
+    """Return a line with a point at each check: there are few of them."""
+    return {
+        "type": "scatter",
+        "name": name,
+        "x": list(steps),
+        "y": list(values),
+        "mode": "lines+markers",
+        "line": {"color": colour, "width": width, "dash": dash},
+        "marker": {"color": colour, "size": 5},
+        "hovertemplate": "step %{x}: %{y:" + (".1%" if is_share else ".3~f") + "}<extra>" + name + "</extra>",
+    }
+
+
+def _level(steps: Sequence[int], value: float, name: str) -> dict[str, Any]:
+    """Return a line at the height of `value`, as wide as the checks."""
+    ends = [min(steps), max(steps)]
+    return _line(ends, [value] * 2, name, GREY, dash="dot") | {"mode": "lines" if ends[0] < ends[1] else "markers"}
+
+
+def _layout(y: str, properties: dict[str, Any], changes: Sequence[_Change]) -> dict[str, Any]:
+    """Return a layout over training steps with a vertical line at each change."""
+    lines = [
+        {
+            "type": "line",
+            "x0": change.after,
+            "x1": change.after,
+            "yref": "paper",
+            "y0": 0,
+            "y1": 1,
+            "line": {"color": GREY, "width": 1, "dash": "dot"},
+            "layer": "below",
+        }
+        for change in changes
+    ]
+    return {"xaxis": step_axis(), "yaxis": axis(y, **properties), "showlegend": True, "shapes": lines}

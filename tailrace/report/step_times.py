@@ -1,0 +1,45 @@
+"""How long the samples of each training step were generated, and how long the step was trained on."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tailrace.events import Event
+from tailrace.registers.events import EventKind
+from tailrace.report.run_data import RunData, step_of
+
+TRAINED = (EventKind.ACTOR, EventKind.OPTIMIZER)
+"""The events whose seconds are those of training."""
+
+
+class StepTime(NamedTuple):
+    """The times of a finished step."""
+
+    step: Event
+    generation_s: float
+    training_s: float
+
+
+def step_times(run: RunData) -> list[StepTime]:
+    """Return the times of the finished steps, by number. Steps without a sample are left out."""
+    generated: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    trained: dict[int, float] = defaultdict(float)
+    for event in run.samples:
+        generated[step_of(event)].append((event.start, event.end))
+    for event in run.of(*TRAINED):
+        if event.step is not None:
+            trained[event.step] += event.end - event.start
+    return [
+        StepTime(step, covered_s(generated[number]), trained[number])
+        for step in run.steps
+        if (number := step_of(step)) in generated
+    ]
+
+
+def covered_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the seconds that at least one of the spans covers. A span is a start and an end."""
+    seconds, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        seconds += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return seconds
