@@ -9,7 +9,8 @@ last line is JSON: for each workload the generation seconds of each arm, as part
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -155,8 +156,11 @@ def zeros(request: Request) -> IntArray:
     return np.zeros(request.sampling.max_new_tokens, np.int8)
 
 
-async def step_seconds(arm: Arm, replay: Replay, *, engines: int, slots: int, groups: int, model: str) -> list[float]:
-    """Seconds of each step of a replay."""
+@asynccontextmanager
+async def serving(
+    arm: Arm, replay: Replay, *, engines: int, slots: int, groups: int, model: str
+) -> AsyncIterator[tuple[GenerationService, list[TimedEngine]]]:
+    """Yield a service that is ready for the steps of a replay, and its engines."""
     times, tp, cache_tokens = read_profile(model)
     log = EventLog(sinks=())
     made = [TimedEngine(times, slots=slots, cache_tokens=cache_tokens, tp=tp, tokens_of=zeros) for _ in range(engines)]
@@ -171,18 +175,26 @@ async def step_seconds(arm: Arm, replay: Replay, *, engines: int, slots: int, gr
     service = GenerationService(ports, policy, foresight=foresight, order=arm.order)
     for port, engine in zip(service._engines, made, strict=True):
         port.load = engine.load()
-    serving = asyncio.create_task(service.run())
+    running = asyncio.create_task(service.run())
     await asyncio.sleep(1)  # all engines are ready
-    seconds = []
-    for step in range(len(replay.groups) // groups):
-        requests, asked, means = requests_of(replay, step, groups)
-        start = asyncio.get_running_loop().time()
-        told = means if arm.lengths is Ceiling else asked
-        async for _ in service.generate(requests, step=step, asked=told):
-            pass
-        seconds.append(asyncio.get_running_loop().time() - start)
-    serving.cancel()
-    return seconds
+    yield service, made
+    running.cancel()
+
+
+async def generate(service: GenerationService, arm: Arm, replay: Replay, step: int, groups: int) -> float:
+    """Generate a step of a replay, and return its seconds."""
+    requests, asked, means = requests_of(replay, step, groups)
+    start = asyncio.get_running_loop().time()
+    async for _ in service.generate(requests, step=step, asked=means if arm.lengths is Ceiling else asked):
+        pass
+    return asyncio.get_running_loop().time() - start
+
+
+async def step_seconds(arm: Arm, replay: Replay, *, engines: int, slots: int, groups: int, model: str) -> list[float]:
+    """Seconds of each step of a replay."""
+    async with serving(arm, replay, engines=engines, slots=slots, groups=groups, model=model) as (service, _):
+        steps = range(len(replay.groups) // groups)
+        return [await generate(service, arm, replay, step, groups) for step in steps]
 
 
 def compare(
