@@ -29,6 +29,8 @@ _ROW, _LANE, _LANES = 1.0, 0.2, 14.0
 _TALLEST = 2.0
 """Maximum height of a worker's row in which other work overlaps, since there may be many workers."""
 _PIXELS, _MARGIN = 30, 110
+_BEFORE = "before training"
+"""The window before the first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def make_windows(run: RunData) -> list[Window]:
     starts = [block[0].start for block in blocks]
     ends = _last_ends(run.spans, starts)
     windows = [Window(_label(block), start, end) for block, start, end in zip(blocks, starts, ends[1:], strict=True)]
-    before = [Window("before training", 0.0, starts[0])] if ends[0] > 0 else []
+    before = [Window(_BEFORE, 0.0, starts[0])] if ends[0] > 0 else []
     return before + windows
 
 
@@ -95,9 +97,12 @@ def _label(block: Sequence[Event]) -> str:
 
 
 def _representative(windows: Sequence[Window]) -> int:
-    """Return the index of a window of median length: neither the fastest steps nor an evaluation."""
-    median = statistics.median_low(window.end - window.start for window in windows)
-    return next(index for index, window in enumerate(windows) if window.end - window.start == median)
+    """Return the index of a window of steps of median length: neither the fastest steps nor an evaluation."""
+    lengths = {index: window.end - window.start for index, window in enumerate(windows) if window.label != _BEFORE}
+    if not lengths:
+        return 0
+    median = statistics.median_low(lengths.values())
+    return next(index for index, length in lengths.items() if length == median)
 
 
 def _is_in(event: Event, windows: Iterable[Window]) -> bool:

@@ -53,6 +53,17 @@ def test_the_first_window_shown_is_neither_the_shortest_nor_the_longest() -> Non
     assert min(lengths) < lengths[drawn["selected"]] < max(lengths)
 
 
+def test_the_first_window_shown_has_steps_where_the_start_took_as_long() -> None:
+    before = Event(task="worker_started", actor="rollout-0", start=0, end=5)
+    steps = [Event(task="step", actor="driver", start=5 + 3 * n, end=8 + 3 * n, step=n) for n in range(4)]
+    drawn = timeline(run_of([before, *steps]))
+    assert drawn is not None
+    assert drawn["windows"][drawn["selected"]]["label"] == "step 4"
+    alone = timeline(run_of([before]))
+    assert alone is not None
+    assert alone["selected"] == 0
+
+
 def test_each_worker_has_its_rows_in_the_order_of_the_work() -> None:
     drawn = timeline(run_of(separated_run()))
     assert drawn is not None
