@@ -36,6 +36,14 @@ def pytest_xdist_auto_num_workers() -> int:
     return max(2, 3 * (os.cpu_count() or 1) // 2)
 
 
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    """Undo what a run in this process has set: with more threads than cores, later tests take a hundred times as long,
+    and long tensors have other bits."""
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def events() -> list[Event]:
     """The events that `log` received."""
