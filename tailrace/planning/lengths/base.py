@@ -1,9 +1,10 @@
 """What a predictor of lengths is."""
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,12 @@ class Asked:
     text: str = ""
     forced: int | None = None
     """The tokens that the response will have, where a trace is played."""
+
+    @classmethod
+    def of(cls, prompt_ids: Sequence[int], text: str, *, task: str = "") -> Self:
+        """What is told of a prompt with these tokens; equal tokens are one prompt."""
+        digest = hashlib.blake2b(np.array(prompt_ids, np.int64).tobytes(), digest_size=8).hexdigest()
+        return cls(prompt_id=digest, prompt_tokens=len(prompt_ids), task=task, text=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
