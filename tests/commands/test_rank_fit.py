@@ -71,7 +71,7 @@ def test_what_cannot_be_read_or_written_is_refused_and_nothing_is_written(
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text(responses.read_text() + '{"prompt": "x", "tokens": 0}\n')
     output, model = tmp_path / "lengths.ranker", str(tiny_model("llama"))
-    for arguments, said in [
+    cases: list[tuple[list[str | Path], str]] = [
         ([few], "there are 8 responses in "),
         (
             [wrong],
@@ -81,7 +81,8 @@ def test_what_cannot_be_read_or_written_is_refused_and_nothing_is_written(
         ([responses, "--type", "siblings"], "--type siblings cannot be taught; give history, features or model"),
         ([responses, "--layer", "7"], "layer 7 of "),
         ([responses, "--output", tmp_path], "is a directory; give a file"),
-    ]:
+    ]
+    for arguments, said in cases:
         done = tailrace_here("rank", "fit", "--output", str(output), "--model", model, *map(str, arguments))
         assert done.returncode in (1, 2), done.stdout
         assert said in done.stderr
