@@ -1,6 +1,6 @@
 """`make bench-dispatch`: what knowing lengths gains, and how well they are known.
 
-    python benchmarks/bench_dispatch.py [--rounds 8] [--steps 3] [--prompts 30]
+    python benchmarks/bench_dispatch.py [--rounds 8] [--steps 3] [--prompts 24]
 
 The parts are programs of their own: `dispatch_real.py` (two real engines), `dispatch_virtual.py` (sixteen in virtual
 time, with the steps of an H100), `dispatch_recall.py` (expectations beside what came). The last line is JSON.
@@ -14,14 +14,15 @@ import statistics
 import time
 
 import typer
-from dispatch_real import SHARES, contest, shares
-from dispatch_recall import recalls
-from dispatch_virtual import ARMS, compare
+from dispatch_real import SHARES, contest, scripts, shares
+from dispatch_recall import recalls, with_lengths
+from dispatch_virtual import ARMS, MODELS, compare, play, with_model
 
 from tailrace.planning.dispatch.balanced import Balanced
 from tailrace.planning.dispatch.base import EngineState, Job
 from tailrace.planning.dispatch.costs import StepCosts
-from tailrace.workloads.samplers.factory import library
+from tailrace.workloads.replay import Replay
+from tailrace.workloads.samplers.factory import library, open_workload
 
 H100_8B = StepCosts(base=6.3e-3, each=1e-5, context=4.5e-8, prefill=2.5e-5)
 """About those of h100_steps.json; the time to decide hardly depends on them."""
@@ -43,25 +44,56 @@ def dispatch_ms() -> float:
     return round(1000 * statistics.median(seconds), 1)
 
 
-def main(rounds: int = 8, groups: int = 16, slots: int = 16, steps: int = 3, prompts: int = 30) -> None:
+OF_PROMPTS = ("random", "pull", "skewness_siblings", "skewness_ceiling", "oracle")
+"""The arms beside which the one with SmolLM2's expectations stands, on its prompts."""
+TEMPERATURES = (1.0, 0.2)
+
+
+def two_engines(rounds: int, groups: int, slots: int, prompts: int) -> dict[str, dict[str, float]]:
+    """The shares on two real engines, with the groups of the workload, and with those of SmolLM2's prompts."""
+    replay = scripts(groups, rounds)
+    arms = {name: ARMS[name] for name in SHARES}
+    found = {"two_engines": shares(asyncio.run(contest(replay, arms, groups=groups, slots=slots)))}
+    for temperature in TEMPERATURES:
+        of_prompts = with_lengths(replay, prompts, temperature)
+        arms = {name: ARMS[name] for name in OF_PROMPTS} | {"skewness_model": with_model(of_prompts.deviation)}
+        made = shares(asyncio.run(contest(of_prompts, arms, groups=groups, slots=slots)))
+        found[f"two_engines_prompts_{temperature:g}"] = made
+    return found
+
+
+def sixteen_engines(workload: str, steps: int, prompts: int) -> dict[str, dict[str, float]]:
+    """The same on sixteen engines in virtual time; with SmolLM2's prompts of the first temperature."""
+    setup = {"engines": 16, "slots": 64, "groups": 512}
+    found = {"sixteen_engines": compare(workload, group_size=8, steps=steps, arms=list(ARMS), **setup)}
+    trace = open_workload(workload).sample(steps=steps, groups=512, group_size=8, seed=0)
+    of_prompts = with_lengths(Replay.of(trace), prompts, TEMPERATURES[0])
+    arms = {name: ARMS[name] for name in OF_PROMPTS} | {"skewness_model": with_model(of_prompts.deviation)}
+    found["sixteen_engines_prompts"] = play(of_prompts, arms, model=MODELS[workload], **setup)
+    return found
+
+
+def main(rounds: int = 8, groups: int = 16, slots: int = 16, steps: int = 3, prompts: int = 24) -> None:
     """Make all parts."""
     logging.getLogger("tailrace").setLevel(logging.ERROR)
     decision_ms = dispatch_ms()
-    real = shares(asyncio.run(contest(rounds, groups, slots, SHARES)))
-    print(json.dumps({"two_engines": real}), flush=True)
-    virtual = {}
+    recall = {f"{temperature:g}": recalls(prompts, temperature) for temperature in TEMPERATURES}
+    print(json.dumps({"recall": recall}), flush=True)
+    real = two_engines(rounds, groups, slots, prompts)
+    print(json.dumps(real), flush=True)
+    virtual, of_prompts = {}, {}
     for workload in library():
-        virtual[workload] = compare(
-            workload, engines=16, slots=64, groups=512, group_size=8, steps=steps, arms=list(ARMS)
-        )
-        print(workload, virtual[workload], flush=True)
+        made = sixteen_engines(workload, steps, prompts)
+        virtual[workload], of_prompts[workload] = made["sixteen_engines"], made["sixteen_engines_prompts"]
+        print(workload, made, flush=True)
     found = {
         "bench": "dispatch",
-        "two_engines": real,
+        **real,
         "sixteen_engines": virtual,
+        "sixteen_engines_prompts": of_prompts,
         "lpt_over_fifo": {name: round(of["pull_lpt"] / of["pull"], 3) for name, of in virtual.items()},
         "redispatch_gain": {name: round(1 - of["oracle"] / of["oracle_unmoved"], 3) for name, of in virtual.items()},
-        "recall": recalls(prompts, 1.0),
+        "recall": recall,
         "dispatch_ms": decision_ms,
     }
     print(json.dumps(found))

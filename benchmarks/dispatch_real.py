@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 import typer
-from dispatch_virtual import ARMS, Ceiling, foresight_of, requests_of
+from dispatch_virtual import ARMS, Arm, foresight_of, requests_of
 
 from tailrace.cluster.base import WorkerSpec
 from tailrace.cluster.factory import make_cluster
@@ -56,16 +56,17 @@ def scripts(groups: int, rounds: int) -> Replay:
 class Contest:
     """Two engines, and what each arm has learned so far."""
 
-    def __init__(self, ports: Sequence[RemotePort], samples: int) -> None:
+    def __init__(self, ports: Sequence[RemotePort], arms: Mapping[str, Arm], samples: int) -> None:
         self._ports = ports
-        self._foresights = {name: foresight_of(arm, samples) for name, arm in ARMS.items()}
+        self._arms = arms
+        self._foresights = {name: foresight_of(arm, samples) for name, arm in arms.items()}
 
     async def seconds(self, name: str, replay: Replay, step: int, groups: int) -> float:
         """Seconds in which an arm generates a step."""
-        arm = ARMS[name]
+        arm = self._arms[name]
         policy = make_policy(DispatchConfig(policy=arm.policy), LengthHistory(), seed=step)
         service = GenerationService(self._ports, policy, foresight=self._foresights[name], order=arm.order)
-        requests, asked, means = requests_of(replay, step, groups)
+        requests, asked = requests_of(arm, replay, step, groups)
         chance = np.random.default_rng(step)
         requests = [
             replace(request, prompt_ids=chance.integers(100, 40_000, len(request.prompt_ids))) for request in requests
@@ -76,8 +77,7 @@ class Contest:
         while any(engine.facts is None for engine in service._engines):
             await asyncio.sleep(0.01)
         start = time.perf_counter()
-        told = means if arm.lengths is Ceiling else asked
-        async for _ in service.generate(requests, step=step, asked=told):
+        async for _ in service.generate(requests, step=step, asked=asked):
             pass
         seconds = time.perf_counter() - start
         serving.cancel()
@@ -85,9 +85,8 @@ class Contest:
         return seconds
 
 
-async def contest(rounds: int, groups: int, slots: int, arms: Sequence[str]) -> dict[str, list[float]]:
-    """Seconds of each arm in each round."""
-    replay = scripts(groups, rounds)
+async def contest(replay: Replay, arms: Mapping[str, Arm], *, groups: int, slots: int) -> dict[str, list[float]]:
+    """Seconds of each arm in each round. The first `groups` of the replay are to warm up."""
     model = resolve_model(ModelConfig())
     config = ServeConfig(engine=NativeEngineConfig(max_batch_size=slots), threads=1)
     settings = EngineSettings(config=config.model_dump_json(), model_dir=str(model.resolve())).encode()
@@ -109,10 +108,10 @@ async def contest(rounds: int, groups: int, slots: int, arms: Sequence[str]) -> 
         await pool.start()
         tending = asyncio.create_task(pool.run())
         ports = [RemotePort(pool, index, name) for index, name in enumerate(pool.names)]
-        contestants = Contest(ports, groups * 8)
+        contestants = Contest(ports, arms, groups * 8)
         for name in arms:
             await contestants.seconds(name, replay, 0, groups)
-        for step in range(1, rounds + 1):
+        for step in range(1, len(replay.groups) // groups):
             order = random.Random(step).sample(list(arms), len(arms))
             for name in order:
                 seconds[name].append(await contestants.seconds(name, replay, step, groups))
@@ -134,7 +133,8 @@ def shares(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def main(rounds: int = 8, groups: int = 16, slots: int = 16) -> None:
     """Play all rounds."""
     logging.getLogger("tailrace").setLevel(logging.ERROR)
-    seconds = asyncio.run(contest(rounds, groups, slots, SHARES))
+    arms = {name: ARMS[name] for name in SHARES}
+    seconds = asyncio.run(contest(scripts(groups, rounds), arms, groups=groups, slots=slots))
     print(json.dumps({"two_engines": shares(seconds)}))
 
 

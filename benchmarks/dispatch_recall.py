@@ -1,50 +1,64 @@
 """How well lengths of SmolLM2's own responses are foreseen, for prompts that were not learned from.
 
-    python benchmarks/dispatch_recall.py [--prompts 30] [--temperature 1.0]
+    python benchmarks/dispatch_recall.py [--prompts 24] [--temperatures 1.0,0.2]
 
-Twelve kinds of reasoning-gym tasks, `prompts` of each, 8 samples of up to 512 tokens each. The responses are generated
-once and kept in build/bench-dispatch. Half of the prompts teach; the other half is foreseen:
+Fourteen kinds of reasoning-gym tasks, some short and some long, `prompts` of each, 8 samples of up to 768 tokens each.
+The responses are generated once and kept in build/bench-dispatch. Half of the prompts teach; the other half is
+foreseen:
 
-    features    from the other prompts alone
+    features    from the other prompts alone, by words and numbers
+    model       from the other prompts alone, by the hidden states of SmolLM2
     siblings    and from one sample of the prompt, for its 7 others
     history     and from 4 samples of the prompt, for its 4 others
 
-Beside each stands its ceiling: the recall of the mean of the prompt's other samples, on the same responses.
+Beside each stands its ceiling: the recall of the mean of the prompt's other samples, on the same responses. The last
+line is JSON.
 """
 
 import json
+import math
 import random
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import reasoning_gym  # type: ignore[import-untyped]
 import typer
+from dispatch_virtual import PromptReplay
 
+from tailrace.config.model import ModelConfig
+from tailrace.models.encoder import Encoder
+from tailrace.models.resolve import resolve_model
 from tailrace.planning.lengths.assessment import Assessment, assess
-from tailrace.planning.lengths.base import Asked, Finished, LengthPredictor
+from tailrace.planning.lengths.base import Asked, Expectation, Finished, LengthPredictor
 from tailrace.planning.lengths.features import Features
+from tailrace.planning.lengths.hidden_states import HiddenStates
 from tailrace.planning.lengths.history import History, Siblings
+from tailrace.workloads.replay import Replay, Script, Turn
 
 BUILD = Path(__file__).parents[1] / "build" / "bench-dispatch"
-TASKS = (
-    "basic_arithmetic",
-    "base_conversion",
-    "chain_sum",
-    "leg_counting",
-    "letter_counting",
-    "number_sorting",
-    "prime_factorization",
-    "sentence_reordering",
-    "simple_equations",
-    "spell_backward",
-    "syllogism",
-    "word_sorting",
-)
+TASKS: Mapping[str, Sequence[Mapping[str, int]]] = {
+    "basic_arithmetic": [{}],
+    "base_conversion": [{"min_value": 10**n, "max_value": 10 ** (n + 2)} for n in (0, 3, 6)],
+    "caesar_cipher": [{"min_words": n, "max_words": n} for n in (3, 10, 20)],
+    "chain_sum": [{"min_terms": n, "max_terms": n} for n in (2, 5, 10)],
+    "game_of_life": [{"grid_size_x": n, "grid_size_y": n} for n in (4, 7, 10)],
+    "group_anagrams": [{"min_anagram_groups": n, "max_anagram_groups": n} for n in (2, 5, 10)],
+    "letter_counting": [{"min_words": n, "max_words": n} for n in (5, 15)],
+    "manipulate_matrix": [{"min_rows": n, "max_rows": n, "min_cols": n, "max_cols": n} for n in (2, 4, 7, 10)],
+    "number_sorting": [{"min_numbers": n, "max_numbers": n} for n in (3, 8, 20, 50)],
+    "rotate_matrix": [{"min_n": n, "max_n": n} for n in (2, 4, 7, 10)],
+    "sentence_reordering": [{"min_words_in_sentence": n, "max_words_in_sentence": n} for n in (4, 8, 16)],
+    "spell_backward": [{"min_word_len": n, "max_word_len": n} for n in (3, 6, 10)],
+    "spiral_matrix": [{"min_n": n, "max_n": n} for n in (2, 4, 7, 10)],
+    "word_sorting": [{"min_words": n, "max_words": n} for n in (3, 8, 20, 50)],
+}
+"""The tasks, and their kinds by difficulty."""
 SAMPLES = 8
-MOST = 512
+MOST = 768
 
 Group = tuple[Asked, list[int]]
 """A prompt, and the tokens of its responses."""
@@ -57,8 +71,9 @@ def responses(prompts: int, temperature: float) -> list[Group]:
     if not made.exists():
         rows = [
             {"prompt": problem["question"], "task": task}
-            for task in TASKS
-            for problem in reasoning_gym.create_dataset(task, size=prompts, seed=7)
+            for task, kinds in TASKS.items()
+            for number, kind in enumerate(kinds)
+            for problem in reasoning_gym.create_dataset(task, size=-(-prompts // len(kinds)), seed=number, **kind)
         ]
         random.Random(0).shuffle(rows)
         asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -83,26 +98,45 @@ def _group(number: int, rows: Sequence[dict[str, object]]) -> Group:
 
 def learned(predictor: LengthPredictor, groups: Sequence[Group]) -> None:
     """Teach all of these responses."""
+    predictor.prepare([asked for asked, _ in groups])
     predictor.learn([Finished(asked=asked, tokens=one, version=0) for asked, tokens in groups for one in tokens])
+
+
+def expected(predictor: LengthPredictor, groups: Sequence[Group]) -> list[Expectation]:
+    """What is expected of each prompt."""
+    asked = [asked for asked, _ in groups]
+    predictor.prepare(asked)
+    return predictor.expect(asked)
 
 
 def foreseen(predictor: LengthPredictor, teaching: Sequence[Group], tested: Sequence[Group], known: int) -> Assessment:
     """How well the responses to `tested` are foreseen, but for the first `known` of each, which are learned."""
     learned(predictor, teaching)
     learned(predictor, [(asked, tokens[:known]) for asked, tokens in tested if known])
-    expected = predictor.expect([asked for asked, _ in tested])
     lengths = [tokens[known:] for _, tokens in tested]
-    each = [expectation for expectation, of in zip(expected, lengths, strict=True) for _ in of]
+    pairs = zip(expected(predictor, tested), lengths, strict=True)
+    each = [expectation for expectation, of in pairs for _ in of]
     numbers = [number for number, of in enumerate(lengths) for _ in of]
     return assess(each, [one for of in lengths for one in of], numbers)
+
+
+def reader() -> HiddenStates:
+    """A predictor that reads prompts with SmolLM2, without knowledge."""
+    return HiddenStates(Encoder(resolve_model(ModelConfig())))
 
 
 def recalls(prompts: int, temperature: float) -> dict[str, dict[str, float | None]]:
     """Recall and ceiling of the longest 20, 10 and 5 percent, by predictor."""
     groups = responses(prompts, temperature)
     half = len(groups) // 2
+    kinds = (
+        ("features", Features(), 0),
+        ("model", reader(), 0),
+        ("siblings", Siblings(), 1),
+        ("history", History(), 4),
+    )
     found = {}
-    for name, predictor, known in (("features", Features(), 0), ("siblings", Siblings(), 1), ("history", History(), 4)):
+    for name, predictor, known in kinds:
         result = foreseen(predictor, groups[:half], groups[half:], known)
         figures = {f"{percent}": recall for percent, recall in result.recall.items()}
         figures |= {f"ceiling_{percent}": ceiling for percent, ceiling in result.ceiling.items()}
@@ -111,9 +145,37 @@ def recalls(prompts: int, temperature: float) -> dict[str, dict[str, float | Non
     return found
 
 
-def main(prompts: int = 30, temperature: float = 1.0) -> None:
+def with_lengths(replay: Replay, prompts: int, temperature: float) -> PromptReplay:
+    """The prompts that did not teach, drawn again, with the lengths of a replay, and what SmolLM2 foretells of them.
+
+    The longest response gets the longest length, the second longest the second, and so on. So a prompt tells as much of
+    its responses as it does of SmolLM2's.
+    """
+    groups = responses(prompts, temperature)
+    half = len(groups) // 2
+    predictor = reader()
+    learned(predictor, groups[:half])
+    tested = groups[half:]
+    chosen = random.Random(0).choices(range(len(tested)), k=len(replay.groups))
+    made = np.array([tested[place][1] for place in chosen], np.float64)
+    made += np.random.default_rng(0).random(made.shape)  # equal ones in any order
+    lengths = np.sort([script.tokens for group in replay.groups for script in group])
+    ranks = np.argsort(np.argsort(made, axis=None)).reshape(made.shape)
+    scripts = [
+        [Script(prompt_tokens=old[0].prompt_tokens, turns=(Turn(generated_tokens=int(length)),)) for length in of_group]
+        for old, of_group in zip(replay.groups, lengths[ranks], strict=True)
+    ]
+    foretold = expected(predictor, tested)
+    scale = np.sort(made, axis=None)
+    told = [max(1, round(float(np.interp(foretold[place].tokens, scale, lengths)))) for place in chosen]
+    errors = [math.log(script.tokens / tokens) for group, tokens in zip(scripts, told, strict=True) for script in group]
+    return PromptReplay(scripts, told, float(np.std(errors)))
+
+
+def main(prompts: int = 24, temperatures: str = "1.0,0.2") -> None:
     """Print the figures."""
-    print(json.dumps({"recall": recalls(prompts, temperature), "temperature": temperature}))
+    found = {temperature: recalls(prompts, float(temperature)) for temperature in temperatures.split(",")}
+    print(json.dumps({"recall": found}))
 
 
 if __name__ == "__main__":

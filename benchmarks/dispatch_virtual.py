@@ -8,12 +8,13 @@ last line is JSON: for each workload the generation seconds of each arm, as part
 
 import asyncio
 import json
-from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -24,7 +25,7 @@ from tailrace.config.rollout import DispatchConfig, Order, Policy
 from tailrace.events import EventLog
 from tailrace.planning.dispatch.factory import make_policy
 from tailrace.planning.latency import LatencyPredictor, StepTimes
-from tailrace.planning.lengths.base import Asked, LengthPredictor
+from tailrace.planning.lengths.base import Asked, Expectation, LengthPredictor
 from tailrace.planning.lengths.history import Siblings
 from tailrace.planning.lengths.oracle import Oracle
 from tailrace.planning.remaining import LengthHistory
@@ -36,7 +37,7 @@ from tailrace.rollout.service import GenerationService
 from tailrace.simulator.clock import VirtualLoop
 from tailrace.simulator.engine import TimedEngine
 from tailrace.types import IntArray, Request
-from tailrace.workloads.replay import Replay
+from tailrace.workloads.replay import Replay, Script
 from tailrace.workloads.samplers.factory import library, open_workload
 
 PROFILES = Path(__file__).with_name("h100_steps.json")
@@ -51,11 +52,29 @@ MODELS = {
 """The model in `h100_steps.json` that is nearest to that of each workload."""
 
 
-class Ceiling(Oracle):
-    """Knows the mean length of each prompt's responses: the most that a prompt can tell."""
+class Told(Oracle):
+    """Expects of all responses to a prompt what it is told: their mean, the most that a prompt can tell, or less."""
 
-    name = "ceiling"
+    name = "told"
     tells_samples_apart = False
+
+    def __init__(self, deviation: float = 0.0) -> None:
+        """`deviation`: of log-lengths from what is told."""
+        self._deviation = deviation
+
+    def expect(self, prompts: Sequence[Asked]) -> list[Expectation]:
+        """See `LengthPredictor`."""
+        return [Expectation.of(math.log(prompt.forced or 1), self._deviation) for prompt in prompts]
+
+
+class PromptReplay(Replay):
+    """A replay of prompts whose lengths were foretold before."""
+
+    def __init__(self, groups: Sequence[Sequence[Script]], foretold: Sequence[int], deviation: float) -> None:
+        """`foretold`: [groups] tokens. `deviation`: of log-lengths from these."""
+        super().__init__(groups)
+        self.foretold = foretold
+        self.deviation = deviation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +82,9 @@ class Arm:
     """A way to dispatch."""
 
     policy: Policy
-    lengths: type[LengthPredictor] | None = None
+    lengths: Callable[[], LengthPredictor] | None = None
+    told: Literal["own", "mean", "foretold"] = "own"
+    """What the predictor may know of a response: its length, the mean of its group, or what was foretold of that."""
     order: Order = "first_in"
     moves: bool = True
     """Whether responses that run go on elsewhere."""
@@ -73,9 +94,9 @@ ARMS = {
     "random": Arm(policy="random"),
     "pull": Arm(policy="pull"),
     "pull_lpt": Arm(policy="pull", lengths=Oracle, order="longest_first"),
-    "streamrl_ceiling": Arm(policy="streamrl", lengths=Ceiling, order="longest_first"),
+    "streamrl_ceiling": Arm(policy="streamrl", lengths=Told, told="mean", order="longest_first"),
     "skewness_siblings": Arm(policy="skewness_aware", lengths=Siblings, order="longest_first"),
-    "skewness_ceiling": Arm(policy="skewness_aware", lengths=Ceiling, order="longest_first"),
+    "skewness_ceiling": Arm(policy="skewness_aware", lengths=Told, told="mean", order="longest_first"),
     "oracle_unmoved": Arm(policy="skewness_aware", lengths=Oracle, order="longest_first", moves=False),
     "oracle": Arm(policy="skewness_aware", lengths=Oracle, order="longest_first"),
 }
@@ -115,14 +136,23 @@ def read_profile(model: str) -> tuple[StepTimes, int, int]:
     return LatencyPredictor(profile), tp, found["cache_tokens"]
 
 
-def requests_of(replay: Replay, step: int, groups: int) -> tuple[list[Request], list[Asked], list[Asked]]:
-    """The requests of a step; what is told of each; and the same with the mean of its group."""
+def with_model(deviation: float) -> Arm:
+    """The arm of a predictor that has foretold the lengths of a `PromptReplay`."""
+    return Arm(policy="skewness_aware", lengths=partial(Told, deviation), told="foretold", order="longest_first")
+
+
+def requests_of(arm: Arm, replay: Replay, step: int, groups: int) -> tuple[list[Request], list[Asked]]:
+    """The requests of a step, and what the arm is told of each."""
     requests: list[Request] = []
     asked: list[Asked] = []
-    means: list[Asked] = []
     for group in range(step * groups, (step + 1) * groups):
         scripts = replay.groups[group]
-        mean = round(np.mean([script.tokens for script in scripts]))
+        told = None
+        if arm.told == "mean":
+            told = round(np.mean([script.tokens for script in scripts]))
+        elif arm.told == "foretold":
+            assert isinstance(replay, PromptReplay)
+            told = replay.foretold[group]
         for number, script in enumerate(scripts):
             requests.append(
                 Request(
@@ -134,10 +164,8 @@ def requests_of(replay: Replay, step: int, groups: int) -> tuple[list[Request], 
                     seed=0,
                 )
             )
-            told = Asked(prompt_id=str(group), prompt_tokens=script.prompt_tokens, forced=script.tokens)
-            asked.append(told)
-            means.append(replace(told, forced=mean))
-    return requests, asked, means
+            asked.append(Asked(prompt_id=str(group), prompt_tokens=script.prompt_tokens, forced=told or script.tokens))
+    return requests, asked
 
 
 def foresight_of(arm: Arm, samples_per_step: int) -> Foresight | None:
@@ -183,9 +211,9 @@ async def serving(
 
 async def generate(service: GenerationService, arm: Arm, replay: Replay, step: int, groups: int) -> float:
     """Generate a step of a replay, and return its seconds."""
-    requests, asked, means = requests_of(replay, step, groups)
+    requests, asked = requests_of(arm, replay, step, groups)
     start = asyncio.get_running_loop().time()
-    async for _ in service.generate(requests, step=step, asked=means if arm.lengths is Ceiling else asked):
+    async for _ in service.generate(requests, step=step, asked=asked):
         pass
     return asyncio.get_running_loop().time() - start
 
@@ -202,11 +230,18 @@ def compare(
 ) -> dict[str, float]:
     """The seconds of each arm as a part of those of random dispatch; the mean of the steps."""
     trace = open_workload(workload).sample(steps=steps, groups=groups, group_size=group_size, seed=0)
-    replay = Replay.of(trace)
-    found: defaultdict[str, float] = defaultdict(float)
-    for name in arms:
+    chosen = {name: ARMS[name] for name in arms}
+    return play(Replay.of(trace), chosen, engines=engines, slots=slots, groups=groups, model=MODELS[workload])
+
+
+def play(
+    replay: Replay, arms: Mapping[str, Arm], *, engines: int, slots: int, groups: int, model: str
+) -> dict[str, float]:
+    """See `compare`; random is one of the arms."""
+    found: dict[str, float] = {}
+    for name, arm in arms.items():
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            each = step_seconds(ARMS[name], replay, engines=engines, slots=slots, groups=groups, model=MODELS[workload])
+            each = step_seconds(arm, replay, engines=engines, slots=slots, groups=groups, model=model)
             found[name] = float(np.mean(runner.run(each)))
     return {name: round(seconds / found["random"], 4) for name, seconds in found.items()} | {
         "random_s": round(found["random"], 1)
