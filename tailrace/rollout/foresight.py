@@ -139,6 +139,7 @@ class Foresight:
                     await asyncio.shield(self._work)
                 self._trouble = ""
             except TimeoutError:
+                self._work.add_done_callback(lambda late: late.cancelled() or late.exception())  # is no one's any more
                 self._spare(f"take longer than rollout.dispatch.limit_s ({self._config.limit_s:g} s)")
             except (TailraceError, ArithmeticError, OSError, RuntimeError, ValueError) as error:
                 self._spare(f"cannot be had ({one_line(error)})")  # of the model that reads prompts, or of solving
@@ -148,8 +149,10 @@ class Foresight:
         self.pays = not self._placing.plans
         if why != self._trouble:
             self._trouble = why
-            text = f"prompts are pulled until the next check: the lengths of {self._predictor.name} {why}"
-            self._tell_change(None, text)
+            how = "pulled" if self._placing.plans else "placed without their lengths"
+            self._tell_change(
+                None, f"prompts are {how} until the next check: the lengths of {self._predictor.name} {why}"
+            )
 
     def expect(self, asked: Sequence[Asked]) -> list[Expectation]:
         """Return an expectation for each prompt."""

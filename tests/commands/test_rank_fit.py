@@ -31,7 +31,7 @@ def responses(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["features", "model", "history"])
+@pytest.mark.parametrize("kind", ["features", "lambdarank", "model", "history"])
 def test_a_predictor_is_taught_and_checked_on_what_it_was_not_taught(
     kind: str, responses: Path, tmp_path: Path, tiny_model: TinyModel, tailrace_here: Command
 ) -> None:
@@ -78,7 +78,10 @@ def test_what_cannot_be_read_or_written_is_refused_and_nothing_is_written(
             "wrong.jsonl, line 321: Expected `int` >= 1 - at `$.tokens`; give what tailrace generate has written",
         ),
         ([tmp_path / "none.jsonl"], "none.jsonl cannot be read: No such file or directory"),
-        ([responses, "--type", "siblings"], "--type siblings cannot be taught; give history, features or model"),
+        (
+            [responses, "--type", "siblings"],
+            "--type siblings cannot be taught; give history, features, lambdarank or model",
+        ),
         ([responses, "--layer", "7"], "layer 7 of "),
         ([responses, "--output", tmp_path], "is a directory; give a file"),
     ]

@@ -13,6 +13,8 @@ from tailrace.types import WeightVersion
 
 INTERVAL = 0.8
 """The share of responses that the interval of an expectation should hold."""
+UNKNOWN = math.log(512), 1.0
+"""The mean and deviation of log-lengths before there is a response: any would do, since it is the same for all."""
 _CERTAIN = 1e-9
 """Below it a deviation, or a share, counts as 0."""
 _WIDTH = 1.2815515594

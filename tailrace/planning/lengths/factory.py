@@ -3,6 +3,7 @@
 from tailrace.config.rollout import (
     FeaturesLengths,
     HistoryLengths,
+    LambdarankLengths,
     LengthsConfig,
     ModelLengths,
     OracleLengths,
@@ -12,6 +13,7 @@ from tailrace.planning.lengths.base import Encoder, LengthPredictor
 from tailrace.planning.lengths.features import Features
 from tailrace.planning.lengths.hidden_states import HiddenStates
 from tailrace.planning.lengths.history import History, Siblings
+from tailrace.planning.lengths.lambdarank import Lambdarank
 from tailrace.planning.lengths.oracle import Oracle
 
 
@@ -24,6 +26,8 @@ def make_predictor(config: LengthsConfig, encoder: Encoder | None = None) -> Len
             return Siblings(discount=config.discount)
         case FeaturesLengths():
             return Features(words=config.words, discount=config.discount)
+        case LambdarankLengths():
+            return Lambdarank(words=config.words, newest=config.newest)
         case ModelLengths():
             assert encoder is not None
             return HiddenStates(encoder, discount=config.discount)

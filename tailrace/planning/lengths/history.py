@@ -8,11 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tailrace.planning.lengths.base import Asked, Expectation, Finished
-from tailrace.planning.lengths.effects import Effects, EffectsState, Normal
-
-_UNKNOWN = Normal(math.log(512), 1.0)
-"""Where no response has finished yet: any length would do, since it is the same for all."""
+from tailrace.planning.lengths.base import UNKNOWN, Asked, Expectation, Finished
+from tailrace.planning.lengths.effects import Effects, EffectsState
 
 
 class History:
@@ -36,11 +33,11 @@ class History:
 
     def expect(self, prompts: Sequence[Asked]) -> list[Expectation]:
         """See `LengthPredictor`."""
-        return [Expectation.of(*(self._effects.expect(prompt.prompt_id) or _UNKNOWN)) for prompt in prompts]
+        return [Expectation.of(*(self._effects.expect(prompt.prompt_id) or UNKNOWN)) for prompt in prompts]
 
     def suppose(self, prompt: Asked, tokens: float) -> Expectation:
         """See `LengthPredictor`."""
-        return Expectation.of(*(self._effects.expect(prompt.prompt_id, beside=math.log(tokens)) or _UNKNOWN))
+        return Expectation.of(*(self._effects.expect(prompt.prompt_id, beside=math.log(tokens)) or UNKNOWN))
 
     def learn(self, finished: Sequence[Finished]) -> None:
         """See `LengthPredictor`."""

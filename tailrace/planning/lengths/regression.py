@@ -1,6 +1,5 @@
 """Lengths by regression on figures of the prompt, whatever these are."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import groupby
@@ -9,11 +8,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.planning.lengths.base import Asked, Expectation, Finished
+from tailrace.planning.lengths.base import UNKNOWN, Asked, Expectation, Finished
 from tailrace.planning.lengths.ridge import Ridge, RidgeState, Solution
 
-_UNKNOWN = math.log(512), 1.0
-"""The mean and deviation of log-lengths before there is a response: any would do, since it is the same for all."""
 _KEPT = 2**15
 """Prompts whose figures are kept: those of an epoch are asked for again in the next."""
 
@@ -89,7 +86,7 @@ class Regression(ABC):
     def _expected(self, prompt: Asked) -> Expectation:
         solution, figures = self._solution, self._known.get(prompt.prompt_id)
         if solution is None:
-            return Expectation.of(*_UNKNOWN)
+            return Expectation.of(*UNKNOWN)
         if figures is None:
             return Expectation.of(solution.mean, solution.spread)
         return Expectation.of(float(figures @ solution.coefficients), solution.deviation)

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import spearmanr
 
-from tailrace.planning.lengths.base import Asked, Expectation, Finished
+from tailrace.planning.lengths.base import Asked, Expectation, Finished, LengthPredictor
 from tailrace.planning.lengths.features import Features, figures_of
 from tailrace.planning.lengths.hidden_states import HiddenStates
-from tailrace.planning.lengths.regression import Regression
+from tailrace.planning.lengths.lambdarank import Lambdarank
 
 HARD = ("integral", "proof", "graph")
 EASY = ("sum", "word", "colour")
@@ -37,12 +37,12 @@ def responses(chance: random.Random, prompts: int, version: int = 0, shift: floa
     return found
 
 
-def learned(predictor: Regression, finished: Sequence[Finished]) -> None:
+def learned(predictor: LengthPredictor, finished: Sequence[Finished]) -> None:
     predictor.prepare([response.asked for response in finished])
     predictor.learn(finished)
 
 
-def prepared(predictor: Regression, new: Sequence[Finished]) -> list[Expectation]:
+def prepared(predictor: LengthPredictor, new: Sequence[Finished]) -> list[Expectation]:
     asked = [response.asked for response in new]
     predictor.prepare(asked)
     return predictor.expect(asked)
@@ -95,6 +95,39 @@ def test_a_prompt_that_was_not_prepared_is_expected_to_be_like_all_others() -> N
     predictor.learn([Finished(asked=late, tokens=10**6, version=0)])
     prepared(predictor, known)
     assert predictor.expect([late]) == [expected], "nor is it learned from"
+
+
+def test_trees_that_rank_order_prompts_that_were_never_seen() -> None:
+    chance = random.Random(0)
+    predictor = Lambdarank()
+    learned(predictor, responses(chance, 600))
+    new = responses(chance, 300, version=1)
+    expected = prepared(predictor, new)
+    tokens = [response.tokens for response in new]
+    assert spearmanr([each.tokens for each in expected], tokens).statistic > 0.7
+    inside = np.mean([each.low <= made <= each.high for each, made in zip(expected, tokens, strict=True)])
+    assert inside == pytest.approx(0.8, abs=0.08)
+
+
+def test_trees_follow_lengths_that_change_since_old_responses_are_forgotten() -> None:
+    chance = random.Random(1)
+    predictor = Lambdarank(newest=300)
+    for version in range(6):
+        learned(predictor, responses(chance, 200, version=version, shift=0.4 * version))
+    new = responses(chance, 200, version=6, shift=2.0)
+    off = [math.log(one.tokens / each.tokens) for each, one in zip(prepared(predictor, new), new, strict=True)]
+    assert abs(np.mean(off)) < 0.5
+
+
+def test_few_responses_or_one_prompt_tell_no_order() -> None:
+    predictor = Lambdarank()
+    asked = [Asked(prompt_id=str(number), prompt_tokens=number) for number in range(2)]
+    predictor.prepare(asked)
+    predictor.learn([Finished(asked=asked[0], tokens=number + 1, version=0) for number in range(100)])
+    predictor.prepare(asked)
+    one, other = predictor.expect(asked)
+    assert one == other
+    assert not predictor.knows(asked[0])
 
 
 class TwoFigures:

@@ -11,6 +11,7 @@ from tailrace.planning.lengths.base import Asked, Finished, LengthPredictor
 from tailrace.planning.lengths.features import Features
 from tailrace.planning.lengths.hidden_states import HiddenStates
 from tailrace.planning.lengths.history import History, Siblings
+from tailrace.planning.lengths.lambdarank import Lambdarank
 from tailrace.planning.lengths.oracle import Oracle
 from tailrace.planning.lengths.ranker import pack, unpack
 from tests.planning.lengths.test_features import TwoFigures
@@ -36,7 +37,7 @@ def other_tokenizer() -> HiddenStates:
     return HiddenStates(encoder)
 
 
-@pytest.mark.parametrize("make", [History, Siblings, Features, lambda: HiddenStates(TwoFigures()), Oracle])
+@pytest.mark.parametrize("make", [History, Siblings, Features, Lambdarank, lambda: HiddenStates(TwoFigures()), Oracle])
 def test_a_new_predictor_expects_what_the_old_one_did(make: Any) -> None:
     old, new = taught(make()), make()
     unpack(pack(old), new)
