@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.events import EventLog
+from tailrace.planning.dispatch.base import Degree
 from tailrace.planning.latency import StepTimes
 from tailrace.types import Piece, Request, Sample, WeightVersion
 
@@ -74,6 +75,8 @@ class EngineLoad:
     """The steps of a replica, beside the others; None until enough were measured."""
     made: Mapping[int, int]
     """Tokens so far of each response that runs, by request."""
+    degrees: Sequence[Degree] = ()
+    """Those that adaptive TP may change to, once their cost is known."""
 
 
 class SampleStream(AsyncIterator[Sample]):

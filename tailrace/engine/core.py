@@ -233,13 +233,15 @@ class EngineCore(Core):
     def load(self) -> EngineLoad:
         """See `Engine`."""
         config, lanes = self.arrangement.config, self.lanes
+        cache_tokens = lanes[0].scheduler.blocks.total * config.block_size
         return EngineLoad(
             replicas=len(lanes),
             tp=config.tp,
             slots=config.max_batch_size,
-            cache_tokens=lanes[0].scheduler.blocks.total * config.block_size,
+            cache_tokens=cache_tokens,
             costs=self._observed[config.tp].costs,
             made={request_id: made for lane in lanes for request_id, made in lane.scheduler.made().items()},
+            degrees=() if self.adaptive_tp is None else self.adaptive_tp.others(cache_tokens // config.tp),
         )
 
     def take_seconds(self) -> Mapping[str, float]:

@@ -153,6 +153,7 @@ class Engine:
             slots=load.slots,
             cache_tokens=load.cache_tokens,
             running=works,
+            degrees=load.degrees,
         )
 
     def take_planned(self) -> list[Parcel]:

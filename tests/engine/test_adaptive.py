@@ -22,6 +22,7 @@ from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
 from tailrace.errors import RequestError, TailraceWarning
 from tailrace.models.architecture import read_architecture
+from tailrace.planning.dispatch.base import Degree
 from tailrace.planning.latency import CorrectedPredictor
 from tailrace.planning.tp_profile import TPProfile
 from tailrace.planning.tp_switch import SwitchController
@@ -130,6 +131,24 @@ def test_tp_rises_as_the_batch_drains_and_returns_at_the_end_of_the_stage(core: 
     assert fall is last
     assert (fall.source_tp, fall.target_tp, fall.unfinished, fall.decision) == (2, 1, 0, None)
     assert same_tokens(samples, run_core(make_core(model), skewed()))
+
+
+def test_those_who_place_responses_are_told_what_the_other_degree_would_cost(core: EngineCore) -> None:
+    for request in skewed():
+        core.add(request)
+    told: list[tuple[int, Degree]] = []
+    while core.has_work:
+        core.step()
+        load = core.load()
+        told += [(load.tp, degree) for degree in load.degrees]
+    assert {(tp, degree.tp, degree.replicas) for tp, degree in told} == {(1, 2, 1), (2, 1, 2)}
+    fast, slow = (next(degree for tp, degree in told if tp == of) for of in (1, 2))
+    assert fast.cache_tokens == pytest.approx(2 * slow.cache_tokens, rel=0.01), "whole blocks"
+    for size in (1, 4, 8):
+        assert fast.times.step_s(2, size, 50 * size, 1) == pytest.approx(step_s(2, size, 50 * size, 1), rel=0.05)
+        assert slow.times.step_s(1, size, 50 * size, 2) == pytest.approx(step_s(1, size, 50 * size, 2), rel=0.05)
+    assert fast.switch_s > 0
+    assert slow.switch_s > 0
 
 
 def test_every_decision_is_told_with_all_its_terms(core: EngineCore) -> None:

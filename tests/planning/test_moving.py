@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.planning.dispatch.base import EngineState
+from tailrace.planning.dispatch.base import Degree, EngineState
 from tailrace.planning.dispatch.moving import Move, moves, recompute_s
 from tailrace.planning.dispatch.seconds import engine_s
 from tailrace.planning.drain import Work
@@ -61,6 +61,17 @@ def test_what_takes_longer_to_move_than_to_finish_stays() -> None:
 def test_an_engine_without_room_gets_none() -> None:
     before = engines([(10, 500)] * 3, [(10, 1)] * 2, slots=2)
     assert moves(before, recompute_s(before)) == []
+
+
+def test_an_engine_that_becomes_faster_by_itself_keeps_what_it_has() -> None:
+    slow, dry = engines([(50, 100)] * 4, [], times=Linear(base=1, each=0.5, prefill=1))
+    assert moves([slow, dry], recompute_s([slow, dry]))
+    quick = Degree(times=Linear(base=0.2, each=0.1), tp=2, replicas=1, slots=16, cache_tokens=10**6, switch_s=5.0)
+    adaptive = replace(slow, degrees=[quick])
+    assert engine_s(adaptive, []) == pytest.approx(5 + 100 * (0.2 + 4 * 0.1))
+    assert moves([adaptive, dry], recompute_s([adaptive, dry])) == []
+    hardly = replace(slow, degrees=[replace(quick, switch_s=1000.0)])
+    assert moves([hardly, dry], recompute_s([hardly, dry])) == moves([slow, dry], recompute_s([slow, dry]))
 
 
 def test_the_number_of_moves_is_bounded() -> None:

@@ -27,6 +27,8 @@ from tailrace.engine.ranks.switch import SwitchRefused, SwitchReport
 from tailrace.engine.scheduling.sequence import Sequence as Response
 from tailrace.errors import ConfigError, TailraceWarning
 from tailrace.models.architecture import Architecture
+from tailrace.planning.dispatch.base import Degree
+from tailrace.planning.dispatch.costs import StepCosts, fitted
 from tailrace.planning.remaining import LengthHistory, Unfinished, make_estimate
 from tailrace.planning.tp_decision import Decision, Snapshot
 from tailrace.planning.tp_profile import TPProfile
@@ -114,6 +116,9 @@ class AdaptiveTP:
         )
         self._kv_bytes_per_token = token_bytes(architecture, DTYPES[arrangement.config.dtype])
         self._stage: _Stage | None = None
+        self._decision: Decision | None = None
+        """The last one: what a change costs depends on what is cached."""
+        self._costs = {tp: _costs_of(profile, tp) for tp in self.degrees}
 
     def take(self) -> list[Verdict]:
         """Return the verdicts since the last call."""
@@ -169,7 +174,33 @@ class AdaptiveTP:
 
     def decide(self) -> Decision:
         """Return the controller's decision for the current state of the engine."""
-        return self._controller.decide(self._snapshot())
+        self._decision = self._controller.decide(self._snapshot())
+        return self._decision
+
+    def others(self, cache_tokens_per_rank: int) -> list[Degree]:
+        """The degrees that the engine may change to, with the costs of the last decision. Callable from any thread.
+
+        So those who place responses know that a draining engine becomes faster by itself.
+        """
+        decision, config = self._decision, self._arrangement.config
+        if decision is None:
+            return []
+        ranks = len(self._arrangement.lanes) * config.tp
+        back_s = sum(candidate.switch_s for candidate in decision.candidates if candidate.tp == config.tp)
+        return [
+            Degree(
+                times=self._costs[candidate.tp].times(self._controller.predictor.ratio(candidate.tp, replicas)),
+                tp=candidate.tp,
+                replicas=replicas,
+                slots=config.max_batch_size,
+                cache_tokens=cache_tokens_per_rank * candidate.tp,
+                # the degree that it has just left costs about as much as the way here
+                switch_s=(back_s if candidate.tp == decision.tp else candidate.switch_s) + candidate.return_s,
+            )
+            for candidate in decision.candidates
+            if candidate.tp != config.tp and candidate.tp in self._costs
+            for replicas in (ranks // candidate.tp,)
+        ]
 
     def switch(self, wanted: Wanted) -> None:
         """Carry out `wanted`. No step may be under way."""
@@ -256,6 +287,17 @@ class AdaptiveTP:
             most=max(1, longest - generated),
             expected=response.request.expected_tokens,
         )
+
+
+def _costs_of(profile: TPProfile, tp: int) -> StepCosts:
+    """The steps of a degree with all of its replicas at work, as profiled."""
+    replicas = profile.key.ranks // tp
+    decode = [point for point in profile.decode if point.tp == tp]
+    beside = [point for point in decode if point.replicas == replicas] or decode
+    return fitted(
+        [(point.batch_size, point.context_tokens, point.seconds) for point in beside],
+        [(point.batch_size * point.length, point.seconds) for point in profile.prefill if point.tp == tp],
+    )
 
 
 def open_adaptive_tp(

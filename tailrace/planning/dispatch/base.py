@@ -26,6 +26,22 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Degree:
+    """A TP degree that an engine can change to (PAT)."""
+
+    times: StepTimes
+    """Its steps, with all of its replicas beside each other."""
+    tp: int
+    replicas: int
+    slots: int
+    """As of `EngineState`."""
+    cache_tokens: int
+    """As of `EngineState`."""
+    switch_s: float
+    """Seconds to change to it, and back when all is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     """An engine as a decision sees it."""
 
@@ -39,6 +55,8 @@ class EngineState:
     cache_tokens: int
     """Tokens that a replica's KV cache holds."""
     running: Sequence[Work] = ()
+    degrees: Sequence[Degree] = ()
+    """Those that it can change to. It does so by itself where that pays, so predictions take the best of all."""
 
     @property
     def free(self) -> int:

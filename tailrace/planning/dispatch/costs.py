@@ -7,6 +7,7 @@ ones. No number is below zero. This follows a machine whose pace changes, and en
 profile that was measured before could not.
 """
 
+from collections.abc import Iterable
 from itertools import product
 
 import msgspec
@@ -32,6 +33,12 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for each cached token."""
     prefill: float
     """Seconds for each token of a prompt."""
+
+    def times(self, ratio: float) -> "StepCosts":
+        """The costs of a machine that takes so many times as long for a decode step."""
+        return StepCosts(
+            base=ratio * self.base, each=ratio * self.each, context=ratio * self.context, prefill=self.prefill
+        )
 
     def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
         """See `StepTimes`."""
@@ -73,6 +80,21 @@ class ObservedSteps:
         base, each, context = _non_negative(sums[:3, :3], sums[:3, 3])
         prefill = self._prefill_s / self._prefill_tokens if self._prefill_tokens else 0.0
         return StepCosts(base=base, each=each, context=context, prefill=prefill)
+
+
+def fitted(decode: Iterable[tuple[float, float, float]], prefill: Iterable[tuple[float, float]]) -> StepCosts:
+    """Fit the costs to points that were measured before.
+
+    Args:
+        decode: sequences, cached tokens and seconds of steps, one or more.
+        prefill: tokens and seconds of computing prompts.
+    """
+    rows = np.array([(1.0, size, tokens, seconds) for size, tokens, seconds in decode])
+    rows /= rows[:, -1:]
+    sums = rows.T @ rows
+    base, each, context = _non_negative(sums[:3, :3], sums[:3, 3])
+    tokens, seconds = (sum(column) for column in zip(*prefill, (0.0, 0.0), strict=True))
+    return StepCosts(base=base, each=each, context=context, prefill=seconds / tokens if tokens else 0.0)
 
 
 def _non_negative(gram: _Array, moment: _Array) -> tuple[float, float, float]:

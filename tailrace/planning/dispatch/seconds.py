@@ -8,10 +8,11 @@ end. The cache holds a prompt once for all samples of a job.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from tailrace.planning.dispatch.base import EngineState, Job
+from tailrace.planning.dispatch.base import Degree, EngineState, Job
 from tailrace.planning.drain import Work
 
 
@@ -25,9 +26,30 @@ class Pulled(NamedTuple):
 
 
 def engine_s(engine: EngineState, jobs: Sequence[Job]) -> float:
-    """Seconds until an engine has finished what it runs, and these jobs, begun in this order."""
+    """Seconds until an engine has finished what it runs, and these jobs, begun in this order.
+
+    Of an engine with adaptive TP, those under its best degree: the one that it has, or another one from now on.
+    """
     if not jobs and not engine.running:
         return 0.0
+    changed = (degree.switch_s + _engine_s(_with(engine, degree), jobs) for degree in engine.degrees)
+    return min(_engine_s(engine, jobs), *changed) if engine.degrees else _engine_s(engine, jobs)
+
+
+def _with(engine: EngineState, degree: Degree) -> EngineState:
+    """The engine after a change of its degree."""
+    return replace(
+        engine,
+        times=degree.times,
+        tp=degree.tp,
+        replicas=degree.replicas,
+        slots=degree.slots,
+        cache_tokens=degree.cache_tokens,
+        degrees=(),
+    )
+
+
+def _engine_s(engine: EngineState, jobs: Sequence[Job]) -> float:
     samples = len(engine.running) + sum(job.samples for job in jobs)
     tokens = sum(map(sum, engine.running)) + sum(_held(job) for job in jobs)
     if samples <= engine.slots * engine.replicas and tokens <= engine.cache_tokens * engine.replicas:
