@@ -54,6 +54,8 @@ _KILL_LIMIT_S = 15.0
 """Seconds for a keeper to kill its worker, before the keeper is killed."""
 _KEEPER_LIMIT_S = 5.0
 """Seconds for Ray to kill a keeper."""
+_DATACENTRE = "datacentre"
+"""The label of Ray's nodes."""
 _TURNS = 10
 """The number of parts in which silence is measured, so that a driver that was held up does not blame a keeper."""
 
@@ -154,6 +156,8 @@ class RayHandle(WorkerHandle):
         self._spec, self._config = spec, config
         resources = spec.pool.resources
         options = {"num_cpus": spec.pool.cpus, "num_gpus": spec.pool.gpus, "resources": resources, "max_restarts": 0}
+        if spec.pool.datacentre is not None:
+            options["label_selector"] = {_DATACENTRE: spec.pool.datacentre}
         self._keeper: Any = ray.remote(Keeper).options(**options).remote(spec, os.getcwd(), config)
         self._calls = itertools.count()
         self._has_place = False
@@ -174,6 +178,8 @@ class RayHandle(WorkerHandle):
     async def _placed(self) -> dict[str, Any]:
         placed = asyncio.ensure_future(_result(self._keeper.place.remote()))
         limit_s, what = self._config.start_limit_s, described(asked(self._spec.pool))
+        if (datacentre := self._spec.pool.datacentre) is not None:
+            what += f" in the datacentre {datacentre}"
         try:
             await asyncio.wait([placed], timeout=min(_PLACED_SOON_S, limit_s))
             if not placed.done() and limit_s > _PLACED_SOON_S:
@@ -329,13 +335,14 @@ class RayCluster(Cluster):
                 await self._in_thread(lambda: connect(address, self._directory))
             elif address is not None:
                 check_connected_to(address)
-            machines = [node["Resources"] for node in _nodes() if node["Alive"]]
+            alive = [node for node in _nodes() if node["Alive"]]
+            machines = [node["Resources"] for node in alive]
             if address is None and len(machines) > 1:
                 raise ConfigError(
                     f"this process is connected to a Ray of {len(machines)} machines, and without cluster.address the "
                     "workers of a run listen on this machine alone; give cluster.address=auto"
                 )
-            check_room(self._pools, machines)
+            check_room(self._pools, machines, [node.get("Labels", {}).get(_DATACENTRE, "") for node in alive])
         except BaseException:
             await self.close()
             raise
@@ -393,7 +400,7 @@ def _nodes() -> list[dict[str, Any]]:
 
 def _datacentre_of(node: str) -> str:
     labels: dict[str, dict[str, str]] = {known["NodeID"]: known.get("Labels", {}) for known in _nodes()}
-    return labels.get(node, {}).get("datacentre", "")
+    return labels.get(node, {}).get(_DATACENTRE, "")
 
 
 def _told(error: RayError) -> str:

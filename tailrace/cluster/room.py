@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from tailrace.config.cluster import PoolConfig, pool_key
-from tailrace.errors import ConfigError, did_you_mean
+from tailrace.errors import ConfigError, did_you_mean, quoted
 from tailrace.host.cpu import usable_cores
 
 Resources = Mapping[str, float]
@@ -24,14 +24,26 @@ def asked(pool: PoolConfig) -> dict[str, float]:
     return {name: amount for name, amount in amounts.items() if amount}
 
 
-def check_room(pools: Mapping[str, PoolConfig], nodes: Sequence[Resources]) -> None:
+def check_room(
+    pools: Mapping[str, PoolConfig], nodes: Sequence[Resources], datacentres: Sequence[str] | None = None
+) -> None:
     """Check that `nodes`, if all free, have the resources of all `pools`, and can hold the workers of each pool alone.
 
     This finds pools that can never be placed. Only Ray finds out whether all pools can be placed at once.
 
+    `datacentres`: of each node, empty where it has no such label; by default no node has.
+
     Raises:
         ConfigError: the nodes do not have the resources, or cannot hold the workers of a pool.
     """
+    datacentres = datacentres or [""] * len(nodes)
+    for name, pool in pools.items():
+        if pool.datacentre is not None:
+            near = _near(name, pool, nodes, datacentres)
+            try:
+                check_room({name: pool.model_copy(update={"datacentre": None})}, near)
+            except ConfigError as error:
+                raise ConfigError(f"in the datacentre {pool.datacentre}, {error}") from None
     there_each = " or ".join(sorted({described(_ours(node, pools)) for node in nodes}))
     for name, pool in pools.items():
         if not _held(pool, nodes):
@@ -55,6 +67,19 @@ def check_room(pools: Mapping[str, PoolConfig], nodes: Sequence[Resources]) -> N
                 f"{len(nodes)} machines of the cluster hold {held}: they have {there_each}; use fewer workers, ask for "
                 "less for each, or join a larger cluster"
             )
+
+
+def _near(name: str, pool: PoolConfig, nodes: Sequence[Resources], datacentres: Sequence[str]) -> list[Resources]:
+    """Return the nodes in the datacentre of `pool`."""
+    near = [node for node, datacentre in zip(nodes, datacentres, strict=True) if datacentre == pool.datacentre]
+    if not near:
+        there = sorted(set(datacentres) - {""})
+        raise ConfigError(
+            f"{pool_key(name)}.datacentre is {quoted(pool.datacentre)}, and no machine of the cluster has that label "
+            f"`datacentre`: they have {', '.join(there) or 'none'}; join machines with it, see docs/cluster.md"
+            f"{did_you_mean(pool.datacentre or '', there)}"
+        )
+    return near
 
 
 def _held(pool: PoolConfig, nodes: Sequence[Resources]) -> int:

@@ -34,6 +34,8 @@ class PoolConfig(Config):
     """PyTorch threads of each worker; by default as many as `cpus`, but at least one."""
     cores: Annotated[Listed[Annotated[int, Field(ge=0, lt=10**6)]], Field(min_length=1)] | None = None
     """CPU cores of its machine that each worker is bound to; by default it is bound to none."""
+    datacentre: str | None = Field(default=None, min_length=1)
+    """The workers run on machines that joined Ray with this label `datacentre`; by default on any."""
 
     @field_validator("cpus", "gpus")
     @classmethod

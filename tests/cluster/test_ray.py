@@ -32,7 +32,7 @@ from tailrace.cluster.ray import Keeper, RayCluster, RayHandle
 from tailrace.cluster.ray_process import ray_directory
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.errors import ClusterError, ConfigError, WorkerDied
-from tests.cluster.conftest import CONFIG, servant
+from tests.cluster.conftest import CONFIG, POOL, servant
 from tests.cluster.hearing import LIMIT_S, Hearing
 from tests.cluster.test_process import gone
 from tests.helpers.waiting import until
@@ -85,6 +85,23 @@ async def test_a_worker_without_a_place_in_time_is_an_error(ray_connection: None
         with pytest.raises(ClusterError, match=expected):
             await hasty.start(servant("rollout-1", pool=pool))
         await hasty.close()
+
+
+async def test_a_worker_has_its_place_in_its_datacentre_alone(
+    ray_connection: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (node,) = (node["NodeID"] for node in ray.nodes())  # type: ignore[no-untyped-call]
+    here, elsewhere = (POOL.model_copy(update={"datacentre": name}) for name in (node, "west"))
+    with pytest.raises(ConfigError, match=r"cluster\.rollout\.datacentre is 'west', and no machine of the cluster"):
+        async with RayCluster(CONFIG, {"rollout": elsewhere}):
+            pass
+    hasty = RayCluster(ClusterConfig(start_limit_s=0.2), {"rollout": elsewhere})
+    with pytest.raises(ClusterError, match=r"rollout-0 was given no place .* nothing in the datacentre west; see"):
+        await hasty.start(servant(pool=elsewhere))
+    await hasty.close()
+    monkeypatch.setattr(ray_module, "_DATACENTRE", "ray.io/node-id")  # a label that every node has
+    async with RayCluster(CONFIG, {"rollout": here}) as cluster:
+        assert (await cluster.start(servant(pool=here))).facts["datacentre"] == node
 
 
 async def test_a_killed_keeper_takes_its_worker_with_it(ray_cluster: RayCluster) -> None:

@@ -74,3 +74,14 @@ def test_what_this_machine_could_never_have_is_named(pool: PoolConfig) -> None:
     with pytest.raises(ConfigError, match=r"^cluster\.rollout"):
         check_this_machine({"rollout": pool}, gpus=8)
     check_this_machine({"reward": PoolConfig(cpus=0.0)}, gpus=0)
+
+
+def test_a_pool_has_room_in_its_datacentre_alone() -> None:
+    machines, near = [TWO_CORES, TWO_CORES], ["west", ""]
+    check_room({"rollout": PoolConfig(workers=2, datacentre="west"), "trainer": PoolConfig()}, machines, near)
+    with pytest.raises(ConfigError, match=r"^in the datacentre west, .* ask for 3 CPU together \(rollout 3\)"):
+        check_room({"rollout": PoolConfig(workers=3, datacentre="west")}, machines, near)
+    with pytest.raises(ConfigError, match=r"datacentre is 'wset', .* they have west; .*; did you mean 'west'\?"):
+        check_room({"rollout": PoolConfig(datacentre="wset")}, machines, near)
+    with pytest.raises(ConfigError, match=r"no machine of the cluster has that label `datacentre`: they have none"):
+        check_room({"rollout": PoolConfig(datacentre="west")}, machines)
