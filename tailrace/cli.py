@@ -357,7 +357,13 @@ def top(
 @app.command()
 def scale(
     run: Annotated[Path, typer.Argument(help="The directory of a run that goes on.", metavar="RUN", parser=_path)],
-    changes: Annotated[list[str], typer.Argument(help="rollout=N, the number of workers.", metavar="rollout=N")],
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            help="rollout=N, the number of workers; rollout.NAME=N for those of a named pool.",
+            metavar="rollout[.NAME]=N",
+        ),
+    ],
     timeout_s: Annotated[
         float, typer.Option("--timeout", help="Seconds to wait until the change is made.", min=1.0)
     ] = 600.0,

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from tailrace.config.engine import EngineConfig
 from tailrace.config.load import load_config
 from tailrace.config.model import ModelConfig
 from tailrace.config.prompts import TraceSource
@@ -43,11 +44,10 @@ class Setup:
     @property
     def devices(self) -> int:
         """The devices of the run: one for each rank of its engines and, with separate workers, for each other model."""
-        ranks = int(getattr(self.config.engine, "ranks", 1))
+        ranks = {pool: int(getattr(engine, "ranks", 1)) for pool, engine in self.config.engines.items()}
         if self.config.pipeline.placement == "colocated":
-            return ranks
-        workers = device_workers(self.config)
-        return sum(count * (ranks if kind == "rollout" else 1) for kind, count in workers.items())
+            return sum(ranks.values())
+        return sum(count * ranks.get(pool, 1) for pool, count in device_workers(self.config).items())
 
     def reading(self, path: Path) -> RunConfig:
         """The run with its trace in another file, at `path`."""
@@ -163,7 +163,8 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _check_context(workload: str, played: Replay, config: RunConfig, scale: float) -> None:
-    context = make_backend(config.engine).context_length(resolve_model(config.model))
+    model = resolve_model(config.model)
+    context = min(make_backend(engine).context_length(model) for engine in config.engines.values())
     prompt, response = played.longest_prompt, played.longest_response
     if prompt + response > context:
         raise ConfigError(
@@ -192,14 +193,18 @@ def _playing(config: RunConfig, played: Replay) -> RunConfig:
         },
         "evaluation": {},
         "observe": {**config.observe.model_dump(), "tensorboard": False, "sample_groups": 0},
-        "engine": _engine(config),
+        "engine": _engine(config.engine, config),
+        "cluster": config.cluster.model_dump(),
     }
+    for name, pool in config.cluster.rollout.pools.items():
+        if pool.engine is not None:
+            changes["cluster"]["rollout"]["pools"][name]["engine"] = _engine(pool.engine, config)
     return RunConfig.model_validate(config.model_dump() | changes)
 
 
-def _engine(config: RunConfig) -> dict[str, Any]:
-    """The engine of the recipe. Its adaptive TP does not learn the exact lengths from the requests."""
-    engine = config.engine.model_dump()
+def _engine(of_recipe: EngineConfig, config: RunConfig) -> dict[str, Any]:
+    """An engine of the recipe. Its adaptive TP does not learn the exact lengths from the requests."""
+    engine = of_recipe.model_dump()
     if adaptive := engine.get("adaptive_tp"):
         longest = adaptive["max_response_tokens"] or config.sampling.max_new_tokens
         engine["adaptive_tp"] = adaptive | {"max_response_tokens": longest}

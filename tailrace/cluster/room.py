@@ -29,13 +29,15 @@ def check_room(
 ) -> None:
     """Check that `nodes`, if all free, have the resources of all `pools`, and can hold the workers of each pool alone.
 
-    This finds pools that can never be placed. Only Ray finds out whether all pools can be placed at once.
+    This finds pools that can never be placed. Only Ray finds out whether all pools can be placed at once. A pool that
+    begins without workers may wait for machines that join later.
 
     `datacentres`: of each node, empty where it has no such label; by default no node has.
 
     Raises:
         ConfigError: the nodes do not have the resources, or cannot hold the workers of a pool.
     """
+    pools = {name: pool for name, pool in pools.items() if pool.workers}
     datacentres = datacentres or [""] * len(nodes)
     for name, pool in pools.items():
         if pool.datacentre is not None:

@@ -63,8 +63,8 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     asyncio.run(_check_rewards(config, inputs.prompts.by_source))
     algorithm = make_algorithm(config.algorithm)
     scoring = {task.pool for task in algorithm.tasks if task.work == Score()}
-    engine = make_backend(config.engine).size(info.parameters)
-    plan = estimate(config, size, engine, prompt_tokens, measure_machine(config), run_pools(config), scoring)
+    engines = {pool: make_backend(engine).size(info.parameters) for pool, engine in config.engines.items()}
+    plan = estimate(config, size, engines, prompt_tokens, measure_machine(config), run_pools(config), scoring)
     print(write_yaml(shown(config.resolved)), end="")
     print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context_length}")
     print(f"# prompts: {len(inputs.prompts.train)} to train on ({prompt_tokens:.0f} tokens in the mean), ", end="")

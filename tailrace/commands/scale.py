@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from tailrace.config.cluster import ROLLOUT, kind_of_pool
 from tailrace.errors import UserError
 from tailrace.run.control import Scale, ask
 
@@ -11,20 +12,20 @@ def scale(run: Path, changes: Sequence[str], *, timeout_s: float) -> str:
     """Ask a run for a change, and return what it has done, in words.
 
     Args:
-        changes: `rollout=N`.
+        changes: `rollout=N`, or `rollout.NAME=N` for a named pool.
 
     Raises:
         UserError: the change is none, the run does not answer, or it cannot make the change.
     """
-    numbers: dict[str, int] = {}
-    for change in changes:
-        name, _, value = change.partition("=")
-        if name != "rollout" or not value.isdigit():
-            raise UserError(f"{change!r} is no change; give rollout=N, the number of rollout workers")
-        numbers[name] = int(value)
     if len(changes) != 1:
         raise UserError(f"{len(changes)} changes were given; give one, such as rollout=4")
-    reply = ask(run, Scale(numbers["rollout"]), timeout_s=timeout_s)
+    pool, _, value = changes[0].partition("=")
+    if kind_of_pool(pool) != ROLLOUT or not value.isdecimal():
+        raise UserError(
+            f"{changes[0]!r} is no change; give rollout=N, the number of rollout workers, or rollout.NAME=N for those "
+            "of a named pool"
+        )
+    reply = ask(run, Scale(int(value), pool), timeout_s=timeout_s)
     if not reply.ok:
         raise UserError(reply.text)
     return reply.text

@@ -5,9 +5,14 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 
 from tailrace.config.base import Config, Listed, Processes, Seconds
+from tailrace.config.engine import EngineConfig
 
 _LEAST_HEARTBEAT_LIMIT_S = 3.0
 """The lowest heartbeat limit: where nothing holds them up, heartbeats and reports come at most 1.5 s apart."""
+_NAME = r"^[a-z][a-z0-9_]{0,40}$"
+"""The names of pools that a recipe gives."""
+ROLLOUT = "rollout"
+"""The pool of rollout workers that is not named, and the kind of work of all that are."""
 _RAY_UNIT = 0.0001
 """The smallest amount of a resource that Ray counts."""
 
@@ -64,11 +69,14 @@ class PoolConfig(Config):
         return self.threads or max(1, int(self.cpus))
 
 
-class RolloutPoolConfig(PoolConfig):
-    """The rollout workers."""
+class EnginePoolConfig(PoolConfig):
+    """Rollout workers that are alike."""
 
+    workers: Annotated[int, Field(ge=0, le=1024)] = 1
+    """Number of worker processes. A pool may begin with 0, and get workers by `tailrace scale`; not all pools may."""
     min_workers: Processes | None = None
-    """The fewest workers while the run goes on; with `max_workers` the run chooses between the two by itself."""
+    """The fewest workers while the run goes on; with `max_workers` the run chooses between the two by itself. It does
+    that in one pool at most."""
     max_workers: Processes | None = None
     """The most workers."""
 
@@ -80,7 +88,7 @@ class RolloutPoolConfig(PoolConfig):
     @property
     def least(self) -> int:
         """The fewest workers that the run chooses."""
-        return self.min_workers or min(self.workers, self.max_workers or self.workers)
+        return self.min_workers or max(1, min(self.workers, self.max_workers or self.workers))
 
     @property
     def most(self) -> int:
@@ -89,7 +97,7 @@ class RolloutPoolConfig(PoolConfig):
 
     @model_validator(mode="after")
     def _begins_within_its_bounds(self) -> Self:
-        if not self.least <= self.workers <= self.most:
+        if self.is_elastic and not self.least <= self.workers <= self.most:
             raise ValueError(
                 f"has {self.workers} workers, which is not from min_workers {self.least} to max_workers {self.most}; "
                 "begin with a number between the two"
@@ -97,13 +105,69 @@ class RolloutPoolConfig(PoolConfig):
         return self
 
 
-_USUAL = ("rollout", "trainer", "reward", "reference")
+class NamedPoolConfig(EnginePoolConfig):
+    """Rollout workers of another kind than those of `cluster.rollout`."""
+
+    engine: EngineConfig | None = None
+    """What is different in the engines of this pool: keys of the section `engine`, which gives all others."""
+
+
+class RolloutPoolConfig(EnginePoolConfig):
+    """The rollout workers."""
+
+    pools: dict[Annotated[str, Field(pattern=_NAME)], NamedPoolConfig] = {}
+    """Further pools of rollout workers by name. Each has the keys of `cluster.rollout` but `pools`, with the same
+    defaults, and `engine`: keys of the section `engine` that are different there."""
+
+    @property
+    def each(self) -> dict[str, EnginePoolConfig]:
+        """All pools by name, the first one as `rollout`, others such as `rollout.large`."""
+        return {ROLLOUT: self, **{f"{ROLLOUT}.{name}": pool for name, pool in self.pools.items()}}
+
+    @property
+    def total(self) -> int:
+        """The rollout workers of all pools at the beginning."""
+        return sum(pool.workers for pool in self.each.values())
+
+    @property
+    def elastic(self) -> str | None:
+        """The pool whose number of workers the run chooses, by name."""
+        return next((name for name, pool in self.each.items() if pool.is_elastic), None)
+
+    @model_validator(mode="after")
+    def _has_workers(self) -> Self:
+        if self.total == 0:
+            raise ValueError(
+                "has 0 workers" + (" in all of its pools" if self.pools else "") + "; give one pool 1 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_is_elastic(self) -> Self:
+        elastic = [pool_key(name) for name, pool in self.each.items() if pool.is_elastic]
+        if len(elastic) > 1:
+            raise ValueError(
+                f"has min_workers or max_workers in {len(elastic)} pools, {' and '.join(elastic)}, and the run chooses "
+                "the number of workers of one; leave them out of the others"
+            )
+        return self
+
+
+_USUAL = (ROLLOUT, "trainer", "reward", "reference")
 """Pools with a key of their own; those of an algorithm are in `pools`."""
 
 
-def pool_key(kind: str) -> str:
+def pool_key(name: str) -> str:
     """The key of the pool of this name in a recipe."""
+    kind, _, own = name.partition(".")
+    if own:
+        return f"cluster.{kind}.pools.{own}"
     return f"cluster.{kind}" if kind in _USUAL else f"cluster.pools.{kind}"
+
+
+def kind_of_pool(name: str) -> str:
+    """The kind of work of a pool, which is its name in an algorithm's table: rollout for rollout.large."""
+    return name.partition(".")[0]
 
 
 class ClusterConfig(Config):
@@ -120,7 +184,7 @@ class ClusterConfig(Config):
     """Workers that grade and compute advantages; each grades in `rewards.workers` processes of its own."""
     reference: PoolConfig = PoolConfig()
     """Workers with the initial weights, for the KL penalty; without a penalty none is started."""
-    pools: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")], PoolConfig] = {}
+    pools: dict[Annotated[str, Field(pattern=_NAME)], PoolConfig] = {}
     """Further pools by name, for the tasks of your own algorithm; a pool that is not given has one worker."""
     start_limit_s: Seconds = 300.0
     """Seconds in which a worker must be given its place, and again in which it must start and load its model."""
@@ -132,12 +196,18 @@ class ClusterConfig(Config):
     max_deaths: Annotated[int, Field(ge=0, le=1000)] = 10
     """Workers that may die within ten minutes; one more death ends the run."""
 
-    def pool(self, kind: str) -> PoolConfig:
+    def pool(self, name: str) -> PoolConfig:
         """Return the pool of this name."""
-        if kind in _USUAL:
-            pool: PoolConfig = getattr(self, kind)
+        if kind_of_pool(name) == ROLLOUT:
+            return self.rollout.each[name]
+        if name in _USUAL:
+            pool: PoolConfig = getattr(self, name)
             return pool
-        return self.pools.get(kind, PoolConfig())
+        return self.pools.get(name, PoolConfig())
+
+    def named(self, kind: str) -> dict[str, PoolConfig]:
+        """Return the pools of a kind of work by name: several for rollout workers, else one."""
+        return dict(self.rollout.each) if kind == ROLLOUT else {kind: self.pool(kind)}
 
     @field_validator("heartbeat_limit_s")
     @classmethod

@@ -264,9 +264,14 @@ class OnDevice(Config):
     @model_validator(mode="before")
     @classmethod
     def _generates_as_the_device_can(cls, values: Any) -> Any:
-        if is_slow_in_bfloat16(values) and key_of(values.get("engine"), "type", "native") in _IN_BFLOAT16:
-            return {**values, "engine": with_default(values.get("engine", {"type": "native"}), "dtype", "float32")}
+        if is_slow_in_bfloat16(values):
+            return {**values, "engine": in_fast_dtype(values.get("engine", {"type": "native"}))}
         return values
+
+
+def in_fast_dtype(engine: Any) -> Any:
+    """Return the values of a section `engine` for a device that is slow in bfloat16."""
+    return with_default(engine, "dtype", "float32") if key_of(engine, "type", "native") in _IN_BFLOAT16 else engine
 
 
 def _in_bfloat16() -> frozenset[str]:

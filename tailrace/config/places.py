@@ -35,20 +35,21 @@ class Place:
         key."""
         if part in self.variants:
             return Place(self.key, self.variants[str(part)], chosen_from=self.variants)
+        if part == "[key]":  # it is the key that is wrong, and not what is there
+            return self
         key = f"{self.key}.{part}" if self.key else str(part)
         if part in self.keys:
             assert self.schema is not None
             return _place(key, [self.schema.model_fields[str(part)].annotation])
         if self.schema is not None:  # an unknown key
             return Place(key)
-        if self.entries and part != "[key]":
+        if self.entries:
             return _place(key, self.entries)
         return self if self._tells_no_place(part) else Place(key)
 
     def _tells_no_place(self, part: str | int) -> bool:
-        """Return whether a part names a member of a union without tags, or the key of a mapping in place of its
-        value."""
-        return isinstance(part, str) and (part == "[key]" or "[" in part or part in _KINDS)
+        """Return whether a part names a member of a union without tags."""
+        return isinstance(part, str) and ("[" in part or part in _KINDS)
 
 
 _KINDS = ("int", "float", "str", "bool", "constrained-str", "constrained-int", "constrained-float")

@@ -7,11 +7,12 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from tailrace.config.algorithm import AlgorithmConfig, GrpoConfig, TruncatedCorrection
-from tailrace.config.base import Device, PathText, Processes, Seed, is_slow_in_bfloat16, with_default
-from tailrace.config.cluster import ClusterConfig
-from tailrace.config.engine import DType, EngineConfig, NativeEngineConfig, OnDevice, SamplingConfig
+from tailrace.config.base import Config, Device, PathText, Processes, Seed, is_slow_in_bfloat16, key_of, with_default
+from tailrace.config.cluster import ROLLOUT, ClusterConfig, NamedPoolConfig
+from tailrace.config.engine import DType, EngineConfig, NativeEngineConfig, OnDevice, SamplingConfig, in_fast_dtype
 from tailrace.config.evaluation import EvaluationConfig
 from tailrace.config.model import ModelConfig
+from tailrace.config.overrides import merged
 from tailrace.config.pipeline import ObserveConfig, PipelineConfig
 from tailrace.config.prompts import PromptsConfig
 from tailrace.config.rewards import RewardsConfig
@@ -58,8 +59,15 @@ class RunConfig(OnDevice):
     @property
     def groups_per_claim(self) -> int:
         """The most groups that a rollout worker claims at once: its share of a step."""
-        workers = self.cluster.rollout.workers if self.pipeline.placement == "separated" else 1
+        workers = self.cluster.rollout.total if self.pipeline.placement == "separated" else 1
         return -(-self.groups_per_step // workers)
+
+    @property
+    def engines(self) -> dict[str, EngineConfig]:
+        """The engines of each pool of rollout workers, by its name; without separate workers there is one."""
+        pools = self.cluster.rollout.each if self.pipeline.placement == "separated" else {ROLLOUT: None}
+        own = {name: pool.engine for name, pool in pools.items() if isinstance(pool, NamedPoolConfig)}
+        return {name: own.get(name) or self.engine for name in pools}
 
     @property
     def mini_batch_size(self) -> int:
@@ -91,9 +99,9 @@ class RunConfig(OnDevice):
 
         Rounding gives 3e-6 in fp32 and 0.03 to 0.045 in bf16, in the mean over SmolLM2-135M's own samples.
         """
-        if not self.engine.samples_the_model or self._cut_by is not None:
+        if self._cut_by is not None or not all(engine.samples_the_model for engine in self.engines.values()):
             return math.inf, math.inf
-        exact = self.trainer.precision == "fp32" and self.engine.computing_dtype == "float32"
+        exact = self.trainer.precision == "fp32" and self.generated_in == "float32"
         warning, error = (0.001, 0.1) if exact else (0.15, 0.5)
         error = self.trainer.mismatch_error or max(error, self.trainer.mismatch_warning or 0.0)
         return min(self.trainer.mismatch_warning or warning, error), error
@@ -112,14 +120,17 @@ class RunConfig(OnDevice):
         return self.weights.mode or ("in_flight" if self.pipeline.max_staleness else "synchronous")
 
     @property
-    def generated_in(self) -> str | None:
-        """The dtype that the engine computes in; None where it is not known."""
-        return self.engine.computing_dtype
+    def generated_in(self) -> DType | None:
+        """The widest dtype that an engine computes in; None where that is not known."""
+        dtypes = {engine.computing_dtype for engine in self.engines.values()}
+        if len(dtypes) > 1:
+            return "float32"
+        return dtypes.pop()
 
     @property
     def wire_dtype(self) -> DType:
-        """The dtype of weights on their way to separate engines; float32 where the engine's dtype is not known."""
-        return self.weights.dtype or self.engine.computing_dtype or "float32"
+        """The dtype of weights on their way to separate engines; float32 where the engines' dtype is not known."""
+        return self.weights.dtype or self.generated_in or "float32"
 
     @classmethod
     def default_type(cls, section: str, values: Mapping[str, Any]) -> str | None:
@@ -133,6 +144,23 @@ class RunConfig(OnDevice):
     def _has_a_queue(cls, values: Any) -> Any:
         if isinstance(values, dict) and "queue" not in values:
             return {**values, "queue": {"type": cls.default_type("queue", values)}}
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pools_have_whole_engines(cls, values: Any) -> Any:
+        """Give the engine of each further rollout pool the keys of `engine` that it leaves out."""
+        pools = key_of(key_of(key_of(values, "cluster", None), "rollout", None), "pools", None)
+        if not isinstance(values, dict) or not isinstance(pools, dict):
+            return values
+        engine = values.get("engine", {"type": "native"})
+        engine = engine.model_dump() if isinstance(engine, Config) else engine
+        for name, pool in pools.items():
+            own = key_of(pool, "engine", None)
+            if isinstance(own, dict) and isinstance(engine, dict):
+                whole = merged(engine, own)
+                whole = in_fast_dtype(whole) if is_slow_in_bfloat16(values) else whole
+                values = merged(values, {"cluster": {"rollout": {"pools": {name: {"engine": whole}}}}})
         return values
 
     @model_validator(mode="before")
@@ -221,7 +249,7 @@ class RunConfig(OnDevice):
     def _lengths_are_known_where_they_are_needed(self) -> Self:
         lengths, dispatch = self.rollout.lengths, self.rollout.dispatch
         if lengths is None:
-            if self.engine.reads_expected_tokens:
+            if any(engine.reads_expected_tokens for engine in self.engines.values()):
                 raise ValueError(
                     "engine.adaptive_tp.estimate ranked needs to be told how long each response is expected to be; "
                     "give rollout.lengths.type, such as history, or use survival (or bound)"

@@ -50,6 +50,14 @@ class ModelInfo:
     bytes: int
     """The bytes of those parameters as stored."""
 
+    @property
+    def kind(self) -> str:
+        """What models have in common that can have each other's weights and tokens, in words."""
+        return (
+            f"{self.family} with {self.parameters:,} parameters in {self.layers} layers of {self.hidden}, "
+            f"{self.heads} and {self.kv_heads} heads of {self.head_dim}, and {self.vocab:,} tokens"
+        )
+
 
 class _Entry(msgspec.Struct):
     """The entry of a tensor in the header of a safetensors file."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from tailrace.config.cluster import PoolConfig
+from tailrace.config.cluster import ROLLOUT, PoolConfig
 from tailrace.config.run import RunConfig
 
 BYTES = {"bfloat16": 2, "float32": 4}
@@ -87,7 +87,7 @@ class Estimate:
 def estimate(
     config: RunConfig,
     model: ModelSize,
-    engine: EngineSize | None,
+    engines: Mapping[str, EngineSize | None],
     prompt_tokens: float,
     speed: MachineSpeed,
     pools: Mapping[str, PoolConfig],
@@ -95,24 +95,24 @@ def estimate(
 ) -> Estimate:
     """Estimate a step on a machine of `speed`, or on several such ones where the run joins a cluster.
 
-    `engine`: None where its size is unknown. `pools`: those of the algorithm's table, by kind. `scoring`: the kinds
-    that hold frozen weights.
+    `engines`: those of each rollout pool, by its name; None where the size is unknown. `pools`: those of the run, by
+    name. `scoring`: the names of those that hold frozen weights.
 
     Decoding reads all weights once a token step and computes 2 operations for each parameter and sequence. Training
     computes 6 for each parameter and packed token; a group's prompt is counted once.
     """
     prefilled = config.groups_per_step * prompt_tokens
     own_trainer = config.trainer.backend.type != "adapter"
-    memory = (_trainer_memory(config, model) if own_trainer else {}) | _rollout_memory(config, engine)
+    memory = (_trainer_memory(config, model) if own_trainer else {}) | _rollout_memory(config, engines)
     if _is_separated(config):
         memory |= _workers_memory(config, model, pools)
     if scoring:
-        copies = sum(pools[kind].workers for kind in scoring) if _is_separated(config) else len(scoring)
+        copies = sum(pools[name].workers for name in scoring) if _is_separated(config) else len(scoring)
         memory["reference weights"] = float(copies * _trainer_bytes(config) * model.parameters)
     return Estimate(
         memory=memory,
         checkpoint_bytes=12.0 * model.parameters if own_trainer else math.nan,
-        rollout_s=math.nan if engine is None else _rollout_s(config, model, engine, prefilled, speed),
+        rollout_s=_rollout_s(config, model, engines, prefilled, speed),
         actor_s=_actor_s(config, model, prefilled, speed) if own_trainer else math.nan,
         overlap=_overlaps(config),
     )
@@ -126,8 +126,11 @@ def _overlaps(config: RunConfig) -> bool:
     return _is_separated(config) and config.pipeline.max_staleness > 0
 
 
-def _rollout_workers(config: RunConfig) -> int:
-    return config.cluster.rollout.workers if _is_separated(config) else 1
+def _rollout_workers(config: RunConfig) -> dict[str, int]:
+    """The rollout workers of each pool that has some."""
+    if not _is_separated(config):
+        return {ROLLOUT: 1}
+    return {name: pool.workers for name, pool in config.cluster.rollout.each.items() if pool.workers}
 
 
 def _on_this_machine(config: RunConfig) -> bool:
@@ -144,7 +147,8 @@ def _flops(config: RunConfig, pool: PoolConfig, speed: MachineSpeed) -> float:
         return speed.flops
     threads = float(min(pool.threads_each, speed.threads))
     if _on_this_machine(config):
-        pools = (config.cluster.rollout, config.cluster.trainer) if _overlaps(config) else (pool,)
+        rollout = list(config.cluster.rollout.each.values())
+        pools = [*rollout, config.cluster.trainer] if _overlaps(config) else rollout if pool in rollout else [pool]
         wanted = sum(each.workers * min(each.threads_each, speed.threads) for each in pools)
         threads *= min(1.0, speed.threads / wanted)
     return speed.flops * threads / speed.threads
@@ -158,30 +162,41 @@ def _actor_s(config: RunConfig, model: ModelSize, prefilled: float, speed: Machi
     )
 
 
-def _rollout_s(config: RunConfig, model: ModelSize, engine: EngineSize, prefilled: float, speed: MachineSpeed) -> float:
-    """Seconds of the rollout of a step; the workers have equal parts of it."""
-    flops, workers = _flops(config, config.cluster.rollout, speed), _rollout_workers(config)
-    return _decode_s(config, model, engine, speed, flops) + 2 * model.parameters * prefilled / (flops * workers)
+def _rollout_s(
+    config: RunConfig, model: ModelSize, engines: Mapping[str, EngineSize | None], prefilled: float, speed: MachineSpeed
+) -> float:
+    """Seconds of the rollout of a step; all workers have equal parts of it, and the slowest is the last."""
+    seconds = []
+    workers = _rollout_workers(config)
+    for name in workers:
+        if (engine := engines[name]) is None:
+            return math.nan
+        flops = _flops(config, config.cluster.rollout.each[name], speed)
+        prefill_s = 2 * model.parameters * prefilled / (flops * sum(workers.values()))
+        seconds.append(_decode_s(config, model, engine, speed, flops) + prefill_s)
+    return max(seconds)
 
 
 def _decode_s(config: RunConfig, model: ModelSize, engine: EngineSize, speed: MachineSpeed, flops: float) -> float:
-    samples = math.ceil(config.trainer.train_batch_size / _rollout_workers(config))
+    workers = sum(_rollout_workers(config).values())
+    samples = math.ceil(config.trainer.train_batch_size / workers)
     together = min(samples, engine.batch_size)
     reads = engine.copies if config.device == "cpu" else 1  # copies on CPUs share the memory's bandwidth
-    reads *= _rollout_workers(config) if _on_this_machine(config) else 1
+    reads *= workers if _on_this_machine(config) else 1
     read = reads * engine.copy_bytes / speed.bytes_per_s
     compute = 2 * model.parameters * together / flops
     return samples / together * config.sampling.max_new_tokens * (read + compute)
 
 
-def _rollout_memory(config: RunConfig, engine: EngineSize | None) -> dict[str, float]:
+def _rollout_memory(config: RunConfig, engines: Mapping[str, EngineSize | None]) -> dict[str, float]:
     """Bytes of the engines, and of the weights on their way to them."""
-    if engine is None:
-        return {}
-    memory = dict(engine.memory)
-    if engine.staged_bytes:
-        memory["staged weights"] = engine.staged_bytes
-    return {name: _rollout_workers(config) * size for name, size in memory.items()}
+    memory: dict[str, float] = {}
+    for name, workers in _rollout_workers(config).items():
+        if (engine := engines[name]) is not None:
+            staged = {"staged weights": engine.staged_bytes} if engine.staged_bytes else {}
+            for part, size in {**engine.memory, **staged}.items():
+                memory[part] = memory.get(part, 0.0) + workers * size
+    return memory
 
 
 def _workers_memory(config: RunConfig, model: ModelSize, pools: Mapping[str, PoolConfig]) -> dict[str, float]:
@@ -191,7 +206,7 @@ def _workers_memory(config: RunConfig, model: ModelSize, pools: Mapping[str, Poo
     """
     cluster = config.cluster
     apart = cluster.address is not None or config.weights.medium not in ("auto", "shared_memory")
-    holders = 1 + (cluster.rollout.workers if apart else 0)  # receivers on the trainer's host use its memory
+    holders = 1 + (cluster.rollout.total if apart else 0)  # receivers on the trainer's host use its memory
     return {
         "processes": float(sum(pool.workers for pool in pools.values()) * PROCESS_BYTES),
         "published weights": float(2 * holders * BYTES[config.wire_dtype] * model.parameters),

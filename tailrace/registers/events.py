@@ -281,8 +281,9 @@ class EventKind(StrEnum):
         "scale",
         About(
             meaning=(
-                "A decision about the number of engines, with all of its terms ([generation.md](generation.md), "
-                "[elasticity.py](../tailrace/planning/elasticity.py)). Decisions to change nothing are left out."
+                "A decision about the number of engines of a pool, with all of its terms "
+                "([generation.md](generation.md), [elasticity.py](../tailrace/planning/elasticity.py)). `info.pool` "
+                "names the pool. Decisions to change nothing are left out."
             ),
             is_work=False,
             mark="run",

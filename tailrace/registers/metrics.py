@@ -485,7 +485,7 @@ METRICS = (
     *(
         Metric(name=name, of=(EventKind.SCALE,), unit=unit, meaning=meaning)
         for name, unit, meaning in (
-            ("engines", "", "before the change"),
+            ("engines", "", "of all pools, before the change"),
             ("wanted", "", "after it"),
             ("generation_s", "s", "in which the samples of the last step were generated"),
             ("training_s", "s", "in which that step was trained on"),

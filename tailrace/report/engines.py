@@ -8,7 +8,7 @@ from tailrace.registers.events import BLUE, GREEN, GREY, ORANGE, RED, EventKind
 from tailrace.report.charts import Figure, Section, axis, right_axis, thinned
 from tailrace.report.run_data import RunData, shown_step
 from tailrace.report.step_times import StepTime, step_times
-from tailrace.report.text import counted, duration, number, setting
+from tailrace.report.text import counted, duration, number, value_at
 
 _SHOWN = 40
 """Maximum number of changes in the table, the newest ones."""
@@ -100,10 +100,17 @@ def _counts(run: RunData) -> Iterator[tuple[float, int]]:
                 yield 0.0, int(event.metrics["engines"])
             count = _after(event)
             yield event.end, count
-        elif workers := setting(event.info.get("config"), "cluster.rollout.workers"):
-            count = int(workers)
+        elif workers := _workers(event.info.get("config")):
+            count = workers
             yield event.end, count
     yield run.seconds, count
+
+
+def _workers(config: Any) -> int:
+    """The rollout workers of all pools of a recorded configuration; 0 where it tells of none."""
+    rollout = value_at(config, "cluster.rollout")
+    pools = [rollout, *(value_at(rollout, "pools") or {}).values()]
+    return sum(value_at(pool, "workers") or 0 for pool in pools)
 
 
 def _after(change: Event) -> int:

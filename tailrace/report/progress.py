@@ -9,7 +9,7 @@ from tailrace.events import Event
 from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import TIME, Shown, shown_in
 from tailrace.report.text import setting
-from tailrace.report.workers import kind_of, worker_of
+from tailrace.report.workers import has_engine, worker_of
 
 _LATELY = 10
 """Number of recent activity events that are kept of each worker."""
@@ -116,7 +116,7 @@ class Progress:
     def _add_change(self, change: Event) -> None:
         """Take a change of the number of engines, and forget what workers did that have left."""
         self.scaled = change
-        for worker in [worker for worker in self.activities if kind_of(worker) == "rollout"]:
+        for worker in [worker for worker in self.activities if has_engine(worker)]:
             if worker not in change.info["engines"]:
                 del self.activities[worker]
 

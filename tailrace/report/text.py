@@ -45,11 +45,17 @@ def interval(low: float, high: float) -> str:
 
 
 def setting(config: Any, key: str) -> str:
-    """Return the value of a dotted key of a recorded configuration; empty where it has none."""
+    """Return the value of a dotted key of a recorded configuration as text; empty where it has none."""
+    value = value_at(config, key)
+    return "" if value is None else str(value)
+
+
+def value_at(config: Any, key: str) -> Any:
+    """Return the value of a dotted key of a recorded configuration; None where it has none."""
     value = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
-    return "" if value is None else str(value)
+    return value
 
 
 def counted(count: int, noun: str) -> str:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tailrace.config.cluster import ROLLOUT, kind_of_pool
 from tailrace.events import Event
 from tailrace.registers.events import EventKind, title
 from tailrace.registers.phases import STATES, State
@@ -55,7 +56,7 @@ def row_of(event: Event) -> tuple[str, str]:
     """Return the worker and the actor in whose row an event stands."""
     match event.about.row:
         case "worker":
-            return worker_of(event), kind_of(worker_of(event))
+            return worker_of(event), _work_of(worker_of(event))
         case "weights":
             return worker_of(event), "weights"
         case _:
@@ -63,14 +64,20 @@ def row_of(event: Event) -> tuple[str, str]:
 
 
 def kind_of(worker: str) -> str:
-    """Return the kind of a worker: rollout for rollout-0."""
+    """Return the kind of a worker, its pool: rollout for rollout-0, rollout.large for rollout.large-0."""
     return re.sub(r"-\d+$", "", worker)
+
+
+def has_engine(worker: str) -> bool:
+    """Whether a worker is of a rollout pool."""
+    return _work_of(worker) == ROLLOUT
 
 
 def worker_order(worker: str) -> tuple[int, str, int]:
     """The sort key of workers: the run's own process, rollout, reward, reference, trainer, others; then by number."""
     number = re.search(r"-(\d+)$", worker)
-    return _place(kind_of(worker)) if worker else 0, kind_of(worker), int(number[1]) if number else 0
+    place = _place(_work_of(worker)) if worker else 0
+    return place, kind_of(worker), int(number[1]) if number else 0
 
 
 def row_order(worker: str, actor: str) -> tuple[tuple[int, str, int], int, str]:
@@ -82,7 +89,7 @@ def row_name(worker: str, actor: str) -> str:
     """Return the name of an actor's row: engine in a run of one process, rollout-0 · engine in a worker."""
     if not worker:
         return actor
-    return worker if actor == kind_of(worker) else f"{worker} · {actor}"
+    return worker if actor == _work_of(worker) else f"{worker} · {actor}"
 
 
 def death_text(event: Event) -> str:
@@ -163,6 +170,10 @@ def weight_flights(events: Iterable[Event]) -> list[Event]:
                 )
             )
     return flights
+
+
+def _work_of(worker: str) -> str:
+    return kind_of_pool(kind_of(worker))
 
 
 def _place(actor: str) -> int:

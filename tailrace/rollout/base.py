@@ -25,6 +25,8 @@ class EngineFacts:
     """The most requests that it is given at a time; None for any number."""
     continues: bool = False
     """See `Engine.continues`."""
+    model: str = ""
+    """The shape of its model, with the number of tokens: see `ModelInfo.kind`. Empty where it is not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

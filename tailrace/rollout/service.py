@@ -19,6 +19,7 @@ Source: StreamRL, section 3 (the stream generation service) and section 5.3 (dis
 
 import asyncio
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -32,11 +33,13 @@ from tailrace.planning.dispatch.moving import moves, recompute_s
 from tailrace.planning.dispatch.simple import Pull
 from tailrace.planning.lengths.base import Asked, Expectation
 from tailrace.planning.order import first_in, longest_first, shortest_first
-from tailrace.rollout.base import EnginePort, Finished, Leaving, News, Parcel, Refused
+from tailrace.rollout.base import EngineFacts, EnginePort, Finished, Leaving, News, Parcel, Refused
 from tailrace.rollout.foresight import Foresight
 from tailrace.rollout.jobs import Engine, InHand, Job
 from tailrace.rollout.streams import Generated, GeneratedStream, Samples
 from tailrace.types import FinishReason, Piece, Request, Sample, WeightVersion
+
+_log = logging.getLogger(__name__)
 
 _GATHER_S = 0.01
 """Seconds in which further jobs may arrive before they are placed together: claims of one training step come one after
@@ -60,13 +63,18 @@ class GenerationService:
         *,
         foresight: Foresight | None = None,
         order: Order = "first_in",
+        model: str = "",
     ) -> None:
-        """`policy`: by default `Pull`; with `foresight` it is that one's. `order`: of jobs of a training step."""
+        """`policy`: by default `Pull`; with `foresight` it is that one's. `order`: of jobs of a training step.
+
+        `model`: that of the run; an engine that tells of another one is not used. See `EngineFacts.model`.
+        """
         self._engines = [Engine(port) for port in ports]
         self._own_policy = policy or Pull()
         self._pull = Pull()
         self._foresight = foresight
         self._order = order
+        self._model = model
         self._arrived: list[Job] = []
         """What no engine is planned for yet."""
         self._scouted: dict[int, Job] = {}
@@ -82,6 +90,8 @@ class GenerationService:
         self._work: set[asyncio.Task[None]] = set()
         self.on_leaving: Callable[[str], None] = lambda name: None
         """Called with the name of an engine whose machine ends soon."""
+        self.on_misfit: Callable[[str, str], None] = lambda name, why: _log.warning(why)
+        """Called with the name of an engine that is not used, since it has another model, and with that in words."""
         self._has_ended = False
         self._failed: asyncio.Future[None] | None = None
         """Gets the error that ends `run`."""
@@ -174,6 +184,18 @@ class GenerationService:
         self._engines.append(engine)
         if self._failed is not None:
             engine.tending = self._do(self._tend(engine))
+
+    def check_model(self, name: str, facts: EngineFacts) -> None:
+        """Check that an engine has the model of the run.
+
+        Raises:
+            ClusterError: it has another one.
+        """
+        if self._model and facts.model and facts.model != self._model:
+            raise ClusterError(
+                f"{name} is not used, since its model is not the run's: it has a {facts.model}, and the run a "
+                f"{self._model}; give its machine the run's model"
+            )
 
     async def remove(self, name: str) -> None:
         """Use an engine no more: what it has goes on elsewhere. Return when it has nothing left.
@@ -308,7 +330,10 @@ class GenerationService:
         """Wait for news of an engine, through all of its deaths."""
         while True:
             try:
-                engine.facts = await engine.port.ready()
+                facts = await engine.port.ready()
+                if not self._fits(engine, facts):
+                    return
+                engine.facts = facts
                 self._decide()
                 while True:
                     self._take(engine, await engine.port.news())
@@ -316,6 +341,24 @@ class GenerationService:
                 engine.end()
                 self._arrived = [*engine.take_back(), *self._arrived]
                 self._decide()
+
+    def _fits(self, engine: Engine, facts: EngineFacts) -> bool:
+        """Whether an engine has the model of the run. One that has not is forgotten.
+
+        Raises:
+            ClusterError: it has not, and there is no other.
+        """
+        if engine.is_leaving:
+            return True
+        try:
+            self.check_model(engine.port.name, facts)
+        except ClusterError as misfit:
+            self._engines.remove(engine)
+            if all(other.is_leaving for other in self._engines):
+                raise
+            self.on_misfit(engine.port.name, str(misfit))
+            return False
+        return True
 
     def _take(self, engine: Engine, news: Sequence[News]) -> None:
         for item in news:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from tailrace.config.cluster import ROLLOUT
 from tailrace.errors import UNREADABLE, TailraceError, UserError
 from tailrace.registers import run_files
 
@@ -23,9 +24,10 @@ _ASK_S = 10.0
 
 
 class Scale(msgspec.Struct, tag="scale", frozen=True):
-    """Have so many rollout workers."""
+    """Have so many rollout workers in a pool."""
 
-    rollout: int
+    workers: int
+    pool: str = ROLLOUT
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -37,7 +39,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def control(run: Path, scale: Callable[[int], Awaitable[str]]) -> AsyncIterator[None]:
+async def control(run: Path, scale: Callable[[int, str], Awaitable[str]]) -> AsyncIterator[None]:
     """Answer commands within the block. `scale`: see `Fleet.scale`."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -72,13 +74,13 @@ async def control(run: Path, scale: Callable[[int], Awaitable[str]]) -> AsyncIte
                 os.unlink(path)
 
 
-async def _obey(line: bytes, scale: Callable[[int], Awaitable[str]]) -> Reply:
+async def _obey(line: bytes, scale: Callable[[int, str], Awaitable[str]]) -> Reply:
     try:
         command = msgspec.json.decode(line, type=Scale)
     except UNREADABLE as error:
         return Reply(f"this is no command: {error}", ok=False)
     try:
-        return Reply(await scale(command.rollout))
+        return Reply(await scale(command.workers, command.pool))
     except TailraceError as error:
         return Reply(str(error), ok=False)
 

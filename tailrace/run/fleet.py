@@ -1,8 +1,9 @@
-"""The number of engines of a run, and its changes while the run goes on.
+"""The number of engines of each pool of a run, and its changes while the run goes on.
 
     a step's events ──▶ Elasticity ──add, release──┐
-    tailrace scale ──number────────────────────────┼──▶ changes, one after the other ──▶ workers, service
-    notice of a worker's machine ──name────────────┘
+    tailrace scale ──pool, number──────────────────┼──▶ changes, one after the other ──▶ workers, service
+    notice of a worker's machine ──name────────────┤
+    another model than the run's ──name────────────┘
 
 A new engine loads its model while all others generate. It is given prompts when it is ready, and begins them when it
 has the weights of the moment. One that leaves is given nothing more, its responses go on elsewhere, and then it ends.
@@ -14,14 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tailrace.config.cluster import RolloutPoolConfig
-from tailrace.errors import ClusterError, ConfigError
+from tailrace.config.cluster import ROLLOUT, RolloutPoolConfig
+from tailrace.errors import ClusterError, ConfigError, TailraceError, WorkerDied, did_you_mean
 from tailrace.events import Event, EventLog
 from tailrace.planning.dispatch.base import EngineState, Job
 from tailrace.planning.dispatch.seconds import pulled
 from tailrace.planning.elasticity import Elasticity, ScaleDecision, ScaleLimits
 from tailrace.registers.events import EventKind
 from tailrace.report.step_times import TRAINED, covered_s
+from tailrace.report.workers import kind_of
 from tailrace.rollout.base import EnginePort
 from tailrace.rollout.service import GenerationService
 
@@ -40,9 +42,12 @@ class _Step:
 class _Change:
     """A change that is to be made."""
 
+    pool: str
     wanted: int | None
-    """Engines; None for the removal of one engine."""
+    """Engines of the pool; None for the removal of one engine."""
     leaving: str = ""
+    misfit: str = ""
+    """Why the service does not use the one that is to be removed."""
     by: str = ""
     decision: ScaleDecision | None = None
     done: "asyncio.Future[str] | None" = None
@@ -51,8 +56,8 @@ class _Change:
 class EngineWorkers(Protocol):
     """The rollout workers; `separated.Workers` are."""
 
-    async def add_engine(self) -> EnginePort:
-        """Start one more.
+    async def add_engine(self, pool: str) -> EnginePort:
+        """Start one more in a pool. The name of its worker is that of the pool, a dash and a number.
 
         Raises:
             ClusterError: there is no place for it.
@@ -75,10 +80,12 @@ class Fleet:
         self._changes: asyncio.Queue[_Change] = asyncio.Queue()
         self._steps: defaultdict[int, _Step] = defaultdict(_Step)
         self._elasticity = None
-        if config.is_elastic:
-            self._elasticity = Elasticity(ScaleLimits(least=config.least, most=config.most))
+        if config.elastic is not None:
+            pool = config.each[config.elastic]
+            self._elasticity = Elasticity(ScaleLimits(least=pool.least, most=pool.most))
             log.listen(self._see)
         service.on_leaving = self.leave
+        service.on_misfit = self._close_misfit
         self._deciding: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -90,63 +97,103 @@ class Fleet:
             for task in self._deciding:
                 task.cancel()
 
-    async def scale(self, wanted: int) -> str:
-        """Have so many engines from now on, and return when that is so, with what was done in words.
+    async def scale(self, wanted: int, pool: str = ROLLOUT) -> str:
+        """Have so many engines in a pool from now on, and return when that is so, with what was done in words.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: there is no such pool, or no engine would be left.
             ClusterError: there is no place for so many.
         """
-        if wanted < 1:
-            raise ConfigError(f"rollout={wanted} is no number of workers; give 1 or more")
+        if pool not in self._config.each:
+            names = list(self._config.each)
+            raise ConfigError(
+                f"{pool} is no pool of rollout workers; there are {', '.join(names)}{did_you_mean(pool, names)}"
+            )
         done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._changes.put_nowait(_Change(wanted, by="hand", done=done))
+        self._changes.put_nowait(_Change(pool, wanted, by="hand", done=done))
         return await done
 
     def leave(self, name: str) -> None:
         """Have an engine leave, whose machine has given notice."""
-        self._changes.put_nowait(_Change(None, leaving=name, by="notice"))
+        self._changes.put_nowait(_Change(kind_of(name), None, leaving=name, by="notice"))
+
+    def _close_misfit(self, name: str, why: str) -> None:
+        self._changes.put_nowait(_Change(kind_of(name), None, leaving=name, misfit=why, by="model"))
+
+    def _of(self, pool: str) -> list[str]:
+        """The names of the engines of a pool."""
+        return [name for name in self._service.engines if kind_of(name) == pool]
 
     async def _make(self, change: _Change) -> None:
-        before = self._service.engines
-        wanted = max(1, len(before) - 1) if change.wanted is None else change.wanted
+        before = len(self._service.engines)
+        more = 0 if change.wanted is None else change.wanted - len(self._of(change.pool))
         try:
-            if change.wanted is None:
-                if change.leaving not in before:
-                    return
-                if len(before) == 1:
-                    await self._add()  # so that its responses can go on
-                await self._remove(change.leaving)
-            for _ in range(wanted - len(self._service.engines)):
-                await self._add()
-            for name in reversed(self._service.engines[wanted:]):
-                await self._remove(name)
-        except ClusterError as error:
-            self._tell(change, before, f"{len(self._service.engines)} engines instead of {wanted}: {error}")
+            text = await self._misfit_closed(change) if change.misfit else await self._scaled(change)
+        except (ClusterError, ConfigError) as error:
+            if isinstance(error, ClusterError):
+                self._tell(change, before, before + more, str(error))
             if change.done is not None and not change.done.done():
                 change.done.set_exception(error)
             return
-        text = f"{len(before)} → {len(self._service.engines)} engines, by {change.by}"
-        if change.decision is not None:
-            text += f": {change.decision.why}"
-        self._tell(change, before, text)
+        if text:
+            self._tell(change, before, len(self._service.engines), text)
         if change.done is not None and not change.done.done():
             change.done.set_result(text)
 
-    async def _add(self) -> None:
-        self._service.add(await self._workers.add_engine())
+    async def _misfit_closed(self, change: _Change) -> str:
+        await self._workers.remove_engine(change.leaving)
+        return change.misfit
+
+    async def _scaled(self, change: _Change) -> str:
+        """Add engines, or remove some. Returns what was done in words; empty where that was done before."""
+        pool, before = change.pool, self._of(change.pool)
+        least = 0 if len(self._service.engines) > len(before) else 1
+        wanted = max(least, len(before) - 1) if change.wanted is None else change.wanted
+        if wanted < least:
+            raise ConfigError(f"{pool}={wanted} is no number of workers; give {least} or more")
+        try:
+            if change.wanted is None:
+                if change.leaving not in before:
+                    return ""
+                if len(self._service.engines) == 1:
+                    await self._add(pool)  # so that its responses can go on
+                await self._remove(change.leaving)
+            for _ in range(wanted - len(self._of(pool))):
+                await self._add(pool)
+            for name in reversed(self._of(pool)[wanted:]):
+                await self._remove(name)
+        except TailraceError as error:  # also what a worker raised when it opened
+            there = len(self._of(pool))
+            raise ClusterError(f"{self._named(pool)}{there} engines instead of {wanted}: {error}") from None
+        text = f"{self._named(pool)}{len(before)} → {len(self._of(pool))} engines, by {change.by}"
+        return text if change.decision is None else f"{text}: {change.decision.why}"
+
+    def _named(self, pool: str) -> str:
+        """The name of a pool before what is said of it, where there are several."""
+        return f"{pool}: " if self._config.pools else ""
+
+    async def _add(self, pool: str) -> None:
+        port = await self._workers.add_engine(pool)
+        try:
+            self._service.check_model(port.name, await port.ready())
+        except WorkerDied:
+            pass  # another comes in its place, and the service waits for that
+        except ClusterError:
+            await self._workers.remove_engine(port.name)
+            raise
+        self._service.add(port)
 
     async def _remove(self, name: str) -> None:
         await self._service.remove(name)
         await self._workers.remove_engine(name)
 
-    def _tell(self, change: _Change, before: Sequence[str], text: str) -> None:
+    def _tell(self, change: _Change, before: int, wanted: int, text: str) -> None:
         now, found = self._log.now(), change.decision
-        metrics = {"engines": float(len(before)), "wanted": float(change.wanted or len(before) - 1)}
+        metrics = {"engines": float(before), "wanted": float(wanted)}
         if found is not None:
             names = ("generation_s", "training_s", "lead_s", "saved_s", "lost_s")
             metrics |= {name: getattr(found, name) for name in names}
-        info = {"text": text, "by": change.by, "engines": self._service.engines}
+        info = {"text": text, "by": change.by, "pool": change.pool, "engines": self._service.engines}
         self._log.emit(Event(task=EventKind.SCALE, actor="driver", start=now, end=now, metrics=metrics, info=info))
 
     def _see(self, event: Event) -> None:
@@ -172,26 +219,28 @@ class Fleet:
             task.add_done_callback(self._deciding.discard)
 
     async def _decide(self, step: _Step) -> None:
-        states = self._service.idle_states()
-        if not states or not step.jobs or not self._changes.empty():
+        pool, states = self._config.elastic, self._service.idle_states()
+        own = [state for state in states if kind_of(state.name) == pool]
+        if not own or not step.jobs or not self._changes.empty():
             return
         assert self._elasticity is not None
+        assert pool is not None
         loop = asyncio.get_running_loop()
-        now_s, more_s, less_s = await loop.run_in_executor(None, _predicted, states, step.jobs)
+        now_s, more_s, less_s = await loop.run_in_executor(None, _predicted, states, own[0], step.jobs)
         decision = self._elasticity.decide(
-            engines=len(states),
+            engines=len(own),
             generation_s=covered_s(step.generated),
             training_s=step.training_s,
             saved_s=now_s - more_s,
             lost_s=less_s - now_s,
         )
         if decision.action != "hold":
-            wanted = len(states) + (1 if decision.action == "add" else -1)
-            self._changes.put_nowait(_Change(wanted, by="elasticity", decision=decision))
+            wanted = len(own) + (1 if decision.action == "add" else -1)
+            self._changes.put_nowait(_Change(pool, wanted, by="elasticity", decision=decision))
 
 
-def _predicted(states: Sequence[EngineState], jobs: Sequence[Job]) -> tuple[float, float, float]:
-    """Seconds of generation with these engines, with one more, and with one less."""
-    fewer = states[1:] or states
-    now, more, less = (pulled(engines, jobs).seconds for engines in (states, [*states, states[0]], fewer))
+def _predicted(states: Sequence[EngineState], one: EngineState, jobs: Sequence[Job]) -> tuple[float, float, float]:
+    """Seconds of generation with these engines, with one more like `one`, and without that."""
+    fewer = [state for state in states if state is not one] or states
+    now, more, less = (pulled(engines, jobs).seconds for engines in (states, [*states, one], fewer))
     return now, more, less

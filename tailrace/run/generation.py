@@ -68,8 +68,11 @@ class Generation:
         log: EventLog,
         *,
         lengths: LengthPredictor | None = None,
+        model: str = "",
     ) -> None:
-        """`lengths`: expects the lengths of responses, where the recipe says so."""
+        """`lengths`: expects the lengths of responses, where the recipe says so. `model`: that of the run; see
+        `GenerationService`.
+        """
         history = LengthHistory()
         policy = make_policy(config.rollout.dispatch, history, seed=config.seed)
         foresight = None
@@ -82,7 +85,7 @@ class Generation:
                 log,
                 samples_per_step=config.trainer.train_batch_size,
             )
-        self.service = GenerationService(ports, policy, foresight=foresight, order=config.rollout.order)
+        self.service = GenerationService(ports, policy, foresight=foresight, order=config.rollout.order, model=model)
         self._beside: list[Service] = [self.service]
         (name,) = (task.name for task in make_algorithm(config.algorithm).tasks if isinstance(task.work, Generate))
         self._task = RolloutTask(queue, name, self.service, decode, log, config)

@@ -1,12 +1,13 @@
 """The inputs of a run, an evaluation or a generation: a model with its tokenizer, and prompts that fit it."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.config.cluster import ClusterConfig
+from tailrace.config.cluster import ROLLOUT, ClusterConfig, pool_key
 from tailrace.config.engine import EngineConfig, SamplingConfig
 from tailrace.config.generate import EvalConfig, GenerateConfig, ServeConfig
 from tailrace.config.run import RunConfig
@@ -98,6 +99,11 @@ class Inputs:
         """Number of tokens of the longest prompt."""
         return self.prompts.longest
 
+    @property
+    def model_kind(self) -> str:
+        """See `ModelInfo.kind`."""
+        return describe_model(self.model_dir).kind
+
 
 def load_inputs(config: RunConfig) -> Inputs:
     """Find the model and load the prompts. Warn of sections of the recipe that have no effect.
@@ -109,13 +115,15 @@ def load_inputs(config: RunConfig) -> Inputs:
     here = config.pipeline.placement == "colocated" or config.cluster.address is None
     model_dir, tokenizer, decode = open_model(config, here=here)
     check_trainer(config.trainer)
-    max_tokens = max_prompt_tokens(config.engine, config.sampling, config.prompts.max_prompt_tokens, model_dir)
-    prompts = load_prompts(config.prompts, tokenizer, max_tokens=max_tokens)
+    _check_pools(config, model_dir, here=here)
+    prompts = load_prompts(config.prompts, tokenizer, max_tokens=_max_prompt_tokens(config, model_dir))
     for of_set in (prompts.train, *prompts.evaluated.values()):
         check_tokens(of_set, model_dir)
-    make_backend(config.engine).check_cache(
-        model_dir, longest_prompt=prompts.longest, max_new_tokens=config.sampling.max_new_tokens
-    )
+    for pool, engine in config.engines.items():
+        with _named(pool):
+            make_backend(engine).check_cache(
+                model_dir, longest_prompt=prompts.longest, max_new_tokens=config.sampling.max_new_tokens
+            )
     if (replay := load_replay(config.pipeline.replay)) is not None:
         replay.check(
             groups=config.trainer.steps * config.groups_per_step,
@@ -124,6 +132,35 @@ def load_inputs(config: RunConfig) -> Inputs:
         )
     lengths = None if config.rollout.lengths is None else make_lengths(config.rollout.lengths, model_dir)
     return Inputs(model_dir=model_dir, prompts=prompts, decode=decode, lengths=lengths)
+
+
+def _check_pools(config: RunConfig, model_dir: Path, *, here: bool) -> None:
+    """Check the engines of further rollout pools as `open_model` does that of the run."""
+    for pool, engine in config.engines.items():
+        if pool != ROLLOUT:
+            with _named(pool):
+                check_sampling(engine, config.sampling, model_dir)
+                check_engine(engine, model_dir, device=config.device, here=here)
+
+
+def _max_prompt_tokens(config: RunConfig, model_dir: Path) -> int:
+    """The largest number of prompt tokens that leaves room for a whole response in the engines of every pool."""
+    most = []
+    for pool, engine in config.engines.items():
+        with _named(pool):
+            most.append(max_prompt_tokens(engine, config.sampling, config.prompts.max_prompt_tokens, model_dir))
+    return min(most)
+
+
+@contextmanager
+def _named(pool: str) -> Iterator[None]:
+    """Name the pool in an error about the engines of a further one."""
+    try:
+        yield
+    except ConfigError as error:
+        if pool == ROLLOUT:
+            raise
+        raise ConfigError(f"{pool_key(pool)}: {error}") from None
 
 
 def _warn_of_worker_settings(config: RunConfig) -> None:

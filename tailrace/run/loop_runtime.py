@@ -202,7 +202,13 @@ class LoopRuntime:
             max_staleness=config.pipeline.max_staleness,
         )
         generation = Generation(
-            config, workers.engines(), queue.queue, self._inputs.decode, log, lengths=self._inputs.lengths
+            config,
+            workers.engines(),
+            queue.queue,
+            self._inputs.decode,
+            log,
+            lengths=self._inputs.lengths,
+            model=self._inputs.model_kind,
         )
         return queue, [*workers.services, generation, Observer(queue.queue, log)]
 

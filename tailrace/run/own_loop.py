@@ -23,7 +23,7 @@ from typing import Self
 import torch
 
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.config.cluster import PoolConfig
+from tailrace.config.cluster import ROLLOUT, PoolConfig, kind_of_pool
 from tailrace.config.run import RunConfig
 from tailrace.errors import (
     ConfigError,
@@ -309,18 +309,19 @@ class Engines:
 
 
 def _pools(config: RunConfig, workers: Collection[str] | None) -> dict[str, PoolConfig]:
-    """The pools to start, by kind."""
+    """The pools to start, by name."""
     if config.pipeline.placement != "separated":
         raise ConfigError(
             "pipeline.placement is colocated, and engines for a loop of your own are in processes of theirs; "
             "use pipeline.placement=separated"
         )
     trained = {task.pool for task, _ in make_algorithm(config.algorithm).trained()}  # by the caller
-    known = {kind: pool for kind, pool in run_pools(config).items() if kind not in trained}
-    kinds = list(known if workers is None else workers)
+    pools = {name: pool for name, pool in run_pools(config).items() if name not in trained}
+    known = list(dict.fromkeys(map(kind_of_pool, pools)))
+    kinds = known if workers is None else list(workers)
     for kind in kinds:
         if kind not in known:
             raise ConfigError(f"workers: {kind!r} is not one of {', '.join(known)}{did_you_mean(kind, known)}")
-    if "rollout" not in kinds:
+    if ROLLOUT not in kinds:
         raise ConfigError(f"workers: {kinds} has no 'rollout', which generates; add it")
-    return {kind: known[kind] for kind in kinds}
+    return {name: pool for name, pool in pools.items() if kind_of_pool(name) in kinds}

@@ -2,7 +2,7 @@
 
     driver                                        workers
     Pipeline ──train, save, export──▶ RemoteLearner ──────▶ trainer
-             ──prompts──────────────▶ Generation ─────────▶ rollout-0, rollout-1, …
+             ──prompts──────────────▶ Generation ─────────▶ rollout-0, rollout-1, …, of all rollout pools
              ──run──────────────────▶ Pools: events, deaths, replacements
     prompts ─────────────────────────────────────────────▶ transfer queue ◀──▶ all workers
                                                             trainer ──weights──▶ rollout workers
@@ -26,10 +26,11 @@ from tailrace.algorithms.factory import make_algorithm
 from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec, each
 from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
-from tailrace.config.cluster import PoolConfig
+from tailrace.config.cluster import ROLLOUT, PoolConfig, kind_of_pool
 from tailrace.config.run import RunConfig
 from tailrace.errors import TailraceError, first_error
 from tailrace.events import EventLog
+from tailrace.report.workers import kind_of
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.base import EnginePort
@@ -128,7 +129,7 @@ class Separated(Placement):
         address = self._config.cluster.address
         _log.info(f"joining the Ray cluster {address}" if address else "starting a Ray on this machine")
         await stack.enter_async_context(self._cluster)
-        pools = ", ".join(f"{kind} × {pool.workers}" for kind, pool in self._pools.items())
+        pools = ", ".join(f"{name} × {pool.workers}" for name, pool in self._pools.items())
         _log.info(f"starting the queue, then workers, each of which loads what it needs: {pools}")
 
     async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
@@ -139,7 +140,13 @@ class Separated(Placement):
         await pools.start()
         learner = RemoteLearner(pools.trainer)
         generation = Generation(
-            config, pools.engines(), queue.queue, self._inputs.decode, log, lengths=self._inputs.lengths
+            config,
+            pools.engines(),
+            queue.queue,
+            self._inputs.decode,
+            log,
+            lengths=self._inputs.lengths,
+            model=self._inputs.model_kind,
         )
         fleet = Fleet(config.cluster.rollout, pools, generation.service, log)
         generation.serve_beside(fleet)
@@ -179,7 +186,7 @@ class Workers:
         *,
         longest_prompt: int | None = None,
     ) -> None:
-        """`pools`: the kinds to start. `checkpoints`: the run's directory of checkpoints.
+        """`pools`: those to start, by name. `checkpoints`: the run's directory of checkpoints.
 
         `longest_prompt`: the most tokens that a prompt for the engines has; by default of the longest in `inputs`.
         """
@@ -203,6 +210,7 @@ class Workers:
         self._algorithm = make_algorithm(config.algorithm)
         self._trained = {task.pool for task, _ in self._algorithm.trained()}
         self._pools: dict[str, Pool] = {}
+        """By kind: the workers of all rollout pools are together."""
 
     @property
     def trainer(self) -> Pool:
@@ -212,7 +220,7 @@ class Workers:
     @property
     def rollout(self) -> Pool:
         """The pool of the workers with engines."""
-        return self._pools["rollout"]
+        return self._pools[ROLLOUT]
 
     def engines(self) -> list[EnginePort]:
         """The ports of the rollout workers' engines."""
@@ -234,7 +242,7 @@ class Workers:
         """
         try:
             async with asyncio.TaskGroup() as starting:
-                for kind in [kind for kind in self._configs if kind != "rollout"]:
+                for kind in [kind for kind in self._configs if kind_of_pool(kind) != ROLLOUT]:
                     self._pools[kind] = self._pool(kind, self._settings)
                     starting.create_task(self._pools[kind].start())
         except BaseExceptionGroup as errors:
@@ -242,15 +250,16 @@ class Workers:
         if weights is None:
             weights = await self.trainer.call(0, "weights_address")
         self._settings = msgspec.structs.replace(self._settings, weights=weights)
-        self._pools["rollout"] = self._pool("rollout", self._settings)
+        self._pools[ROLLOUT] = self._pool(ROLLOUT, self._settings)
         await self.rollout.start()
 
-    async def add_engine(self) -> EnginePort:
-        """Start one more rollout worker.
+    async def add_engine(self, pool: str) -> EnginePort:
+        """Start one more worker of a rollout pool.
 
         Raises: see `Pool.add`.
         """
-        spec = self._spec("rollout", self._settings, len(self.rollout.names))
+        number = sum(kind_of(name) == pool for name in self.rollout.names)
+        spec = self._spec(pool, self._settings, number)
         return RemotePort(self.rollout, await self.rollout.add(spec), spec.name)
 
     async def remove_engine(self, name: str) -> None:
@@ -283,22 +292,27 @@ class Workers:
             _log.warning("not all workers could be closed: %s", failure)
 
     def _pool(self, kind: str, settings: RunSettings) -> Pool:
-        """Make the pool of a kind. A model is trained by one worker, which is not replaced."""
+        """Make the workers of a kind. A model is trained by one worker, which is not replaced."""
         return Pool(
             self._cluster,
-            [self._spec(kind, settings, number) for number in range(self._configs[kind].workers)],
+            [
+                self._spec(name, settings, number)
+                for name, pool in self._configs.items()
+                if kind_of_pool(name) == kind
+                for number in range(pool.workers)
+            ],
             self._config.cluster,
             self._log,
             budget=None if kind in self._trained else self._budget,
             on_death=self._take_back,
         )
 
-    def _spec(self, kind: str, settings: RunSettings, number: int) -> WorkerSpec:
+    def _spec(self, pool: str, settings: RunSettings, number: int) -> WorkerSpec:
         return WorkerSpec(
-            name=kind if kind in self._trained else f"{kind}-{number}",
-            pool=self._configs[kind],
-            factory=factory_of(self._algorithm, kind),
-            settings=msgspec.structs.replace(settings, pool=kind).encode(),
+            name=pool if pool in self._trained else f"{pool}-{number}",
+            pool=self._configs[pool],
+            factory=factory_of(self._algorithm, pool),
+            settings=msgspec.structs.replace(settings, pool=pool).encode(),
         )
 
     async def _take_back(self, handle: WorkerHandle) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tailrace.cluster.room import check_room, check_this_machine
-from tailrace.config.cluster import PoolConfig
+from tailrace.config.cluster import EnginePoolConfig, PoolConfig
 from tailrace.errors import ConfigError
 
 TWO_CORES = {"CPU": 2.0, "memory": 1e9}
@@ -76,12 +76,24 @@ def test_what_this_machine_could_never_have_is_named(pool: PoolConfig) -> None:
     check_this_machine({"reward": PoolConfig(cpus=0.0)}, gpus=0)
 
 
+def test_each_pool_of_rollout_workers_is_named() -> None:
+    pools = {"rollout": PoolConfig(), "rollout.large": PoolConfig(cpus=3.0)}
+    with pytest.raises(ConfigError, match=r"^cluster\.rollout\.pools\.large asks for 3 CPU for each worker"):
+        check_room(pools, [TWO_CORES])
+    with pytest.raises(ConfigError, match=r"ask for 4 CPU together \(rollout 1, rollout\.large 3\)"):
+        check_room({"rollout": PoolConfig(), "rollout.large": PoolConfig(workers=3)}, [TWO_CORES])
+
+
+def test_a_pool_that_begins_without_workers_may_wait_for_machines() -> None:
+    check_room({"rollout": PoolConfig(), "rollout.large": EnginePoolConfig(workers=0, gpus=1.0)}, [TWO_CORES])
+
+
 def test_a_pool_has_room_in_its_datacentre_alone() -> None:
     machines, near = [TWO_CORES, TWO_CORES], ["west", ""]
     check_room({"rollout": PoolConfig(workers=2, datacentre="west"), "trainer": PoolConfig()}, machines, near)
     with pytest.raises(ConfigError, match=r"^in the datacentre west, .* ask for 3 CPU together \(rollout 3\)"):
         check_room({"rollout": PoolConfig(workers=3, datacentre="west")}, machines, near)
     with pytest.raises(ConfigError, match=r"datacentre is 'wset', .* they have west; .*; did you mean 'west'\?"):
-        check_room({"rollout": PoolConfig(datacentre="wset")}, machines, near)
+        check_room({"rollout.far": PoolConfig(datacentre="wset")}, machines, near)
     with pytest.raises(ConfigError, match=r"no machine of the cluster has that label `datacentre`: they have none"):
         check_room({"rollout": PoolConfig(datacentre="west")}, machines)

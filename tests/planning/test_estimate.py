@@ -21,8 +21,9 @@ def config(**changes: Any) -> RunConfig:
 
 
 def plan_of(config: RunConfig, model: ModelSize, prompt_tokens: float, speed: MachineSpeed) -> Estimate:
-    engine, pools = make_backend(config.engine).size(model.parameters), run_pools(config)
-    return estimate(config, model, engine, prompt_tokens, speed, pools, pools.keys() & {"reference"})
+    engines = {pool: make_backend(engine).size(model.parameters) for pool, engine in config.engines.items()}
+    pools = run_pools(config)
+    return estimate(config, model, engines, prompt_tokens, speed, pools, pools.keys() & {"reference"})
 
 
 def test_master_weights_gradients_and_moments_take_sixteen_bytes_a_parameter() -> None:
@@ -48,6 +49,20 @@ def test_each_reference_worker_has_the_frozen_weights_and_nothing_of_an_optimize
     without, with_kl = memory(), memory(algorithm__kl={"coefficient": 0.1})
     added = {name: size - without.get(name, 0.0) for name, size in with_kl.items() if size != without.get(name)}
     assert added == {"reference weights": 3 * 4.0 * SIZE.parameters, "processes": 3.0 * PROCESS_BYTES}
+
+
+def test_the_engines_of_every_pool_count_as_often_as_they_have_workers() -> None:
+    def plan(rollout: dict[str, Any]) -> Estimate:
+        pipeline = {"placement": "separated"}
+        return plan_of(config(pipeline=pipeline, cluster={"rollout": rollout}), SIZE, 10, SPEED)
+
+    small = {"engine": {"kv_cache_gib": 0.005}}
+    pools = plan({"workers": 2, "pools": {"small": {"workers": 3, **small}, "none": {"workers": 0, **small}}})
+    assert pools.memory["KV cache"] == pytest.approx((2 * 0.01 + 3 * 0.005) * 2**30)
+    assert pools.memory["engine weights"] == 5 * 4 * SIZE.parameters
+    assert pools.rollout_s == pytest.approx(plan({"workers": 5}).rollout_s)
+    one = plan({"workers": 1, "pools": {"one": {"engine": {"max_batch_size": 1}}}})
+    assert one.rollout_s > plan({"workers": 2}).rollout_s, "the slowest is the last"
 
 
 def test_gradient_checkpointing_keeps_fewer_activations() -> None:

@@ -75,6 +75,14 @@ def test_a_resumed_run_begins_with_the_engines_of_its_recipe() -> None:
     assert list(zip(shown["engines"]["x"], shown["engines"]["y"], strict=True))[2] == (8, 1)
 
 
+def test_the_engines_of_all_pools_count() -> None:
+    pools = {"small": {"workers": 2}, "spare": {"workers": 0}}
+    info = {"config": {"cluster": {"rollout": {"workers": 1, "pools": pools}}}}
+    begun = Event(task="run", actor="driver", start=0, end=0, info=info)
+    _, shown = drawn([begun, change(5, 3, 4, "rollout.spare: 0 → 1 engines, by hand")])
+    assert shown["engines"]["y"] == [3, 4, 4]
+
+
 def test_a_run_without_a_configuration_begins_with_the_engines_before_the_first_change() -> None:
     _, shown = drawn([change(5, 2, 3)])
     assert shown["engines"]["y"] == [2, 3, 3]

@@ -43,15 +43,16 @@ def step(number: int, end: float, **metrics: float) -> Event:
 
 
 def test_workers_are_ordered_by_their_work_and_their_number() -> None:
-    names = ["trainer", "rollout-10", "other-0", "reward-0", "", "rollout-2", "reference-0"]
+    names = ["trainer", "rollout-10", "other-0", "reward-0", "", "rollout.wide-0", "rollout-2", "reference-0"]
     assert sorted(names, key=worker_order) == [
-        "", "rollout-2", "rollout-10", "reward-0", "reference-0", "trainer", "other-0",
+        "", "rollout-2", "rollout-10", "rollout.wide-0", "reward-0", "reference-0", "trainer", "other-0",
     ]  # fmt: skip
 
 
 def test_an_actor_is_named_by_its_worker_unless_it_is_the_worker() -> None:
     assert row_name("", "engine") == "engine"
     assert row_name("rollout-0", "rollout") == "rollout-0"
+    assert row_name("rollout.wide-0", "rollout") == "rollout.wide-0"
     assert row_name("rollout-0", "engine") == "rollout-0 · engine"
 
 

@@ -1,19 +1,22 @@
 """A run chooses the number of its engines: in virtual time, with real decisions and a real service."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
+import pytest
 
 from tailrace.activity import Activity
-from tailrace.config.cluster import RolloutPoolConfig
+from tailrace.config.cluster import NamedPoolConfig, RolloutPoolConfig
 from tailrace.config.engine import SamplingConfig
-from tailrace.errors import ClusterError
+from tailrace.errors import ClusterError, ConfigError, TailraceError
 from tailrace.events import Event, EventLog
 from tailrace.planning.dispatch.costs import StepCosts
 from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import METRICS
+from tailrace.report.workers import kind_of
 from tailrace.rollout.base import EngineFacts, EnginePort
 from tailrace.rollout.local import LocalPort
 from tailrace.rollout.service import GenerationService
@@ -36,17 +39,18 @@ class VirtualLog(EventLog):
 class Workers:
     """Makes engines, up to `most`. Each takes a while to start."""
 
-    def __init__(self, log: EventLog, most: int) -> None:
+    def __init__(self, log: EventLog, most: int, error: TailraceError | None = None) -> None:
         self._log = log
         self._most = most
+        self._error = error or ClusterError("there is no place for another worker")
         self._made = 0
         self.alive: dict[str, LocalPort] = {}
 
-    async def add_engine(self) -> EnginePort:
+    async def add_engine(self, pool: str = "rollout") -> EnginePort:
         await asyncio.sleep(2.0)
         if len(self.alive) == self._most:
-            raise ClusterError("there is no place for another worker")
-        name = f"rollout-{self._made}"
+            raise self._error
+        name = f"{pool}-{self._made}"
         self._made += 1
         engine = TimedEngine(COSTS, slots=64)
         activity = Activity(self._log, "engine")
@@ -60,18 +64,26 @@ class Workers:
 class Run:
     """Steps of generation, and of training that takes `training_s`."""
 
-    def __init__(self, events: list[Event], *, places: int, max_workers: int | None = None) -> None:
+    def __init__(
+        self,
+        events: list[Event],
+        *,
+        places: int,
+        max_workers: int | None = None,
+        pools: dict[str, NamedPoolConfig] | None = None,
+        error: TailraceError | None = None,
+    ) -> None:
         self.events = events
         self.log = VirtualLog(sinks=(events.append,))
-        self.workers = Workers(self.log, places)
-        self._config = RolloutPoolConfig(workers=1, max_workers=max_workers)
+        self.workers = Workers(self.log, places, error)
+        self._config = RolloutPoolConfig(workers=1, max_workers=max_workers, pools=pools or {})
         self._step = 0
         self.service: GenerationService
         self.fleet: Fleet
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator["Run"]:
-        self.service = GenerationService([await self.workers.add_engine()])
+        self.service = GenerationService([await self.workers.add_engine(pool) for pool in self._config.each])
         self.fleet = Fleet(self._config, self.workers, self.service, self.log)
         async with asyncio.TaskGroup() as tasks:
             serving = [tasks.create_task(self.service.run()), tasks.create_task(self.fleet.run())]
@@ -137,6 +149,30 @@ async def test_a_place_that_is_missing_is_told_and_the_run_goes_on() -> None:
             await run.step(1500, training_s=5.0)
         assert run.service.engines == ["rollout-0"]
         assert "1 engines instead of 2: there is no place for another worker" in run.changes[0].info["text"]
+
+
+@virtual_time
+async def test_of_several_pools_the_elastic_one_grows_and_shrinks() -> None:
+    async with Run([], places=5, pools={"spare": NamedPoolConfig(max_workers=3)}).open() as run:
+        counts = []
+        for step in range(16):
+            await run.step(1500 if step < 6 else 60, training_s=10.0)
+            counts.append(Counter(kind_of(name) for name in run.service.engines))
+        assert {count["rollout"] for count in counts} == {1}
+        assert counts[5]["rollout.spare"] == 3
+        assert counts[-1]["rollout.spare"] < 3
+        assert {event.info["pool"] for event in run.changes} == {"rollout.spare"}
+        assert run.changes[0].info["text"].startswith("rollout.spare: 1 → 2 engines, by elasticity: ")
+        assert set(run.workers.alive) == set(run.service.engines)
+
+
+@virtual_time
+async def test_a_worker_that_cannot_open_its_engine_is_told_and_the_run_goes_on() -> None:
+    async with Run([], places=1, error=ConfigError("the engine needs 9 GiB, and 1 GiB are available")).open() as run:
+        with pytest.raises(ClusterError, match="1 engines instead of 2: the engine needs 9 GiB"):
+            await run.fleet.scale(2)
+        await run.step(100, training_s=5.0)
+        assert run.service.engines == ["rollout-0"]
 
 
 @virtual_time

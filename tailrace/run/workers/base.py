@@ -18,6 +18,7 @@ from typing import Any
 from tailrace.activity import Activity, TimedExecutor
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.cluster.base import Worker, WorkerContext
+from tailrace.config.cluster import kind_of_pool
 from tailrace.errors import QueueClosed, QueueTimeout, first_error
 from tailrace.events import EventLog
 from tailrace.run.queue import client_options
@@ -78,7 +79,7 @@ class RunWorker(Worker):
             stack=self.stack,
         )
         await self.start()
-        self._services = await make_services(self.algorithm, self.settings.pool, self.tasks)
+        self._services = await make_services(self.algorithm, kind_of_pool(self.settings.pool), self.tasks)
         self.stack.callback(asyncio.create_task(self._watch_device()).cancel)
         return {"queue_client": name}
 

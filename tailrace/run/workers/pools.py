@@ -3,13 +3,13 @@
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.table import Compute, Grade, Serve
-from tailrace.config.cluster import PoolConfig, pool_key
+from tailrace.config.cluster import ROLLOUT, PoolConfig, kind_of_pool, pool_key
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, did_you_mean
 
 
 def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
-    """The pools of a run by kind, in the order of the table.
+    """The pools of a run by name, in the order of the table.
 
     Raises:
         ConfigError: `cluster.pools` has a pool without tasks, or several workers for a model that is trained.
@@ -25,31 +25,31 @@ def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
     for task, _ in algorithm.trained():
         if (workers := config.cluster.pool(task.pool).workers) != 1:
             raise ConfigError(f"{pool_key(task.pool)} has {workers} workers, and one process trains a model; use 1")
-    return {kind: config.cluster.pool(kind) for kind in kinds}
+    return {name: pool for kind in kinds for name, pool in config.cluster.named(kind).items()}
 
 
-def factory_of(algorithm: Algorithm, kind: str) -> str:
+def factory_of(algorithm: Algorithm, pool: str) -> str:
     """The name of the function that makes the pool's workers, for `WorkerSpec.factory`."""
+    kind = kind_of_pool(pool)
     if kind in {task.pool for task, _ in algorithm.other_models()}:
         name = "model:ModelWorker"
     else:
-        name = {"rollout": "rollout:RolloutWorker", "trainer": "trainer:TrainerWorker"}.get(kind, "base:RunWorker")
+        name = {ROLLOUT: "rollout:RolloutWorker", "trainer": "trainer:TrainerWorker"}.get(kind, "base:RunWorker")
     return f"tailrace.run.workers.{name}"
 
 
-def actor_of(kind: str) -> str:
+def actor_of(pool: str) -> str:
     """The actor in the pool's activity events."""
-    return "engine" if kind == "rollout" else kind
+    return "engine" if kind_of_pool(pool) == ROLLOUT else pool
 
 
-def uses_device(algorithm: Algorithm, kind: str) -> bool:
+def uses_device(algorithm: Algorithm, pool: str) -> bool:
     """Whether the workers of the pool compute on the run's device."""
-    works = [task.work for task in algorithm.tasks if task.pool == kind]
+    works = [task.work for task in algorithm.tasks if task.pool == kind_of_pool(pool)]
     return any(work.uses_device if isinstance(work, Serve) else not isinstance(work, Grade | Compute) for work in works)
 
 
 def device_workers(config: RunConfig) -> dict[str, int]:
     """The number of workers of each pool that computes on the run's device."""
     algorithm = make_algorithm(config.resolved_algorithm)
-    kinds = algorithm.pools()
-    return {kind: config.cluster.pool(kind).workers for kind in kinds if uses_device(algorithm, kind)}
+    return {name: pool.workers for name, pool in run_pools(config).items() if uses_device(algorithm, name)}

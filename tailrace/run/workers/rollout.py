@@ -6,10 +6,12 @@ trainer ──weights──▶ WeightReceiver ──▶ EngineUpdater ──▶ 
 
 from collections.abc import Sequence
 
+from tailrace.config.cluster import ROLLOUT
 from tailrace.config.run import RunConfig
 from tailrace.engine.checks import check_context, check_engine
 from tailrace.engine.factory import make_backend
 from tailrace.engine.opening import open_engine
+from tailrace.models.info import describe_model
 from tailrace.rollout.base import EngineFacts
 from tailrace.rollout.local import LocalPort
 from tailrace.rollout.updater import EngineUpdater
@@ -21,13 +23,13 @@ from tailrace.tasks.replay import can_continue, load_replay, replaying
 from tailrace.transfer.weights.receiver import WeightReceiver
 
 
-def rows_in_hand(config: RunConfig) -> int:
-    """The most requests that a rollout worker has: as many as its engine runs at a time, and one more group.
+def rows_in_hand(config: RunConfig, pool: str = ROLLOUT) -> int:
+    """The most requests that a worker of this pool has: as many as its engine runs at a time, and one more group.
 
     Where the engine does not say how many it runs: a worker's share of a training step.
     """
     group = config.algorithm.group_size
-    capacity = make_backend(config.engine).capacity
+    capacity = make_backend(config.engines[pool]).capacity
     return config.groups_per_claim * group if capacity is None else capacity + group
 
 
@@ -38,9 +40,11 @@ class RolloutWorker(PortWorker, RunWorker):
         """Load the engine with the initial weights."""
         config = self.config
         assert self.settings.weights is not None
-        check_engine(config.engine, self.model_dir, device=config.device)
+        pool = self.settings.pool
+        engine = config.engines[pool]
+        check_engine(engine, self.model_dir, device=config.device)
         executor = self.executor.during("generation")
-        self._engine = await open_engine(config.engine, self.model_dir, device=config.device, executor=executor)
+        self._engine = await open_engine(engine, self.model_dir, device=config.device, executor=executor)
         self.stack.push_async_callback(self._engine.close)
         self._engine.log_to(self.log)
         self.activity.divide("generation", self._engine.take_seconds)
@@ -65,7 +69,11 @@ class RolloutWorker(PortWorker, RunWorker):
         replay = load_replay(config.pipeline.replay)
         self._port = LocalPort(
             self._engine,
-            EngineFacts(room=rows_in_hand(config), continues=can_continue(self._engine, replay)),
+            EngineFacts(
+                room=rows_in_hand(config, pool),
+                continues=can_continue(self._engine, replay),
+                model=describe_model(self.model_dir).kind,
+            ),
             log=self.log,
             activity=self.activity,
             gate=self._updater,

@@ -14,7 +14,7 @@ from tailrace.transfer.weights.address import WeightsAddress
 
 
 def check_gpus(config: RunConfig, pools: Mapping[str, PoolConfig]) -> None:
-    """Check that each of `pools`, by kind, whose workers use `device` reserves a GPU where that is one.
+    """Check that each of `pools`, by name, whose workers use `device` reserves a GPU where that is one.
 
     Raises:
         ConfigError: one does not; its workers would see no GPU.
@@ -23,9 +23,9 @@ def check_gpus(config: RunConfig, pools: Mapping[str, PoolConfig]) -> None:
     if device.partition(":")[0] != "cuda":
         return
     algorithm = make_algorithm(config.algorithm)
-    without = [kind for kind, pool in pools.items() if not pool.gpus and uses_device(algorithm, kind)]
+    without = [name for name, pool in pools.items() if not pool.gpus and uses_device(algorithm, name)]
     if without:
-        names = ", ".join(f"{pool_key(kind)}.gpus" for kind in without)
+        names = ", ".join(f"{pool_key(name)}.gpus" for name in without)
         raise ConfigError(
             f"device is {device}, and {names} {'is' if len(without) == 1 else 'are'} 0: these workers would see no GPU;"
             f" give each what it reserves, such as {pool_key(without[0])}.gpus=1"
@@ -41,7 +41,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the model. Every machine of the run has it under this name, like the other paths."""
     queue: QueueAddress
     pool: str = ""
-    """The kind of worker."""
+    """The name of the worker's pool."""
     origin: float
     """Unix time at which the run's clock was 0."""
     prompts: str
