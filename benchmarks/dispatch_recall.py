@@ -20,6 +20,7 @@ import math
 import random
 import subprocess
 import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,16 +68,18 @@ Group = tuple[Asked, list[int]]
 def responses(prompts: int, temperature: float) -> list[Group]:
     """The responses to all prompts, in a random order of prompts."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    asked, made = BUILD / f"prompts-{prompts}.jsonl", BUILD / f"responses-{prompts}-{temperature:g}.jsonl"
+    rows = [
+        {"prompt": problem["question"], "task": task}
+        for task, kinds in TASKS.items()
+        for number, kind in enumerate(kinds)
+        for problem in reasoning_gym.create_dataset(task, size=-(-prompts // len(kinds)), seed=number, **kind)
+    ]
+    random.Random(0).shuffle(rows)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    name = f"{zlib.crc32(text.encode()):08x}"  # other prompts are others, and so are their responses
+    asked, made = BUILD / f"prompts-{name}.jsonl", BUILD / f"responses-{name}-{temperature:g}.jsonl"
     if not made.exists():
-        rows = [
-            {"prompt": problem["question"], "task": task}
-            for task, kinds in TASKS.items()
-            for number, kind in enumerate(kinds)
-            for problem in reasoning_gym.create_dataset(task, size=-(-prompts // len(kinds)), seed=number, **kind)
-        ]
-        random.Random(0).shuffle(rows)
-        asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        asked.write_text(text)
         part = made.with_suffix(".part")
         command = [sys.executable, "-m", "tailrace", "generate", "--prompts", str(asked), "--output", str(part)]
         command += ["--force", f"samples={SAMPLES}", f"sampling.max_new_tokens={MOST}"]
