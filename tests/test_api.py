@@ -8,6 +8,7 @@ import math
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -246,6 +247,37 @@ def test_a_loop_of_ones_own_with_our_trainer_makes_the_run_bit_for_bit(
     assert_same(trained, weights(run.model))
     assert [name for name, _ in read_workers(config)] == ["reward-0", "rollout-0"]
     assert_told_alike(Path(config.output_dir), run.directory)
+
+
+def test_a_loop_of_ones_own_has_more_and_fewer_engines_while_it_goes_on(
+    small: Callable[..., RunConfig], local: Workers
+) -> None:
+    config = small("own", trainer__steps=3, **STALE)
+    with Trainer(config).init_engines() as engines:
+        engines.put_prompts_data(all_prompts(config, engines))
+        seen = []
+        for version, workers in enumerate((2, 1, 2), 1):
+            assert f"→ {workers} engines, by hand" in engines.scale(workers)
+            batch = engines.get_experience_data()
+            seen += [row.group_id for row in batch.claim.rows]
+            engines.put_experience_data(batch)
+            engines.weight_sync_notify(version, random_weights(engines.model_dir, version))
+        with pytest.raises(ConfigError, match="rollout=0 is no number of workers; give 1 or more"):
+            engines.scale(0)
+        with pytest.raises(ConfigError, match=r"rollout\.large is no pool of rollout workers; there are rollout"):
+            engines.scale(1, "rollout.large")
+    assert Counter(seen) == dict.fromkeys(range(6), config.algorithm.group_size)
+    scales = [event for event in read_events(Path(config.output_dir) / "events.jsonl") if event.task == "scale"]
+    assert [event.info["by"] for event in scales] == ["hand"] * 3
+
+
+def test_a_loop_of_ones_own_chooses_the_number_of_its_engines_itself(
+    small: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = small("own", cluster={"rollout": {"max_workers": 3}}, **SEPARATED)
+    with pytest.raises(ConfigError, match=r"cluster\.rollout has min_workers or max_workers.*and call scale\(N\)"):
+        Trainer(config).init_engines()
+    assert not (tmp_path / "own").exists()
 
 
 def assert_told_alike(own: Path, run: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AsyncExitStack, closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,7 +28,9 @@ from tailrace.registers.events import EventKind
 from tailrace.report.samples import SampleFile
 from tailrace.report.workers import death_text
 from tailrace.rewards.answers import check_answers
+from tailrace.run.control import control
 from tailrace.run.directory import RunDirectory
+from tailrace.run.fleet import Fleet
 from tailrace.run.generation import Generation
 from tailrace.run.inputs import Inputs
 from tailrace.run.log import begin_log, end_event
@@ -45,6 +47,7 @@ from tailrace.types import Prompt, WeightVersion
 
 _log = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
 _CLOSE_LIMIT_S = 120.0
 """Seconds for all processes to end; each has a shorter limit of its own."""
 
@@ -77,6 +80,7 @@ class LoopRuntime:
         self._log: EventLog
         self._line: PromptLine
         self._sender: WeightSender
+        self._fleet: Fleet
 
     def start(self) -> QueueAddress:
         """Start everything and return the queue's address."""
@@ -139,10 +143,14 @@ class LoopRuntime:
         except UserError as error:  # it cannot be written: the next call raises it
             self._failure = self._failure or error
 
-    def _wait(self, work: Coroutine[Any, Any, None]) -> None:
+    def scale(self, workers: int, pool: str) -> str:
+        """See `Fleet.scale`."""
+        return self._wait(self._fleet.scale(workers, pool))
+
+    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work` in the event loop and wait for it; `work` has a limit."""
         try:
-            asyncio.run_coroutine_threadsafe(work, self._loop).result()
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except CancelledError:  # the loop has ended
             raise QueueClosed("the engines have ended") from None
 
@@ -210,6 +218,9 @@ class LoopRuntime:
             lengths=self._inputs.lengths,
             model=self._inputs.model_kind,
         )
+        fleet = self._fleet = Fleet(config.cluster.rollout, workers, generation.service, log)
+        generation.serve_beside(fleet)
+        await stack.enter_async_context(control(directory.path, fleet.scale))
         return queue, [*workers.services, generation, Observer(queue.queue, log)]
 
     async def _serve(self, queue: TransferQueue, services: Sequence[Service]) -> None:

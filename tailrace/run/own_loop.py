@@ -23,7 +23,7 @@ from typing import Self
 import torch
 
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.config.cluster import ROLLOUT, PoolConfig, kind_of_pool
+from tailrace.config.cluster import ROLLOUT, PoolConfig, kind_of_pool, pool_key
 from tailrace.config.run import RunConfig
 from tailrace.errors import (
     ConfigError,
@@ -277,6 +277,20 @@ class Engines:
             self._unfinished = None
         self._diary.step(version)
 
+    def scale(self, workers: int, pool: str = ROLLOUT) -> str:
+        """Have so many rollout workers in a pool from now on, and return what was done in words, when it is.
+
+        Nobody waits for a new worker; the responses of one that leaves go on elsewhere. `tailrace scale` does the same
+        from outside.
+
+        Raises:
+            ConfigError: there is no such pool, or no engine would be left.
+            ClusterError: there is no place for so many.
+            TailraceError: the workers have failed.
+        """
+        with self._calling():
+            return self._runtime.scale(workers, pool)
+
     def close(self) -> None:
         """End all processes, then write the report. Unfinished rows are lost. A second call is harmless.
 
@@ -314,6 +328,11 @@ def _pools(config: RunConfig, workers: Collection[str] | None) -> dict[str, Pool
         raise ConfigError(
             "pipeline.placement is colocated, and engines for a loop of your own are in processes of theirs; "
             "use pipeline.placement=separated"
+        )
+    if (elastic := config.cluster.rollout.elastic) is not None:
+        raise ConfigError(
+            f"{pool_key(elastic)} has min_workers or max_workers, and a run chooses between them by the time of its "
+            "training, which a loop of your own does; leave them out, and call scale(N)"
         )
     trained = {task.pool for task, _ in make_algorithm(config.algorithm).trained()}  # by the caller
     pools = {name: pool for name, pool in run_pools(config).items() if name not in trained}
