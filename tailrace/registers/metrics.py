@@ -487,7 +487,11 @@ METRICS = (
         for name, unit, meaning in (
             ("engines", "", "of all pools, before the change"),
             ("wanted", "", "after it"),
-            ("generation_s", "s", "in which the samples of the last step were generated"),
+            (
+                "generation_s",
+                "s",
+                "in which samples of the last step were generated, and none of an earlier one any more",
+            ),
             ("training_s", "s", "in which that step was trained on"),
             ("lead_s", "s", "δ: generation less training"),
             ("saved_s", "s", "δ': by which one more engine is predicted to shorten generation"),

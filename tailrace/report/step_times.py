@@ -17,6 +17,7 @@ class StepTime(NamedTuple):
 
     step: Event
     generation_s: float
+    """In which samples of it were generated, and none of an earlier step any more: steps that run ahead overlap."""
     training_s: float
 
 
@@ -29,16 +30,17 @@ def step_times(run: RunData) -> list[StepTime]:
     for event in run.of(*TRAINED):
         if event.step is not None:
             trained[event.step] += event.end - event.start
-    return [
-        StepTime(step, covered_s(generated[number]), trained[number])
-        for step in run.steps
-        if (number := step_of(step)) in generated
-    ]
+    times, until = [], float("-inf")
+    for step in run.steps:
+        if spans := generated.get(number := step_of(step)):
+            times.append(StepTime(step, covered_s(spans, until), trained[number]))
+            until = max(until, *(end for _, end in spans))
+    return times
 
 
-def covered_s(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the seconds that at least one of the spans covers. A span is a start and an end."""
-    seconds, until = 0.0, float("-inf")
+def covered_s(spans: Iterable[tuple[float, float]], since: float = float("-inf")) -> float:
+    """Return the seconds after `since` that at least one of the spans covers. A span is a start and an end."""
+    seconds, until = 0.0, since
     for start, end in sorted(spans):
         seconds += max(0.0, end - max(start, until))
         until = max(until, end)

@@ -36,6 +36,8 @@ class _Step:
     """The start and the end of each sample."""
     jobs: list[Job] = field(default_factory=list)
     training_s: float = 0.0
+    since: float = float("-inf")
+    """The end of the newest sample of the steps before it; see `StepTime`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class Fleet:
         self._log = log
         self._changes: asyncio.Queue[_Change] = asyncio.Queue()
         self._steps: defaultdict[int, _Step] = defaultdict(_Step)
+        self._generated_until = float("-inf")
+        """The end of the newest sample of the steps that have ended."""
         self._elasticity = None
         if config.elastic is not None:
             pool = config.each[config.elastic]
@@ -214,6 +218,8 @@ class Fleet:
             seen = self._steps.pop(event.step, _Step())
             for older in [number for number in self._steps if number < event.step]:
                 del self._steps[older]
+            seen.since = self._generated_until
+            self._generated_until = max([seen.since, *(end for _, end in seen.generated)])
             task = asyncio.get_running_loop().create_task(self._decide(seen))
             self._deciding.add(task)
             task.add_done_callback(self._deciding.discard)
@@ -229,7 +235,7 @@ class Fleet:
         now_s, more_s, less_s = await loop.run_in_executor(None, _predicted, states, own[0], step.jobs)
         decision = self._elasticity.decide(
             engines=len(own),
-            generation_s=covered_s(step.generated),
+            generation_s=covered_s(step.generated, step.since),
             training_s=step.training_s,
             saved_s=now_s - more_s,
             lost_s=less_s - now_s,

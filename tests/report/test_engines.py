@@ -126,6 +126,11 @@ def test_times_of_a_step_are_those_in_which_it_was_generated_and_trained_on() ->
     assert shown["training on it"]["x"] == [6, 21]  # the ends of the steps
 
 
+def test_time_in_which_two_steps_are_generated_counts_for_the_earlier_one() -> None:
+    events = [*step_events(0, 0, generation_s=8), *step_events(1, 5, generation_s=8)]  # until 8, from 5 to 13
+    assert [time.generation_s for time in step_times(run_of(events))] == [8, 5]
+
+
 @pytest.mark.parametrize(
     ("spans", "seconds"), [([], 0), ([(0, 2), (1, 3)], 3), ([(5, 6), (0, 2)], 3), ([(0, 9), (1, 2), (8, 10)], 10)]
 )

@@ -184,3 +184,20 @@ async def test_without_bounds_the_number_stays() -> None:
         assert await run.fleet.scale(4) == "1 → 4 engines, by hand"
         await run.step(100, training_s=5.0)
         assert len(run.service.engines) == 4
+
+
+@virtual_time
+async def test_time_in_which_two_steps_are_generated_counts_for_the_earlier_one() -> None:
+    async with Run([], places=5, max_workers=3).open() as run:
+        await run.step(100, training_s=20.0)  # so that its engine has told what steps cost
+        for step in (1, 2):  # from 10 to 30 s, and from 20 to 40 s
+            for number in range(PER_STEP):
+                event = Event(task="sample", actor="x", start=10.0 * step, end=10.0 * step + 20, step=step)
+                event.tokens, event.info = 100, {"group": number // 4, "prompt_tokens": 5}
+                run.log.emit(event)
+            for task in ("actor", "step"):
+                run.log.emit(Event(task=task, actor="x", step=step, start=0.0, end=5.0))
+            await asyncio.sleep(3.0)
+        (added,) = run.changes
+        assert added.metrics["generation_s"] == 10.0
+        assert added.metrics["lead_s"] == 5.0 >= added.metrics["saved_s"]
