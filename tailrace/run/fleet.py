@@ -1,9 +1,12 @@
 """The number of engines of each pool of a run, and its changes while the run goes on.
 
     a step's events ──▶ Elasticity ──add, release──┐
-    tailrace scale ──pool, number──────────────────┼──▶ changes, one after the other ──▶ workers, service
-    notice of a worker's machine ──name────────────┤
-    another model than the run's ──name────────────┘
+    tailrace scale ──pool, number──────────────────┴──▶ changes, one after the other ──┐
+    notice of a worker's machine ──name────────────────────────────────────────────────┼──▶ workers, service
+    another model than the run's ──name────────────────────────────────────────────────┘
+
+A notice waits for no other change: its machine ends soon, and a new engine takes a while to load. No decision is made
+while a number changes.
 
 A new engine loads its model while all others generate. It is given prompts when it is ready, and begins them when it
 has the weights of the moment. One that leaves is given nothing more, its responses go on elsewhere, and then it ends.
@@ -12,6 +15,7 @@ has the weights of the moment. One that leaves is given nothing more, its respon
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -79,7 +83,9 @@ class Fleet:
         self._workers = workers
         self._service = service
         self._log = log
-        self._changes: asyncio.Queue[_Change] = asyncio.Queue()
+        self._inbox: asyncio.Queue[_Change | _Step] = asyncio.Queue()
+        self._turn = asyncio.Lock()
+        """Held while a number changes."""
         self._steps: defaultdict[int, _Step] = defaultdict(_Step)
         self._generated_until = float("-inf")
         """The end of the newest sample of the steps that have ended."""
@@ -90,16 +96,13 @@ class Fleet:
             log.listen(self._see)
         service.on_leaving = self.leave
         service.on_misfit = self._close_misfit
-        self._deciding: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Make changes until cancelled."""
-        try:
+        async with asyncio.TaskGroup() as tasks:
             while True:
-                await self._make(await self._changes.get())
-        finally:
-            for task in self._deciding:
-                task.cancel()
+                item = await self._inbox.get()
+                tasks.create_task(self._decide(item) if isinstance(item, _Step) else self._make(item))
 
     async def scale(self, wanted: int, pool: str = ROLLOUT) -> str:
         """Have so many engines in a pool from now on, and return when that is so, with what was done in words.
@@ -114,21 +117,25 @@ class Fleet:
                 f"{pool} is no pool of rollout workers; there are {', '.join(names)}{did_you_mean(pool, names)}"
             )
         done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._changes.put_nowait(_Change(pool, wanted, by="hand", done=done))
+        self._inbox.put_nowait(_Change(pool, wanted, by="hand", done=done))
         return await done
 
     def leave(self, name: str) -> None:
         """Have an engine leave, whose machine has given notice."""
-        self._changes.put_nowait(_Change(kind_of(name), None, leaving=name, by="notice"))
+        self._inbox.put_nowait(_Change(kind_of(name), None, leaving=name, by="notice"))
 
     def _close_misfit(self, name: str, why: str) -> None:
-        self._changes.put_nowait(_Change(kind_of(name), None, leaving=name, misfit=why, by="model"))
+        self._inbox.put_nowait(_Change(kind_of(name), None, leaving=name, misfit=why, by="model"))
 
     def _of(self, pool: str) -> list[str]:
         """The names of the engines of a pool."""
         return [name for name in self._service.engines if kind_of(name) == pool]
 
     async def _make(self, change: _Change) -> None:
+        async with nullcontext() if change.wanted is None else self._turn:
+            await self._make_now(change)
+
+    async def _make_now(self, change: _Change) -> None:
         before = len(self._service.engines)
         more = 0 if change.wanted is None else change.wanted - len(self._of(change.pool))
         try:
@@ -162,10 +169,11 @@ class Fleet:
                 if len(self._service.engines) == 1:
                     await self._add(pool)  # so that its responses can go on
                 await self._remove(change.leaving)
-            for _ in range(wanted - len(self._of(pool))):
-                await self._add(pool)
-            for name in reversed(self._of(pool)[wanted:]):
-                await self._remove(name)
+            else:
+                for _ in range(wanted - len(before)):
+                    await self._add(pool)
+                for name in reversed(before[wanted:]):
+                    await self._remove(name)
         except TailraceError as error:  # also what a worker raised when it opened
             there = len(self._of(pool))
             raise ClusterError(f"{self._named(pool)}{there} engines instead of {wanted}: {error}") from None
@@ -188,8 +196,9 @@ class Fleet:
         self._service.add(port)
 
     async def _remove(self, name: str) -> None:
-        await self._service.remove(name)
-        await self._workers.remove_engine(name)
+        if name in self._service.engines:  # otherwise it leaves already
+            await self._service.remove(name)
+            await self._workers.remove_engine(name)
 
     def _tell(self, change: _Change, before: int, wanted: int, text: str) -> None:
         now, found = self._log.now(), change.decision
@@ -220,19 +229,19 @@ class Fleet:
                 del self._steps[older]
             seen.since = self._generated_until
             self._generated_until = max([seen.since, *(end for _, end in seen.generated)])
-            task = asyncio.get_running_loop().create_task(self._decide(seen))
-            self._deciding.add(task)
-            task.add_done_callback(self._deciding.discard)
+            self._inbox.put_nowait(seen)
 
     async def _decide(self, step: _Step) -> None:
         pool, states = self._config.elastic, self._service.idle_states()
         own = [state for state in states if kind_of(state.name) == pool]
-        if not own or not step.jobs or not self._changes.empty():
+        if not own or not step.jobs or self._turn.locked():
             return
         assert self._elasticity is not None
         assert pool is not None
         loop = asyncio.get_running_loop()
         now_s, more_s, less_s = await loop.run_in_executor(None, _predicted, states, own[0], step.jobs)
+        if self._turn.locked():
+            return
         decision = self._elasticity.decide(
             engines=len(own),
             generation_s=covered_s(step.generated, step.since),
@@ -242,7 +251,7 @@ class Fleet:
         )
         if decision.action != "hold":
             wanted = len(own) + (1 if decision.action == "add" else -1)
-            self._changes.put_nowait(_Change(pool, wanted, by="elasticity", decision=decision))
+            self._inbox.put_nowait(_Change(pool, wanted, by="elasticity", decision=decision))
 
 
 def _predicted(states: Sequence[EngineState], one: EngineState, jobs: Sequence[Job]) -> tuple[float, float, float]:

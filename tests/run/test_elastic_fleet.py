@@ -44,10 +44,11 @@ class Workers:
         self._most = most
         self._error = error or ClusterError("there is no place for another worker")
         self._made = 0
+        self.load_s = 2.0
         self.alive: dict[str, LocalPort] = {}
 
     async def add_engine(self, pool: str = "rollout") -> EnginePort:
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(self.load_s)
         if len(self.alive) == self._most:
             raise self._error
         name = f"{pool}-{self._made}"
@@ -201,3 +202,39 @@ async def test_time_in_which_two_steps_are_generated_counts_for_the_earlier_one(
         (added,) = run.changes
         assert added.metrics["generation_s"] == 10.0
         assert added.metrics["lead_s"] == 5.0 >= added.metrics["saved_s"]
+
+
+@virtual_time
+async def test_a_notice_waits_for_no_engine_that_loads() -> None:
+    async with Run([], places=5).open() as run:
+        assert await run.fleet.scale(2) == "1 → 2 engines, by hand"
+        start, growing = run.log.now(), asyncio.create_task(run.fleet.scale(4))
+        await asyncio.sleep(0.5)
+        run.fleet.leave("rollout-1")
+        assert await growing == "2 → 3 engines, by hand"
+        left, grown = run.changes[1:]
+        assert (left.info["text"], left.end) == ("2 → 1 engines, by notice", start + 0.5)
+        assert grown.end == start + 4.0
+        assert run.service.engines == ["rollout-0", "rollout-2", "rollout-3"]
+
+
+@virtual_time
+async def test_two_machines_that_give_notice_together_are_both_left() -> None:
+    async with Run([], places=5).open() as run:
+        await run.fleet.scale(2)
+        for name in ("rollout-0", "rollout-1", "rollout-0"):
+            run.fleet.leave(name)
+        await run.step(100, training_s=5.0)
+        assert run.service.engines == list(run.workers.alive) == ["rollout-2"]
+        assert [change.info["by"] for change in run.changes] == ["hand", "notice", "notice"]
+
+
+@virtual_time
+async def test_nothing_is_decided_while_the_number_changes() -> None:
+    async with Run([], places=5, max_workers=3).open() as run:
+        run.workers.load_s = 150.0
+        growing = asyncio.create_task(run.fleet.scale(4))
+        for _ in range(6):
+            await run.step(1500, training_s=5.0)
+        assert await growing == "1 → 4 engines, by hand"
+        assert len(run.changes) == 1
