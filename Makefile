@@ -30,7 +30,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-dispatch bench-serve bench-workloads bench-breakdown chaos clean
+.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-dispatch bench-elastic bench-serve bench-workloads bench-breakdown chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -101,6 +101,9 @@ bench-pipeline: $(READY) ## the modes of a run, one core for each pool, and the 
 
 bench-dispatch: $(READY) ## what knowing lengths gains: two real engines, sixteen in virtual time, recall
 	$(BIN)/python benchmarks/bench_dispatch.py
+
+bench-elastic: $(READY) ## runs that add engines by themselves, engines that join and leave: real and virtual ones
+	$(BIN)/python benchmarks/bench_elastic.py
 
 bench-serve: $(READY) $(VLLM_READY) ## tokens/s through HTTP, beside the engine's own and vLLM's server
 	$(BIN)/python benchmarks/bench_serve.py
