@@ -398,7 +398,9 @@ def rank_fit(
     layer: Annotated[
         int | None, typer.Option("--layer", help="With --type model, its rollout.lengths.layer.", min=1)
     ] = None,
-    words: Annotated[int, typer.Option("--words", help="With --type features or lambdarank, its words.", min=1)] = 256,
+    words: Annotated[
+        int, typer.Option("--words", help="With --type features or lambdarank, its words.", min=1, max=4096)
+    ] = 256,
     force: Annotated[bool, typer.Option("--force", help="Replace the ranker where it exists.")] = False,
 ) -> None:
     """Teach a predictor of lengths before a run, and print how well it foresees responses that it was not taught."""

@@ -7,7 +7,7 @@ import random
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from rich.console import Console
@@ -37,8 +37,6 @@ class _Line(msgspec.Struct, frozen=True):
 
     prompt: str
     tokens: Annotated[int, msgspec.Meta(ge=1)]
-    weight_version: Annotated[int, msgspec.Meta(ge=0)] = 0
-    metadata: dict[str, Any] = {}
 
 
 def lengths_config(kind: str, *, path: str | None, layer: int | None, words: int) -> LengthsConfig:
@@ -75,8 +73,7 @@ def rank_fit(sources: Sequence[Path], output: Path, config: LengthsConfig, *, mo
     if output.is_file():
         check_apart("--output", output, sources)
     model_dir = resolve_model(ModelConfig(path=model))
-    read = (response for source in sources for response in _read(source, model_dir, config))
-    finished = sorted(read, key=lambda response: response.version)
+    finished = [response for source in sources for response in _read(source, model_dir, config)]
     if len(finished) < _LEAST:
         raise UserError(f"there are {len(finished)} responses in {_names(sources)}; give {_LEAST} or more")
     taught, held_out = _split(finished, by_prompt=not isinstance(config, HistoryLengths))
@@ -84,6 +81,8 @@ def rank_fit(sources: Sequence[Path], output: Path, config: LengthsConfig, *, mo
     predictor.prepare([response.asked for response in finished])
     predictor.learn(taught)
     found = _foreseen(predictor, held_out)
+    if not any(predictor.knows(response.asked) for response in held_out):
+        raise UserError(f"{predictor.name} has learned nothing from {len(taught)} responses; give more")
     predictor.learn(held_out)
     output.write_bytes(pack(predictor))
     prompts = len({response.asked.prompt_id for response in finished})
@@ -112,6 +111,8 @@ def _of_lines(source: Path, model_dir: Path) -> Iterator[Finished]:
     asked: dict[str, Asked] = {}
     with source.open("rb") as file:
         for number, text in enumerate(file, 1):
+            if not text.strip():
+                continue
             try:
                 line = msgspec.json.decode(text, type=_Line)
             except msgspec.DecodeError as error:
@@ -120,19 +121,18 @@ def _of_lines(source: Path, model_dir: Path) -> Iterator[Finished]:
                 ) from None
             if line.prompt not in asked:
                 ids = tokenizer.encode(line.prompt, add_special_tokens=False)
-                plain = tokenizer.decode(ids, skip_special_tokens=True)
-                asked[line.prompt] = Asked.of(ids, str(plain), task=str(line.metadata.get("task", "")))
-            yield Finished(asked=asked[line.prompt], tokens=line.tokens, version=line.weight_version)
+                asked[line.prompt] = Asked.of(len(ids), str(tokenizer.decode(ids, skip_special_tokens=True)))
+            yield Finished(asked=asked[line.prompt], tokens=line.tokens, version=0)
 
 
 def _of_trace(source: Path, config: LengthsConfig) -> Iterator[Finished]:
     trace = read_trace(source)
     if not isinstance(config, FeaturesLengths):
         raise UserError(f"{source} is a trace, which has no texts; it can teach --type features alone")
-    columns = ("step", "group", "task", "prompt_tokens", "response_tokens", "first_version")
-    for step, group, task, prompt, tokens, version in trace.samples.select(columns).iter_rows():
-        asked = Asked(prompt_id=f"{source}/{step}/{group}", prompt_tokens=prompt, task=task or "")
-        yield Finished(asked=asked, tokens=max(1, tokens), version=max(0, version or 0))
+    columns = ("step", "group", "prompt_tokens", "response_tokens")
+    for step, group, prompt, tokens in trace.samples.select(columns).iter_rows():
+        asked = Asked(prompt_id=f"{source}/{step}/{group}", prompt_tokens=prompt)
+        yield Finished(asked=asked, tokens=max(1, tokens), version=0)
 
 
 def _split(finished: Iterable[Finished], *, by_prompt: bool) -> tuple[list[Finished], list[Finished]]:

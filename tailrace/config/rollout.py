@@ -9,6 +9,7 @@ from tailrace.config.base import Config, Count, PathText, Seconds
 Policy = Literal["pull", "round_robin", "least_loaded", "random", "streamrl", "skewness_aware"]
 """The ways to place prompts."""
 Order = Literal["first_in", "longest_first", "shortest_first"]
+Words = Annotated[int, Field(ge=1, le=4096)]
 
 
 class DispatchConfig(Config):
@@ -62,7 +63,7 @@ class FeaturesLengths(DiscountedLengths):
     """The prompt's own length and words, by ridge regression."""
 
     type: Literal["features"] = "features"
-    words: Count = 256
+    words: Words = 256
     """Places of the table into which words are hashed."""
 
 
@@ -70,7 +71,7 @@ class LambdarankLengths(LearnedLengths):
     """The prompt's own length and words, by boosted trees that learn to rank. Needs `tailrace[lightgbm]`."""
 
     type: Literal["lambdarank"] = "lambdarank"
-    words: Count = 256
+    words: Words = 256
     """Places of the table into which words are hashed."""
     newest: Annotated[int, Field(ge=64, le=10_000)] = 4096
     """The newest responses, from which it learns."""

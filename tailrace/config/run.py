@@ -101,7 +101,9 @@ class RunConfig(OnDevice):
         """
         if self._cut_by is not None or not all(engine.samples_the_model for engine in self.engines.values()):
             return math.inf, math.inf
-        exact = self.trainer.precision == "fp32" and self.generated_in == "float32"
+        exact = self.trainer.precision == "fp32" and all(
+            engine.computing_dtype == "float32" for engine in self.engines.values()
+        )
         warning, error = (0.001, 0.1) if exact else (0.15, 0.5)
         error = self.trainer.mismatch_error or max(error, self.trainer.mismatch_warning or 0.0)
         return min(self.trainer.mismatch_warning or warning, error), error
@@ -121,7 +123,7 @@ class RunConfig(OnDevice):
 
     @property
     def generated_in(self) -> DType | None:
-        """The widest dtype that an engine computes in; None where that is not known."""
+        """The dtype that all engines compute in, float32 where they differ; None where it is not known of any."""
         dtypes = {engine.computing_dtype for engine in self.engines.values()}
         if len(dtypes) > 1:
             return "float32"

@@ -1,7 +1,7 @@
 """A language model that reads texts: its hidden states are figures of them."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,20 @@ from tailrace.models.tokenizer import load_tokenizer
 
 _MOST_TOKENS = 1024
 """Of a text; the last ones count."""
-_IDENTITY = (CONFIG, "tokenizer.json", "tokenizer.model", "vocab.json")
+_TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def tokenizer_identity(model_dir: Path) -> str:
+    """The same for directories with the same tokenizer."""
+    return _digest(model_dir, _TOKENIZER, "")
+
+
+def _digest(model_dir: Path, names: Iterable[str], beside: str) -> str:
+    digest = hashlib.blake2b(beside.encode(), digest_size=8)
+    for name in names:
+        if (path := model_dir / name).is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class Encoder:
@@ -38,12 +51,11 @@ class Encoder:
 
     @property
     def identity(self) -> str:
-        """The same for models with the same configuration and tokenizer, read after the same layer."""
-        digest = hashlib.blake2b(str(self._layer).encode(), digest_size=8)
-        for name in _IDENTITY:
-            if (path := self._model_dir / name).is_file():
-                digest.update(path.read_bytes())
-        return digest.hexdigest()
+        """The same for models with the same configuration and tokenizer, read after the same layer.
+
+        Their weights may differ, as those of a base model and of what was trained from it.
+        """
+        return _digest(self._model_dir, (CONFIG, *_TOKENIZER), str(self._layer))
 
     def __call__(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return [n, size] hidden states of n texts, one after the other: their lengths differ.

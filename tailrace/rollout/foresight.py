@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tailrace.config.rollout import DispatchConfig
-from tailrace.errors import TailraceError, one_line
+from tailrace.errors import one_line
 from tailrace.events import Event, EventLog
 from tailrace.planning.dispatch.base import EngineState, Job, Policy
 from tailrace.planning.dispatch.seconds import makespan_s, pulled
@@ -98,10 +98,10 @@ class Foresight:
         self._new: list[Finished] = []
         """What the predictor has not learned yet."""
         self._preparing = asyncio.Lock()
-        self._work: asyncio.Future[None] | None = None
-        """The predictor's slow work, which may go on after its limit."""
-        self._spared_until = 0
-        """No such work is begun before so many steps are whole."""
+        self._late: asyncio.Future[None] | None = None
+        """Slow work of the predictor that goes on although nobody waits for it."""
+        self._is_spared = False
+        """Whether no such work is begun before the next check."""
         self._trouble = ""
         """What was wrong with it the last time."""
         self.pays = True
@@ -128,28 +128,42 @@ class Foresight:
 
     async def prepare(self, asked: Sequence[Asked]) -> None:
         """Have the predictor do the slow work for these prompts. After a failure it is spared until the next check."""
-        async with self._preparing:
-            if self._whole < self._spared_until:
-                return
-            if self._work is None or self._work.done():
-                loop = asyncio.get_running_loop()
-                self._work = loop.run_in_executor(self._executor, self._predictor.prepare, list(asked))
-            try:
-                async with asyncio.timeout(self._config.limit_s):
-                    await asyncio.shield(self._work)
-                self._trouble = ""
-            except TimeoutError:
-                self._work.add_done_callback(lambda late: late.cancelled() or late.exception())  # is no one's any more
-                self._spare(f"take longer than rollout.dispatch.limit_s ({self._config.limit_s:g} s)")
-            except (TailraceError, ArithmeticError, OSError, RuntimeError, ValueError) as error:
-                self._spare(f"cannot be had ({one_line(error)})")  # of the model that reads prompts, or of solving
+        if self._is_spared:
+            return
+        try:
+            async with asyncio.timeout(self._config.limit_s), self._preparing:
+                if self._late is not None:
+                    await asyncio.wait([self._late])  # of other prompts, for whom it came too late
+                if not self._is_spared:
+                    await self._prepared(asked)
+        except TimeoutError:
+            self._spare(f"take longer than rollout.dispatch.limit_s ({self._config.limit_s:g} s)")
+        except Exception as error:  # whatever a library raises: a run needs no lengths
+            self._spare(f"cannot be had ({one_line(error)})")
+
+    async def _prepared(self, asked: Sequence[Asked]) -> None:
+        """Wait for the slow work. It goes on where the waiting ends earlier."""
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._executor, self._predictor.prepare, list(asked))
+        try:
+            await asyncio.shield(work)
+            self._trouble = ""
+        finally:
+            if not work.done():
+                self._late = work
+                work.add_done_callback(self._end_late)
+
+    def _end_late(self, late: asyncio.Future[None]) -> None:
+        self._late = None
+        if not late.cancelled():
+            late.exception()  # nobody waits for it any more
 
     def _spare(self, why: str) -> None:
-        self._spared_until = self._whole + self._config.check_every
+        self._is_spared = True
         self.pays = not self._placing.plans
         if why != self._trouble:
             self._trouble = why
-            how = "pulled" if self._placing.plans else "placed without their lengths"
+            how = "pulled" if self._placing.plans else "taken to be all alike"
             self._tell_change(
                 None, f"prompts are {how} until the next check: the lengths of {self._predictor.name} {why}"
             )
@@ -198,7 +212,9 @@ class Foresight:
         loop = asyncio.get_running_loop()
         assessment, seconds = await loop.run_in_executor(self._executor, self._compare, ended, engines)
         self._tell(step, assessment, seconds)
-        if seconds is not None and seconds.placement_gain is not None:
+        if self._is_spared:
+            self._is_spared = False  # what it had not prepared says nothing of what it can do
+        elif seconds is not None and seconds.placement_gain is not None:
             self._decide(step, seconds.placement_gain)
 
     def _compare(self, ended: Sequence[Ended], engines: Sequence[EngineState]) -> tuple[Assessment, Seconds | None]:

@@ -159,14 +159,18 @@ class Fleet:
         """Add engines, or remove some. Returns what was done in words; empty where that was done before."""
         pool, before = change.pool, self._of(change.pool)
         least = 0 if len(self._service.engines) > len(before) else 1
-        wanted = max(least, len(before) - 1) if change.wanted is None else change.wanted
+        if change.wanted is None:  # what the run chooses from stays within its bounds
+            kept = self._config.each[pool].least if pool == self._config.elastic else least
+            wanted = max(least, min(kept, len(before)), len(before) - 1)
+        else:
+            wanted = change.wanted
         if wanted < least:
             raise ConfigError(f"{pool}={wanted} is no number of workers; give {least} or more")
         try:
             if change.wanted is None:
                 if change.leaving not in before:
                     return ""
-                if len(self._service.engines) == 1:
+                if len(before) <= wanted:
                     await self._add(pool)  # so that its responses can go on
                 await self._remove(change.leaving)
             else:

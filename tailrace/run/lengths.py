@@ -5,7 +5,7 @@ from pathlib import Path
 from tailrace.config.model import ModelConfig
 from tailrace.config.rollout import LengthsConfig, ModelLengths, OracleLengths
 from tailrace.errors import ConfigError
-from tailrace.models.encoder import Encoder
+from tailrace.models.encoder import Encoder, tokenizer_identity
 from tailrace.models.resolve import resolve_model
 from tailrace.planning.lengths.base import LengthPredictor
 from tailrace.planning.lengths.factory import make_predictor
@@ -28,6 +28,7 @@ def make_lengths(config: LengthsConfig, model_dir: Path) -> LengthPredictor:
         directory = model_dir if config.path is None else resolve_model(ModelConfig(path=config.path))
         encoder = Encoder(directory, layer=config.layer)
     predictor = make_predictor(config, encoder)
+    predictor.knowledge += f", lengths with the tokenizer {tokenizer_identity(model_dir)}"
     if not isinstance(config, OracleLengths) and config.ranker is not None:
         try:
             unpack(Path(config.ranker).read_bytes(), predictor)

@@ -148,7 +148,7 @@ class LoopRuntime:
         return self._wait(self._fleet.scale(workers, pool))
 
     def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work` in the event loop and wait for it; `work` has a limit."""
+        """Run `work` in the event loop and wait for it; each part of it has a limit."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except CancelledError:  # the loop has ended

@@ -280,8 +280,9 @@ class Engines:
     def scale(self, workers: int, pool: str = ROLLOUT) -> str:
         """Have so many rollout workers in a pool from now on, and return what was done in words, when it is.
 
-        Nobody waits for a new worker; the responses of one that leaves go on elsewhere. `tailrace scale` does the same
-        from outside.
+        The engines go on meanwhile; the call waits until new workers have loaded the model, each up to twice
+        `cluster.start_limit_s`. The responses of one that leaves go on elsewhere. `tailrace scale` does the same from
+        outside.
 
         Raises:
             ConfigError: there is no such pool, or no engine would be left.

@@ -116,7 +116,7 @@ class Pipeline:
             for name, model in self._models.items():
                 await model.save(self._staging / MODELS / name)
             if self._lengths is not None:
-                save_lengths(self._staging, self._lengths)
+                await asyncio.to_thread(save_lengths, self._staging, self._lengths)
             await self.learner.save(self._feeder.next_step, self._staging)
         finally:
             self._remove_staged()

@@ -128,7 +128,7 @@ class RolloutTask:
                 prompt_ids = row.cells["prompt_ids"]
                 assert isinstance(prompt_ids, np.ndarray)
                 ids = prompt_ids.tolist()
-                of_group[row.group_id] = Asked.of(ids, self._decode(ids))
+                of_group[row.group_id] = Asked.of(len(ids), self._decode(ids))
         if self._replay is None:
             return [of_group[row.group_id] for row in rows]
         return [replace(of_group[row.group_id], forced=self._script(self._replay, row).tokens) for row in rows]

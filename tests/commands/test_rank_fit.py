@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from tailrace.planning.lengths.features import Features
-from tailrace.planning.lengths.ranker import unpack
+from tailrace.config.rollout import FeaturesLengths
+from tailrace.run.lengths import make_lengths
 from tailrace.workloads.files import write_trace
 from tailrace.workloads.trace import Provenance, Trace
 from tests.conftest import Command, TinyModel
@@ -43,7 +43,7 @@ def test_a_predictor_is_taught_and_checked_on_what_it_was_not_taught(
     shares = [line for line in done.stdout.splitlines() if line.startswith("of the longest 20 %")]
     assert int(shares[0].removeprefix("of the longest 20 %").split()[0]) >= 50, "percent"
     if kind == "features":
-        unpack(ranker.read_bytes(), Features(words=16))
+        make_lengths(FeaturesLengths(words=16, ranker=str(ranker)), tiny_model("llama"))
 
 
 def test_a_trace_teaches_features_alone(tmp_path: Path, tiny_model: TinyModel, tailrace_here: Command) -> None:

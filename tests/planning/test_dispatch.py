@@ -197,6 +197,20 @@ def test_a_job_begins_once_the_cache_holds_it_until_its_end() -> None:
     assert pulled([state, state], jobs(15, 15, 15, samples=4)) == Pulled(15.0, [[0, 2], [1]])
 
 
+def test_an_engine_without_room_for_the_next_job_keeps_no_other_from_it() -> None:
+    small = engine(slots=128, cache=500)
+    large = engine(slots=96, cache=10**6)
+    predicted = pulled([small, large], jobs(*[40] * 28, samples=4))
+    assert min(map(len, predicted.of)) > 0
+    assert predicted.seconds <= engine_s(large, jobs(*[40] * 28, samples=4))
+
+
+def test_a_replica_decodes_whole_sequences() -> None:
+    state = EngineState(name="", times=Linear(base=1, each=1), replicas=4, slots=4, cache_tokens=10**6)
+    assert engine_s(state, jobs(10)) == pytest.approx(20), "as on one replica"
+    assert engine_s(state, jobs(*[10] * 8)) == pytest.approx(30), "two on each"
+
+
 def test_pull_gives_what_has_room_in_its_order() -> None:
     placed = Pull().place(jobs(*[5] * 5, samples=2), [engine(slots=4), engine(slots=5)])
     assert placed == Placement([[1, 3], [0, 2]], [4])

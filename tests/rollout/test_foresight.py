@@ -1,5 +1,6 @@
 """What was expected is compared with what came, and placement that does not pay is given up, once and not for ever."""
 
+import asyncio
 import re
 import threading
 from collections.abc import Sequence
@@ -196,21 +197,46 @@ async def test_a_predictor_that_is_slower_than_its_limit_is_spared_until_the_nex
         "prompts are pulled until the next check: the lengths of history take longer than rollout.dispatch.limit_s "
         "(0.01 s)"
     )
+    await play(foresight, 0, [50] * 8, engines(2), [50] * 8)
+    assert not foresight.pays, "what was not prepared says nothing of what it gains"
+    waiting = asyncio.create_task(foresight.prepare([asked(0)]))
+    await asyncio.sleep(0)
     slow.go_on.set()
-    await foresight._work  # type: ignore[misc]
-    await play(foresight, 0, [50] * 8, [], [50] * 8)
-    await foresight.prepare([asked(0)])
-    assert slow.asked == 2, "tried again"
+    await waiting
+    assert slow.asked in (1, 2), "the late work took the whole limit, or left some of it"
 
 
-async def test_a_predictor_that_fails_ends_nothing() -> None:
+async def test_claims_of_one_step_are_prepared_one_after_the_other_and_wait_no_longer_than_one_limit() -> None:
+    events: list[Event] = []
+    foresight = make_foresight(events, lengths=Slow)
+    slow: Any = foresight._predictor
+    claims = [asyncio.create_task(foresight.prepare([asked(number)])) for number in range(4)]
+    await asyncio.sleep(0)
+    claims[0].cancel()
+    slow.go_on.set()
+    await asyncio.wait(claims)
+    assert slow.asked == 4, "also those behind a claim that ended"
+    assert events == []
+
+
+@pytest.mark.parametrize("error", [np.linalg.LinAlgError("it broke"), IndexError("it broke"), Exception("it broke")])
+async def test_a_predictor_that_fails_ends_nothing(error: Exception) -> None:
     events: list[Event] = []
     foresight = make_foresight(events, lengths=Slow)
     slow: Any = foresight._predictor
     slow.go_on.set()
-    slow.error = np.linalg.LinAlgError("Singular matrix")
+    slow.error = error
     await foresight.prepare([asked(0)])
-    assert events[0].info["text"].endswith("the lengths of history cannot be had (Singular matrix)")
+    assert events[0].info["text"].endswith("the lengths of history cannot be had (it broke)")
+    assert not foresight.pays
+    await play(foresight, 0, [50] * 8, engines(2), [50] * 8)
+    await foresight.prepare([asked(0)])
+    assert slow.asked == 2, "tried again after the check"
+    assert [event.task for event in events] == ["dispatch_change", "dispatch"], "and what is known is not told again"
+    slow.error = None
+    await play(foresight, 1, SKEWED[:8], engines(2), SKEWED[:8])
+    await foresight.prepare([asked(0)])
+    assert slow.asked == 3
 
 
 def test_a_scout_is_wanted_of_prompts_without_a_past_where_it_helps() -> None:

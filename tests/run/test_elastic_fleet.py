@@ -168,6 +168,17 @@ async def test_of_several_pools_the_elastic_one_grows_and_shrinks() -> None:
 
 
 @virtual_time
+async def test_a_pool_that_the_run_chooses_for_does_not_fall_below_its_least() -> None:
+    pools = {"spare": NamedPoolConfig(max_workers=3), "other": NamedPoolConfig()}
+    async with Run([], places=5, pools=pools).open() as run:
+        for name in ("rollout.spare-1", "rollout.other-2"):
+            run.fleet.leave(name)
+        await run.step(60, training_s=20.0)
+        assert Counter(map(kind_of, run.service.engines)) == {"rollout": 1, "rollout.spare": 1}
+        assert "rollout.spare-1" not in run.service.engines, "another came in its place"
+
+
+@virtual_time
 async def test_a_worker_that_cannot_open_its_engine_is_told_and_the_run_goes_on() -> None:
     async with Run([], places=1, error=ConfigError("the engine needs 9 GiB, and 1 GiB are available")).open() as run:
         with pytest.raises(ClusterError, match="1 engines instead of 2: the engine needs 9 GiB"):

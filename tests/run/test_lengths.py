@@ -1,5 +1,6 @@
 """Runs that expect the lengths of responses keep what they have learned, and go on where that fails."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,16 @@ import numpy as np
 import pytest
 
 from tailrace.config.load import parse_as
+from tailrace.config.rollout import FeaturesLengths
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, ModelError
 from tailrace.events import read_events
 from tailrace.models.encoder import Encoder
+from tailrace.planning.lengths.base import Asked, Finished
 from tailrace.planning.lengths.features import Features
-from tailrace.planning.lengths.ranker import pack, unpack
+from tailrace.planning.lengths.ranker import pack
 from tailrace.run.inputs import load_inputs
+from tailrace.run.lengths import make_lengths
 from tailrace.run.train import train
 from tests.conftest import TinyModel
 from tests.helpers.runs import small_run, steps_of
@@ -82,13 +86,25 @@ def test_a_model_that_cannot_be_loaded_in_mid_run_ends_no_run(
 
 
 def test_a_run_begins_with_a_ranker(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
-    ranker = tmp_path / "lengths.ranker"
-    ranker.write_bytes(pack(Features(words=16)))
+    ranker, model = tmp_path / "lengths.ranker", tiny_model("llama")
+    taught = make_lengths(FeaturesLengths(words=16), model)
+    asked = [Asked(prompt_id=str(number), prompt_tokens=number, text="x " * number) for number in range(1, 41)]
+    taught.prepare(asked)
+    taught.learn([Finished(asked=one, tokens=10 * one.prompt_tokens, version=0) for one in asked])
+    ranker.write_bytes(pack(taught))
     lengths = {"type": "features", "words": 16, "ranker": str(ranker)}
-    config = small_run(tmp_path / "run", tiny_model("llama"), prompts, rollout={"lengths": lengths})
+    config = small_run(tmp_path / "run", model, prompts, rollout={"lengths": lengths})
     found = load_inputs(config).lengths
     assert found is not None
-    unpack(ranker.read_bytes(), found)
+    for predictor in (taught, found):
+        predictor.prepare(asked)
+    assert found.expect(asked) == taught.expect(asked)
+    short, *_, long = found.expect(asked)
+    assert 5 * short.tokens < long.tokens
+    other = Path(shutil.copytree(model, tmp_path / "other"))
+    (other / "tokenizer.json").write_text((other / "tokenizer.json").read_text() + "\n")
+    with pytest.raises(ConfigError, match="and not from 6 figures and 16 words, lengths with the tokenizer"):
+        make_lengths(FeaturesLengths(words=16, ranker=str(ranker)), other)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +114,7 @@ def test_a_run_begins_with_a_ranker(tmp_path: Path, tiny_model: TinyModel, promp
         ({"type": "model"}, "from 6 figures and 16 words, and not from hidden states of the model"),
         (
             {"type": "history"},
-            "and not from responses to the same prompts; make one for this recipe with tailrace rank",
+            "and not from responses to the same prompts, lengths with the tokenizer",
         ),
     ],
 )

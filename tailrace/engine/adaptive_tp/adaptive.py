@@ -177,7 +177,7 @@ class AdaptiveTP:
         self._decision = self._controller.decide(self._snapshot())
         return self._decision
 
-    def others(self, cache_tokens_per_rank: int) -> list[Degree]:
+    def other_degrees(self, cache_tokens_per_rank: int) -> list[Degree]:
         """The degrees that the engine may change to, with the costs of the last decision. Callable from any thread.
 
         So those who place responses know that a draining engine becomes faster by itself.

@@ -56,7 +56,7 @@ class EngineState:
     """Tokens that a replica's KV cache holds."""
     running: Sequence[Work] = ()
     degrees: Sequence[Degree] = ()
-    """Those that it can change to. It does so by itself where that pays, so predictions take the best of all."""
+    """Those that it can change to. It does so by itself where that pays, so moves are weighed under the best one."""
 
     @property
     def free(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tailrace.planning.dispatch.base import EngineState
+from tailrace.planning.dispatch.base import Degree, EngineState
 from tailrace.planning.dispatch.seconds import engine_s
 from tailrace.planning.drain import Work
 
@@ -54,7 +54,7 @@ def moves(
         least_gain: the part of the seconds until all are done that each move has to save.
         most: moves.
     """
-    now = [_Engine(engine, list(range(len(engine.running))), engine_s(engine, [])) for engine in engines]
+    now = [_Engine(engine, list(range(len(engine.running))), _ends_s(engine)) for engine in engines]
     chosen: list[Move] = []
     while len(chosen) < most:
         source = max(range(len(now)), key=lambda index: now[index].seconds)
@@ -112,8 +112,28 @@ def _trial(source: _Engine, target: _Engine, place: int, move_s: float) -> _Tria
     return _Trial(
         place,
         move_s,
-        _Engine(left, own, source.still_s + engine_s(left, []), source.still_s),
-        _Engine(joined, target.own, still_s + engine_s(joined, []), still_s),
+        _Engine(left, own, source.still_s + _ends_s(left), source.still_s),
+        _Engine(joined, target.own, still_s + _ends_s(joined), still_s),
+    )
+
+
+def _ends_s(engine: EngineState) -> float:
+    """Seconds until an engine is done, under its best TP degree: the one that it has, or another one from now on."""
+    if not engine.running:
+        return 0.0
+    changed = (degree.switch_s + engine_s(_changed(engine, degree), []) for degree in engine.degrees)
+    return min([engine_s(engine, []), *changed])
+
+
+def _changed(engine: EngineState, degree: Degree) -> EngineState:
+    """The engine after a change of its degree."""
+    return replace(
+        engine,
+        times=degree.times,
+        tp=degree.tp,
+        replicas=degree.replicas,
+        slots=degree.slots,
+        cache_tokens=degree.cache_tokens,
     )
 
 

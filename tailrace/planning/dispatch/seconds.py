@@ -8,11 +8,10 @@ end. The cache holds a prompt once for all samples of a job.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from tailrace.planning.dispatch.base import Degree, EngineState, Job
+from tailrace.planning.dispatch.base import EngineState, Job
 from tailrace.planning.drain import Work
 
 
@@ -26,30 +25,9 @@ class Pulled(NamedTuple):
 
 
 def engine_s(engine: EngineState, jobs: Sequence[Job]) -> float:
-    """Seconds until an engine has finished what it runs, and these jobs, begun in this order.
-
-    Of an engine with adaptive TP, those under its best degree: the one that it has, or another one from now on.
-    """
+    """Seconds until an engine has finished what it runs, and these jobs, begun in this order, under its TP degree."""
     if not jobs and not engine.running:
         return 0.0
-    changed = (degree.switch_s + _engine_s(_with(engine, degree), jobs) for degree in engine.degrees)
-    return min(_engine_s(engine, jobs), *changed) if engine.degrees else _engine_s(engine, jobs)
-
-
-def _with(engine: EngineState, degree: Degree) -> EngineState:
-    """The engine after a change of its degree."""
-    return replace(
-        engine,
-        times=degree.times,
-        tp=degree.tp,
-        replicas=degree.replicas,
-        slots=degree.slots,
-        cache_tokens=degree.cache_tokens,
-        degrees=(),
-    )
-
-
-def _engine_s(engine: EngineState, jobs: Sequence[Job]) -> float:
     samples = len(engine.running) + sum(job.samples for job in jobs)
     tokens = sum(map(sum, engine.running)) + sum(_held(job) for job in jobs)
     if samples <= engine.slots * engine.replicas and tokens <= engine.cache_tokens * engine.replicas:
@@ -63,21 +41,22 @@ def makespan_s(engines: Sequence[EngineState], jobs: Sequence[Job], places: Sequ
 
 
 def pulled(engines: Sequence[EngineState], jobs: Sequence[Job]) -> Pulled:
-    """Predict engines that take the next job in its order as they have room for it (`simple.Pull`)."""
+    """Predict engines that take the next job in its order as they have room for it, as with `simple.Pull`.
+
+    Each is asked whenever one of its own responses ends. Here an engine also looks at its cache.
+    """
     simulated = [_Simulated(engine) for engine in engines]
     places: list[list[int]] = [[] for _ in engines]
     waiting = deque(range(len(jobs)))
     room = [(-engine.free, index) for index, engine in enumerate(engines)]
     heapify(room)
-    while waiting and room:
-        _, index = room[0]
+    while waiting and room:  # one that has no room for the next job is asked again when one of its responses ends
+        _, index = heappop(room)
         engine = simulated[index]
-        if not engine.has_room_for(jobs[waiting[0]]):
-            break
-        places[index].append(waiting[0])
-        engine.take(jobs[waiting.popleft()])
-        heappop(room)
-        heappush(room, (-engine.free, index))
+        if engine.has_room_for(jobs[waiting[0]]):
+            places[index].append(waiting[0])
+            engine.take(jobs[waiting.popleft()])
+            heappush(room, (-engine.free, index))
     ends = [(engine.begin(), index) for index, engine in enumerate(simulated) if engine.size]
     heapify(ends)
     now = 0.0
@@ -141,10 +120,9 @@ class _Simulated:
 
     def begin(self) -> float:
         """Return the time of the next end."""
-        steps, size, engine = self._ends[0][0] - self._step, self.size, self._engine
-        parts = engine.replicas
-        middle = self._tokens + size * (steps - 1) / 2
-        self._ends_at = self._clock + steps * engine.times.step_s(engine.tp, size / parts, middle / parts, parts)
+        steps = self._ends[0][0] - self._step
+        middle = self._tokens + self.size * (steps - 1) / 2
+        self._ends_at = self._clock + steps * _step_s(self._engine, self.size, middle)
         return self._ends_at
 
     def end_first(self) -> None:
@@ -183,12 +161,18 @@ def _together_s(engine: EngineState, jobs: Sequence[Job]) -> float:
     for end, samples, context in ends:
         if (steps := end - reached) > 0:
             middle = tokens + size * (steps - 1) / 2
-            seconds += steps * engine.times.step_s(engine.tp, size / parts, middle / parts, parts)
+            seconds += steps * _step_s(engine, size, middle)
             tokens += size * steps
             reached = end
         size -= samples
         tokens -= samples * (context + end)
     return seconds
+
+
+def _step_s(engine: EngineState, size: int, tokens: float) -> float:
+    """Seconds of a step of so many sequences. A replica has an equal part of them, but no less than one."""
+    own = max(1.0, size / engine.replicas)
+    return engine.times.step_s(engine.tp, own, tokens * own / size, engine.replicas)
 
 
 def _ends(running: Iterable[Work], jobs: Iterable[Job]) -> Iterable[tuple[int, int, int]]:

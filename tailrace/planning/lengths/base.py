@@ -28,17 +28,15 @@ class Asked:
     prompt_id: str
     """Stable across epochs and runs."""
     prompt_tokens: int
-    task: str = ""
-    """Its source, or kind of task; empty where there is one."""
     text: str = ""
     forced: int | None = None
     """The tokens that the response will have, where a trace is played."""
 
     @classmethod
-    def of(cls, prompt_ids: Sequence[int], text: str, *, task: str = "") -> Self:
-        """What is told of a prompt with these tokens; equal tokens are one prompt."""
-        digest = hashlib.blake2b(np.array(prompt_ids, np.int64).tobytes(), digest_size=8).hexdigest()
-        return cls(prompt_id=digest, prompt_tokens=len(prompt_ids), task=task, text=text)
+    def of(cls, prompt_tokens: int, text: str) -> Self:
+        """What is told of a prompt with this text, without special tokens; equal texts are one prompt."""
+        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return cls(prompt_id=digest, prompt_tokens=prompt_tokens, text=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

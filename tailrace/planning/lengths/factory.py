@@ -27,7 +27,7 @@ def make_predictor(config: LengthsConfig, encoder: Encoder | None = None) -> Len
         case FeaturesLengths():
             return Features(words=config.words, discount=config.discount)
         case LambdarankLengths():
-            return Lambdarank(words=config.words, newest=config.newest)
+            return Lambdarank(words=config.words, most=config.newest)
         case ModelLengths():
             assert encoder is not None
             return HiddenStates(encoder, discount=config.discount)

@@ -1,4 +1,4 @@
-"""Lengths from the prompt itself: its length, its task and its words, by ridge regression.
+"""Lengths from the prompt itself: its length and its words, by ridge regression.
 
 Words are counted in a table of fixed size (Weinberger et al. 2009, "Feature Hashing for Large Scale Multitask
 Learning"), so that any prompt can be predicted without a vocabulary.
@@ -27,17 +27,17 @@ class Features(Regression):
     name = "features"
 
     def __init__(self, *, words: int = 256, discount: float = 0.98) -> None:
-        """`words`: places of the table of words and tasks. `discount`: see `Ridge`."""
+        """`words`: places of the table of words. `discount`: see `Ridge`."""
         super().__init__(_PLAIN + words, discount=discount)
         self._words = words
         self.knowledge = f"{_PLAIN} figures and {words} words"
 
-    def made(self, prompts: Sequence[Asked]) -> Sequence[Figures]:
+    def figures_of(self, prompts: Sequence[Asked]) -> Sequence[Figures]:
         """See `Regression`."""
-        return [figures_of(prompt, self._words) for prompt in prompts]
+        return [text_figures(prompt, self._words) for prompt in prompts]
 
 
-def figures_of(prompt: Asked, places: int) -> Figures:
+def text_figures(prompt: Asked, places: int) -> Figures:
     """[6 + places] figures of a prompt."""
     figures = np.zeros(_PLAIN + places, np.float32)
     letters = len(prompt.text)
@@ -46,8 +46,6 @@ def figures_of(prompt: Asked, places: int) -> Figures:
     numbers = sum(count for word, count in words.items() if word.startswith("number "))
     lines = prompt.text.count("\n")
     figures[:_PLAIN] = 1.0, *(math.log(1 + n) for n in (prompt.prompt_tokens, letters, lines, numbers)), digits
-    if prompt.task:
-        words[f"task {prompt.task}"] += 1
     for word, number in words.items():
         figures[_PLAIN + _place(word, places)] += math.log(1 + number)
     return figures

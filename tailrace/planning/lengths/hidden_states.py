@@ -28,7 +28,7 @@ class HiddenStates(Regression):
         self._encoder = encoder
         self.knowledge = f"hidden states of the model {encoder.identity}"
 
-    def made(self, prompts: Sequence[Asked]) -> Sequence[Figures]:
+    def figures_of(self, prompts: Sequence[Asked]) -> Sequence[Figures]:
         """See `Regression`."""
         plain = np.array([(1.0, math.log(1 + prompt.prompt_tokens)) for prompt in prompts], np.float32)
         return list(np.column_stack([plain, self._encoder([prompt.text for prompt in prompts])]))

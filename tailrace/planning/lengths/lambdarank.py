@@ -18,8 +18,8 @@ import numpy as np
 
 from tailrace.errors import ConfigError
 from tailrace.planning.lengths.base import UNKNOWN, Asked, Expectation, Finished
-from tailrace.planning.lengths.features import figures_of
-from tailrace.planning.lengths.regression import Figures
+from tailrace.planning.lengths.features import text_figures
+from tailrace.planning.lengths.regression import Figures, newest
 from tailrace.planning.lengths.ridge import Array
 
 _LEAST = 64
@@ -58,8 +58,8 @@ class Lambdarank:
     scouts = False
     tells_samples_apart = False
 
-    def __init__(self, *, words: int = 256, newest: int = 4096) -> None:
-        """`words`: see `Features`. `newest`: the responses that it learns from.
+    def __init__(self, *, words: int = 256, most: int = 4096) -> None:
+        """`words`: see `Features`. `most`: responses that it learns from, the newest ones.
 
         Raises:
             ConfigError: LightGBM is not there.
@@ -72,9 +72,9 @@ class Lambdarank:
             ) from None
         self._lightgbm = lightgbm
         self._words = words
-        self._responses: deque[_Known] = deque(maxlen=newest)
+        self._responses: deque[_Known] = deque(maxlen=most)
         self._figures: dict[str, Figures] = {}
-        """Of prompts that were prepared and whose responses have not all come, or that are kept for the next epoch."""
+        """By prompt."""
         self._new = 0
         """Responses since the last fit."""
         self._halves: list[_Half] = []
@@ -83,13 +83,14 @@ class Lambdarank:
 
     def prepare(self, prompts: Sequence[Asked]) -> None:
         """See `LengthPredictor`."""
-        for prompt in prompts:
-            if prompt.prompt_id not in self._figures:
-                self._figures[prompt.prompt_id] = figures_of(prompt, self._words)
-        responses = list(self._responses)
-        if len(responses) >= _LEAST and self._new >= _NEW_SHARE * len(responses):
-            self._new = 0
+        new = {prompt.prompt_id: prompt for prompt in prompts if prompt.prompt_id not in self._figures}
+        if new:
+            found = ((name, text_figures(prompt, self._words)) for name, prompt in new.items())
+            self._figures = newest(self._figures, found)
+        responses, came = list(self._responses), self._new
+        if len(responses) >= _LEAST and came >= _NEW_SHARE * len(responses):
             self._fit(responses)
+            self._new -= came
 
     def knows(self, prompt: Asked) -> bool:
         """See `LengthPredictor`."""
@@ -129,6 +130,7 @@ class Lambdarank:
     def restore(self, state: bytes) -> None:
         """See `LengthPredictor`."""
         rows = msgspec.msgpack.decode(state, type=list[tuple[str, bytes, float]])
+        self._responses.clear()
         self._responses.extend(_Known(name, np.frombuffer(figures, np.float32), log) for name, figures, log in rows)
         self._new = len(self._responses)
 

@@ -1,8 +1,8 @@
 """Lengths by regression on figures of the prompt, whatever these are."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, islice
 
 import msgspec
 import numpy as np
@@ -15,6 +15,12 @@ _KEPT = 2**15
 """Prompts whose figures are kept: those of an epoch are asked for again in the next."""
 
 Figures = npt.NDArray[np.float32]
+
+
+def newest(known: Mapping[str, Figures], found: Iterable[tuple[str, Figures]]) -> dict[str, Figures]:
+    """Add what was found of prompts to what is known. The oldest are forgotten where there are too many."""
+    both = {**known, **dict(found)}
+    return dict(islice(both.items(), max(0, len(both) - _KEPT), None))
 
 
 class Regression(ABC):
@@ -35,22 +41,21 @@ class Regression(ABC):
         self._known: dict[str, Figures] = {}
         """By prompt."""
         self._solution: Solution | None = None
-        self._is_solved = True
+        self._learned = self._solved = 0
+        """How often something was learned, so far and before the solution."""
 
     @abstractmethod
-    def made(self, prompts: Sequence[Asked]) -> Sequence[Figures]:
+    def figures_of(self, prompts: Sequence[Asked]) -> Sequence[Figures]:
         """Return [figures] of each prompt."""
 
     def prepare(self, prompts: Sequence[Asked]) -> None:
         """See `LengthPredictor`."""
         new = {prompt.prompt_id: prompt for prompt in prompts if prompt.prompt_id not in self._known}
         if new:
-            found = dict(zip(new, self.made(list(new.values())), strict=True))
-            kept = list(self._known.items())[-max(0, _KEPT - len(found)) :]
-            self._known = dict(kept) | found
-        if not self._is_solved:
-            self._is_solved = True
+            self._known = newest(self._known, zip(new, self.figures_of(list(new.values())), strict=True))
+        if (learned := self._learned) != self._solved:
             self._solution = self._ridge.solve()
+            self._solved = learned
 
     def knows(self, prompt: Asked) -> bool:
         """See `LengthPredictor`. It takes all prompts for combinations of what it knows."""
@@ -72,7 +77,7 @@ class Regression(ABC):
             ids = [response.asked.prompt_id for response in responses]
             figures = np.stack([self._known[prompt_id] for prompt_id in ids]).astype(np.float64)
             self._ridge.learn(ids, figures, np.log([response.tokens for response in responses]), version)
-            self._is_solved = False
+            self._learned += 1
 
     def state(self) -> bytes:
         """See `LengthPredictor`."""
@@ -81,7 +86,7 @@ class Regression(ABC):
     def restore(self, state: bytes) -> None:
         """See `LengthPredictor`."""
         self._ridge.restore(msgspec.msgpack.decode(state, type=RidgeState))
-        self._solution = self._ridge.solve()
+        self._learned += 1  # it is solved in `prepare`
 
     def _expected(self, prompt: Asked) -> Expectation:
         solution, figures = self._solution, self._known.get(prompt.prompt_id)

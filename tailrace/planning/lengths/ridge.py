@@ -23,8 +23,8 @@ from tailrace.types import WeightVersion
 
 PENALTIES = tuple(10.0 ** (power / 2) for power in range(-6, 5))
 """Tried, as parts of a figure's sum of squares."""
-_FLAT = 1e-12
-"""A figure with a smaller variance is the same for all."""
+_FLAT = 1e-9
+"""A figure is the same for all where its variance is a smaller part of its mean square."""
 
 Array = npt.NDArray[np.float64]
 
@@ -89,9 +89,10 @@ class Ridge:
         total = halves[0] + halves[1]
         if total[0, 0] <= 0:
             return None
-        variances = np.diag(total)[:-1] / total[0, 0] - (total[0, :-1] / total[0, 0]) ** 2
-        variances[0] = 0.0  # the mean is free
-        moves = (variances > _FLAT) | (np.arange(len(variances)) == 0)
+        squares = np.diag(total)[:-1] / total[0, 0]
+        variances = squares - (total[0, :-1] / total[0, 0]) ** 2
+        moves = variances > _FLAT * squares
+        variances[0], moves[0] = 0.0, True  # the mean is free
         columns = np.append(np.flatnonzero(moves), len(variances))
         small = halves[:, columns][:, :, columns]
         found = _Halves(small, variances[moves])

@@ -26,6 +26,19 @@ def test_with_little_noise_the_coefficients_are_those_that_lengths_were_made_wit
     assert solution.mean == pytest.approx(5, abs=0.2)
 
 
+def test_the_unit_of_a_figure_does_not_matter() -> None:
+    ids, figures, logs = rows(0, 200)
+    known = []
+    for unit in (1.0, 1e-7, 1e6):
+        ridge = Ridge(4)
+        ridge.learn(ids, figures * [1.0, unit, 1.0, 1.0], logs, version=0)
+        solution = ridge.solve()
+        assert solution is not None
+        known.append((solution.coefficients[1] * unit, solution.deviation))
+    assert known[1] == pytest.approx(known[0])
+    assert known[2] == pytest.approx(known[0])
+
+
 def test_the_deviation_is_that_of_other_prompts_however_many_figures_there_are() -> None:
     ridge = Ridge(104)
     ridge.learn(*rows(0, 150, noise=1.0, useless=100), version=0)
