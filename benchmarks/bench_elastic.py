@@ -1,6 +1,6 @@
 """`make bench-elastic`: a run that chooses its number of engines, and engines that join and leave.
 
-    python benchmarks/bench_elastic.py [--steps 16] [--virtual-steps 24] [--seeds 3]
+    python benchmarks/bench_elastic.py [--steps 16] [--virtual-steps 30] [--seeds 3]
 
 The parts are programs of their own, whose figures they explain: `elastic_real.py` (processes on this machine) and
 `elastic_virtual.py` (the decisions in virtual time, with the steps of an H100). The last line is JSON. Its
@@ -31,7 +31,7 @@ def summary(real: dict[str, Any], virtual: list[dict[str, Any]]) -> dict[str, An
     }
 
 
-def main(steps: int = 16, virtual_steps: int = 24, groups: int = 128, seeds: int = 3) -> None:
+def main(steps: int = 16, virtual_steps: int = 30, groups: int = 128, seeds: int = 3) -> None:
     """Make both parts, the real one first: it needs the machine for itself."""
     real = elastic_real.measure(steps)
     print(json.dumps({"real": real}), flush=True)

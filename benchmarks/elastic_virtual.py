@@ -1,12 +1,12 @@
 """A run whose responses grow to twice their length, and which chooses its number of engines, in virtual time.
 
-    python benchmarks/elastic_virtual.py [--steps 24] [--groups 128] [--seeds 3] [--trainer-tokens-per-s 10000]
+    python benchmarks/elastic_virtual.py [--steps 30] [--groups 128] [--seeds 3] [--trainer-tokens-per-s 11500]
 
 This is the experiment of StreamRL's figure 11: the longest response has 10,000 tokens at the start, and 20,000 at the
 end. The run is fully asynchronous, one step ahead. It begins with one engine, and may have three. The fleet, its
 decisions and the generation service are the real ones. Engines take the time of `h100_steps.json` for a step, and a
 new one is ready after `LOAD_S`. The trainer takes the same time for each token, at a pace at which the first step needs
-one engine only: 10,000 tokens a second, about an H100 that trains 8 billion parameters at half of its peak.
+one engine only: 11,500 tokens a second.
 
 The same lengths are also played with one, two and three engines throughout. A *phase* is a stretch of steps between two
 changes. The best number of a phase is the one whose run took the least time for these steps; of those within `ALIKE`,
@@ -55,7 +55,7 @@ GROUP_SIZE, SLOTS = 8, 128
 MOST = 3
 """Engines."""
 LOAD_S = 60.0
-TRAINER_TOKENS_PER_S = 10_000.0
+TRAINER_TOKENS_PER_S = 11_500.0
 AHEAD = 1
 """Steps that prompts run ahead; see `pipeline.max_staleness`."""
 ALIKE = 0.01
@@ -272,7 +272,7 @@ def compare(*, steps: int, groups: int, seeds: int, trainer_tokens_per_s: float)
 
 
 def main(
-    steps: int = 24, groups: int = 128, seeds: int = 3, trainer_tokens_per_s: float = TRAINER_TOKENS_PER_S
+    steps: int = 30, groups: int = 128, seeds: int = 3, trainer_tokens_per_s: float = TRAINER_TOKENS_PER_S
 ) -> None:
     """Compare."""
     found = compare(steps=steps, groups=groups, seeds=seeds, trainer_tokens_per_s=trainer_tokens_per_s)
