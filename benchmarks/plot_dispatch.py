@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from dispatch_virtual import ARMS, MODELS, generate, serving
+from svg import begun
 
 from tailrace.simulator.clock import VirtualLoop
 from tailrace.simulator.engine import TimedEngine
@@ -113,11 +114,7 @@ def main() -> None:
             turns[name] = runner.run(play(name, replay))
     longest = max(turn.seconds for turn in turns.values())
     height = TOP + BLOCK * len(turns) + 44
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
-        'font-size="13" fill="#55606b">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-    ]
+    parts = begun(WIDTH, height)
     for number, (name, turn) in enumerate(turns.items()):
         parts += drawing(name, turn, longest, TOP + number * BLOCK)
     for tick in range(0, int(longest) + 1, 100):

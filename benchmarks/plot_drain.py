@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from svg import begun
+
 BUILD = Path(__file__).parent.parent / "build" / "bench-adaptive-tp"
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "adaptive_tp.svg"
 
@@ -26,11 +28,7 @@ def main() -> None:
         x = LEFT + seconds / longest * (WIDTH - LEFT - 100)
         return round(x, 1), round(TOP + (1 - unfinished / most) * (HEIGHT - TOP - BOTTOM), 1)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        'font-size="13" fill="#55606b">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-    ]
+    parts = begun(WIDTH, HEIGHT)
     for tick in range(0, most + 1, 16):
         x, y = place(0, tick)
         parts.append(f'<line x1="{x}" x2="{WIDTH - 100}" y1="{y}" y2="{y}" stroke="#e3e7eb"/>')

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from bench_pipeline import BUILD, MODES, WARM_UP
 from pipeline_figures import Turn
+from svg import begun
 
 from tailrace.events import Event
 from tailrace.registers.events import EventKind
@@ -83,11 +84,7 @@ def main() -> None:
     turns = {mode: Turn(BUILD / mode, WARM_UP) for mode in MODES}
     seconds = min(turn.window.seconds for turn in turns.values())
     height = TOP + BLOCK * len(turns) + 24
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
-        'font-size="13" fill="#55606b">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-    ]
+    parts = begun(WIDTH, height)
     for number, (mode, turn) in enumerate(turns.items()):
         parts += drawing(MODES[mode].title, turn, seconds, TOP + number * BLOCK)
     parts.append(
