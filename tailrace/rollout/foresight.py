@@ -13,7 +13,7 @@ is slower than its limit. Policies that know no lengths are not compared.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -252,21 +252,10 @@ class Foresight:
         self._tell_change(step, text)
 
     def _tell_change(self, step: int | None, text: str) -> None:
-        now = self._log.now()
-        self._log.emit(
-            Event(
-                task=EventKind.DISPATCH_CHANGE,
-                actor="rollout",
-                start=now,
-                end=now,
-                step=step,
-                metrics={"placed": float(self.places)},
-                info={"text": text},
-            )
-        )
+        self._emit(EventKind.DISPATCH_CHANGE, step, info={"text": text})
 
     def _tell(self, step: int, found: Assessment, seconds: Seconds | None) -> None:
-        metrics = {"expected_inside": found.inside, "placed": float(self.places)}
+        metrics = {"expected_inside": found.inside}
         for percent, recall in found.recall.items():
             metrics |= {} if recall is None else {f"recall_{percent}": recall}
         for percent, ceiling in found.ceiling.items():
@@ -277,17 +266,29 @@ class Foresight:
             told = {"pull_s": seconds.pulled, "ordered_s": seconds.ordered, "placed_s": seconds.placed}
             told |= {"order_gain": seconds.order_gain, "placement_gain": seconds.placement_gain}
             metrics |= {name: value for name, value in told.items() if value is not None}
-        now = self._log.now()
         info = {"lengths": self._predictor.name, "policy": self._placing.name}
+        self._emit(EventKind.DISPATCH, step, metrics=metrics, info=info, samples=found.responses)
+
+    def _emit(
+        self,
+        task: EventKind,
+        step: int | None,
+        *,
+        info: dict[str, str],
+        metrics: Mapping[str, float] | None = None,
+        samples: int | None = None,
+    ) -> None:
+        """Emit an event of this moment. Beside the metrics it says whether prompts are placed by now."""
+        now = self._log.now()
         self._log.emit(
             Event(
-                task=EventKind.DISPATCH,
+                task=task,
                 actor="rollout",
                 start=now,
                 end=now,
                 step=step,
-                samples=found.responses,
-                metrics=metrics,
+                samples=samples,
+                metrics={"placed": float(self.places), **(metrics or {})},
                 info=info,
             )
         )
