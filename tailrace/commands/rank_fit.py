@@ -1,6 +1,8 @@
 """`tailrace rank fit`: teaches a predictor of lengths, and says how well it foresees what it was not taught.
 
 responses of `tailrace generate`, or traces ──▶ predictor ──▶ ranker, which `rollout.lengths.ranker` names
+
+All responses count alike, as of version 0: the weights that made them are older than those of the run to come.
 """
 
 import random

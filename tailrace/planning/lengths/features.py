@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tailrace.planning.lengths.base import Asked
-from tailrace.planning.lengths.regression import Figures, Regression
+from tailrace.planning.lengths.figures import Figures
+from tailrace.planning.lengths.regression import Regression
 
 _WORDS = re.compile(r"\d+|\w+|[^\w\s]")
 _PLAIN = 6
@@ -33,7 +34,7 @@ class Features(Regression):
         self.knowledge = f"{_PLAIN} figures and {words} words"
 
     def figures_of(self, prompts: Sequence[Asked]) -> Sequence[Figures]:
-        """See `Regression`."""
+        """See `ByFigures`."""
         return [text_figures(prompt, self._words) for prompt in prompts]
 
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tailrace.planning.lengths.base import Asked, Encoder
-from tailrace.planning.lengths.regression import Figures, Regression
+from tailrace.planning.lengths.figures import Figures
+from tailrace.planning.lengths.regression import Regression
 
 _PLAIN = 2
 """Figures beside the hidden states: 1, and the logarithm of the tokens."""
@@ -29,6 +30,6 @@ class HiddenStates(Regression):
         self.knowledge = f"hidden states of the model {encoder.identity}"
 
     def figures_of(self, prompts: Sequence[Asked]) -> Sequence[Figures]:
-        """See `Regression`."""
+        """See `ByFigures`."""
         plain = np.array([(1.0, math.log(1 + prompt.prompt_tokens)) for prompt in prompts], np.float32)
         return list(np.column_stack([plain, self._encoder([prompt.text for prompt in prompts])]))

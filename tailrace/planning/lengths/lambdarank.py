@@ -8,7 +8,6 @@ LightGBM is an extra: pip install "tailrace[lightgbm]".
 """
 
 import math
-import zlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ import numpy as np
 from tailrace.errors import ConfigError
 from tailrace.planning.lengths.base import UNKNOWN, Asked, Expectation, Finished
 from tailrace.planning.lengths.features import text_figures
-from tailrace.planning.lengths.regression import Figures, newest
+from tailrace.planning.lengths.figures import ByFigures, Figures, half_of
 from tailrace.planning.lengths.ridge import Array
 
 _LEAST = 64
@@ -51,12 +50,10 @@ class _Half(NamedTuple):
     """[n] log-lengths that belong to them."""
 
 
-class Lambdarank:
-    """See the module. It finds figures and fits trees in `prepare`."""
+class Lambdarank(ByFigures):
+    """See the module."""
 
     name = "lambdarank"
-    scouts = False
-    tells_samples_apart = False
 
     def __init__(self, *, words: int = 256, most: int = 4096) -> None:
         """`words`: see `Features`. `most`: responses that it learns from, the newest ones.
@@ -70,27 +67,26 @@ class Lambdarank:
             raise ConfigError(
                 f'rollout.lengths.type lambdarank needs LightGBM ({error}); pip install "tailrace[lightgbm]"'
             ) from None
+        super().__init__()
         self._lightgbm = lightgbm
         self._words = words
         self._responses: deque[_Known] = deque(maxlen=most)
-        self._figures: dict[str, Figures] = {}
-        """By prompt."""
-        self._new = 0
-        """Responses since the last fit."""
+        self._came = self._fitted = 0
+        """Responses so far, and before the last fit."""
         self._halves: list[_Half] = []
         self._deviation = UNKNOWN[1]
         self.knowledge = f"the newest responses, by {words} words"
 
-    def prepare(self, prompts: Sequence[Asked]) -> None:
-        """See `LengthPredictor`."""
-        new = {prompt.prompt_id: prompt for prompt in prompts if prompt.prompt_id not in self._figures}
-        if new:
-            found = ((name, text_figures(prompt, self._words)) for name, prompt in new.items())
-            self._figures = newest(self._figures, found)
-        responses, came = list(self._responses), self._new
-        if len(responses) >= _LEAST and came >= _NEW_SHARE * len(responses):
+    def figures_of(self, prompts: Sequence[Asked]) -> Sequence[Figures]:
+        """See `ByFigures`."""
+        return [text_figures(prompt, self._words) for prompt in prompts]
+
+    def fit(self) -> None:
+        """See `ByFigures`."""
+        came, responses = self._came, list(self._responses)
+        if len(responses) >= _LEAST and came - self._fitted >= _NEW_SHARE * len(responses):
             self._fit(responses)
-            self._new -= came
+            self._fitted = came
 
     def knows(self, prompt: Asked) -> bool:
         """See `LengthPredictor`."""
@@ -102,7 +98,7 @@ class Lambdarank:
         if not halves:
             return [Expectation.of(*UNKNOWN)] * len(prompts)
         typical = float(np.mean([half.logs.mean() for half in halves]))
-        known = [(place, self._figures.get(prompt.prompt_id)) for place, prompt in enumerate(prompts)]
+        known = [(place, self._known.get(prompt.prompt_id)) for place, prompt in enumerate(prompts)]
         places = [place for place, figures in known if figures is not None]
         means = np.full(len(prompts), typical)
         if places:
@@ -110,17 +106,13 @@ class Lambdarank:
             means[places] = np.mean([_mapped(half, rows) for half in halves], axis=0)
         return [Expectation.of(float(mean), self._deviation) for mean in means]
 
-    def suppose(self, prompt: Asked, tokens: float) -> Expectation:
-        """See `LengthPredictor`. It knows prompts by their figures alone, so one more response changes nothing."""
-        return self.expect([prompt])[0]
-
     def learn(self, finished: Sequence[Finished]) -> None:
         """See `LengthPredictor`."""
         for response in finished:
-            figures = self._figures.get(response.asked.prompt_id)
+            figures = self._known.get(response.asked.prompt_id)
             if figures is not None:
                 self._responses.append(_Known(response.asked.prompt_id, figures, math.log(response.tokens)))
-                self._new += 1
+                self._came += 1
 
     def state(self) -> bytes:
         """See `LengthPredictor`: the responses, from which all is fitted again."""
@@ -132,14 +124,14 @@ class Lambdarank:
         rows = msgspec.msgpack.decode(state, type=list[tuple[str, bytes, float]])
         self._responses.clear()
         self._responses.extend(_Known(name, np.frombuffer(figures, np.float32), log) for name, figures, log in rows)
-        self._new = len(self._responses)
+        self._came += len(self._responses)
 
     def _fit(self, responses: Sequence[_Known]) -> None:
         from scipy.optimize import isotonic_regression  # takes a second
 
         figures = np.stack([known.figures for known in responses])
         logs = np.array([known.log for known in responses])
-        in_first = np.array([zlib.crc32(known.prompt_id.encode()) % 2 == 0 for known in responses])
+        in_first = np.array([half_of(known.prompt_id) == 0 for known in responses])
         halves, errors = [], []
         for taught, other in ((in_first, ~in_first), (~in_first, in_first)):
             if not taught.any() or not other.any():

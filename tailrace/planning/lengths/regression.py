@@ -1,58 +1,29 @@
 """Lengths by regression on figures of the prompt, whatever these are."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby, islice
+from collections.abc import Sequence
+from itertools import groupby
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from tailrace.planning.lengths.base import UNKNOWN, Asked, Expectation, Finished
+from tailrace.planning.lengths.figures import ByFigures
 from tailrace.planning.lengths.ridge import Ridge, RidgeState, Solution
 
-_KEPT = 2**15
-"""Prompts whose figures are kept: those of an epoch are asked for again in the next."""
 
-Figures = npt.NDArray[np.float32]
-
-
-def newest(known: Mapping[str, Figures], found: Iterable[tuple[str, Figures]]) -> dict[str, Figures]:
-    """Add what was found of prompts to what is known. The oldest are forgotten where there are too many."""
-    both = {**known, **dict(found)}
-    return dict(islice(both.items(), max(0, len(both) - _KEPT), None))
-
-
-class Regression(ABC):
-    """Expects a prompt's length from its figures. It finds them, and solves for the coefficients, in `prepare`.
-
-    So neither makes a run wait. A prompt that was not prepared is expected to be like all others, and is not learned
-    from.
-    """
-
-    name: str
-    knowledge: str
-    scouts = False
-    tells_samples_apart = False
+class Regression(ByFigures):
+    """A linear function of the figures."""
 
     def __init__(self, figures: int, *, discount: float) -> None:
         """`figures`: of a prompt, of which the first is 1. `discount`: see `Ridge`."""
+        super().__init__()
         self._ridge = Ridge(figures, discount=discount)
-        self._known: dict[str, Figures] = {}
-        """By prompt."""
         self._solution: Solution | None = None
         self._learned = self._solved = 0
         """How often something was learned, so far and before the solution."""
 
-    @abstractmethod
-    def figures_of(self, prompts: Sequence[Asked]) -> Sequence[Figures]:
-        """Return [figures] of each prompt."""
-
-    def prepare(self, prompts: Sequence[Asked]) -> None:
-        """See `LengthPredictor`."""
-        new = {prompt.prompt_id: prompt for prompt in prompts if prompt.prompt_id not in self._known}
-        if new:
-            self._known = newest(self._known, zip(new, self.figures_of(list(new.values())), strict=True))
+    def fit(self) -> None:
+        """See `ByFigures`."""
         if (learned := self._learned) != self._solved:
             self._solution = self._ridge.solve()
             self._solved = learned
@@ -64,10 +35,6 @@ class Regression(ABC):
     def expect(self, prompts: Sequence[Asked]) -> list[Expectation]:
         """See `LengthPredictor`."""
         return [self._expected(prompt) for prompt in prompts]
-
-    def suppose(self, prompt: Asked, tokens: float) -> Expectation:
-        """See `LengthPredictor`. It knows prompts by their figures alone, so one more response changes nothing."""
-        return self._expected(prompt)
 
     def learn(self, finished: Sequence[Finished]) -> None:
         """See `LengthPredictor`."""
@@ -86,7 +53,7 @@ class Regression(ABC):
     def restore(self, state: bytes) -> None:
         """See `LengthPredictor`."""
         self._ridge.restore(msgspec.msgpack.decode(state, type=RidgeState))
-        self._learned += 1  # it is solved in `prepare`
+        self._learned += 1  # it is solved in `fit`
 
     def _expected(self, prompt: Asked) -> Expectation:
         solution, figures = self._solution, self._known.get(prompt.prompt_id)

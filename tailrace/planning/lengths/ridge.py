@@ -12,13 +12,13 @@ Elements of Statistical Learning", sections 3.4.1 and 7.10).
 
 import math
 import threading
-import zlib
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tailrace.planning.lengths.figures import half_of
 from tailrace.types import WeightVersion
 
 PENALTIES = tuple(10.0 ** (power / 2) for power in range(-6, 5))
@@ -71,7 +71,7 @@ class Ridge:
             logs: [n] logarithms of the tokens.
             version: the oldest weights that made a token of them.
         """
-        halves = np.array([zlib.crc32(prompt_id.encode()) % 2 for prompt_id in prompt_ids])
+        halves = np.array([half_of(prompt_id) for prompt_id in prompt_ids])
         rows = np.column_stack([figures, logs])
         with self._lock:
             if version > self._version:
