@@ -23,7 +23,6 @@ import numpy as np
 import typer
 from dispatch_virtual import ARMS, Arm, foresight_of, requests_of
 
-from tailrace.cluster.base import WorkerSpec
 from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import ClusterConfig, PoolConfig
@@ -37,7 +36,7 @@ from tailrace.planning.dispatch.factory import make_policy
 from tailrace.planning.remaining import LengthHistory
 from tailrace.rollout.service import GenerationService
 from tailrace.run.generation import RemotePort
-from tailrace.run.workers.engine import FACTORY, EngineSettings
+from tailrace.run.workers.engine import engine_worker
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.factory import open_workload
 
@@ -89,17 +88,8 @@ async def contest(replay: Replay, arms: Mapping[str, Arm], *, groups: int, slots
     """Seconds of each arm in each round. The first `groups` of the replay are to warm up."""
     model = resolve_model(ModelConfig())
     config = ServeConfig(engine=NativeEngineConfig(max_batch_size=slots), threads=1)
-    settings = EngineSettings(config=config.model_dump_json(), model_dir=str(model.resolve())).encode()
     pools = [PoolConfig(cpus=0, threads=1, cores=(core,)) for core in (0, 1)]
-    specs = [
-        WorkerSpec(
-            name=f"rollout-{number}",
-            pool=pool,
-            factory=FACTORY,
-            settings=settings,
-        )
-        for number, pool in enumerate(pools)
-    ]
+    specs = [engine_worker(f"rollout-{number}", pool, config, model) for number, pool in enumerate(pools)]
     cluster_config = ClusterConfig()
     log = EventLog(sinks=())
     seconds: defaultdict[str, list[float]] = defaultdict(list)

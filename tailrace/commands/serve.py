@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from tailrace.cluster.base import WorkerSpec
 from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import ClusterConfig, PoolConfig
@@ -30,7 +29,7 @@ from tailrace.rollout.service import GenerationService
 from tailrace.run.endpoint import make_reader
 from tailrace.run.generation import RemotePort
 from tailrace.run.inputs import open_model
-from tailrace.run.workers.engine import FACTORY, EngineSettings, open_port
+from tailrace.run.workers.engine import engine_worker, open_port
 
 
 def served_model(given: str) -> str:
@@ -110,11 +109,7 @@ async def _ports(
     threads = config.threads or max(1, len(usable_cores()) // engines)
     config = config.model_copy(update={"threads": threads})
     pool_config = PoolConfig(cpus=0, threads=threads, gpus=1 if config.device.startswith("cuda") else 0)
-    settings = EngineSettings(config=config.model_dump_json(), model_dir=str(model_dir.resolve())).encode()
-    specs = [
-        WorkerSpec(name=f"engine-{number}", pool=pool_config, factory=FACTORY, settings=settings)
-        for number in range(engines)
-    ]
+    specs = [engine_worker(f"engine-{number}", pool_config, config, model_dir) for number in range(engines)]
     cluster_config = ClusterConfig()
     cluster = await stack.enter_async_context(make_cluster(cluster_config, {"rollout": pool_config}))
     pool = Pool(cluster, specs, cluster_config, log, budget=DeathBudget(cluster_config.max_deaths))

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from tailrace.activity import Activity
-from tailrace.cluster.base import WorkerContext
+from tailrace.cluster.base import WorkerContext, WorkerSpec
+from tailrace.config.cluster import PoolConfig
 from tailrace.config.generate import ServeConfig
 from tailrace.engine.factory import make_backend
 from tailrace.engine.opening import open_engine
@@ -17,9 +18,6 @@ from tailrace.events import EventLog
 from tailrace.rollout.base import EngineFacts
 from tailrace.rollout.local import LocalPort
 from tailrace.run.workers.port import PortWorker
-
-FACTORY = "tailrace.run.workers.engine:EngineWorker"
-"""For `WorkerSpec.factory`."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,9 +27,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A ServeConfig as JSON."""
     model_dir: str
 
-    def encode(self) -> bytes:
-        """The settings as bytes, for `WorkerSpec.settings`."""
-        return msgspec.msgpack.encode(self)
+
+def engine_worker(name: str, pool: PoolConfig, config: ServeConfig, model_dir: Path) -> WorkerSpec:
+    """Return the specification of a worker with an engine; `pool` says what it reserves."""
+    settings = EngineSettings(config=config.model_dump_json(), model_dir=str(model_dir.resolve()))
+    return WorkerSpec(
+        name=name,
+        pool=pool,
+        factory=f"{EngineWorker.__module__}:{EngineWorker.__qualname__}",
+        settings=msgspec.msgpack.encode(settings),
+    )
 
 
 async def open_port(
