@@ -121,6 +121,8 @@ class Piece:
     """The newest tokens of a response that runs."""
 
     request_id: int
+    start: int
+    """The number of its tokens before these."""
     tokens: list[int]
     """[K], one or more."""
     log_probs: list[float]

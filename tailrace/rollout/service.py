@@ -412,6 +412,9 @@ class GenerationService:
         """Have a response that was withdrawn go on elsewhere."""
         request = asked.request
         if len(begun.response_ids):
+            tokens, log_probs = begun.response_ids.tolist(), begun.rollout_log_probs.tolist()
+            piece = Piece(request_id=request.request_id, start=0, tokens=tokens, log_probs=log_probs)
+            asked.job.stream.see(piece)  # the engine that goes on does not know what was told of it
             request = replace(request, begun=begun)
         starts = {own: start} if len(begun.response_ids) else {}
         job = replace(asked.job, requests={own: request}, starts=starts)

@@ -1,10 +1,10 @@
 """The streams of samples that the service gives."""
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailrace.engine.base import SampleStream
 from tailrace.errors import EngineError, RequestError
@@ -32,6 +32,8 @@ class GeneratedStream(AsyncIterator[Generated]):
         """The service's ids of what has not ended."""
         self.wants_pieces = False
         """Whether `with_pieces` is used."""
+        self._told: defaultdict[int, int] = defaultdict(int)
+        """The number of tokens that pieces have told, by request."""
         self._close = close
         self._ended: deque[Generated | Piece | RequestError] = deque()
         self._failure: EngineError | None = None
@@ -45,9 +47,15 @@ class GeneratedStream(AsyncIterator[Generated]):
         self._news.set()
 
     def see(self, piece: Piece) -> None:
-        """Note the newest tokens of a request that streams."""
-        if self.wants_pieces:
-            self._ended.append(piece)
+        """Note the newest tokens of a request that streams. What was told before, by an engine that died, is not told
+        again; nor what comes after tokens that are not known, such as those of a response that has moved.
+        """
+        told, end = self._told[piece.request_id], piece.start + len(piece.tokens)
+        if self.wants_pieces and piece.start <= told < end:
+            known = told - piece.start
+            new = replace(piece, start=told, tokens=piece.tokens[known:], log_probs=piece.log_probs[known:])
+            self._ended.append(new)
+            self._told[piece.request_id] = end
             self._news.set()
 
     def fail(self, failure: EngineError) -> None:
@@ -56,7 +64,11 @@ class GeneratedStream(AsyncIterator[Generated]):
         self._news.set()
 
     async def with_pieces(self) -> AsyncIterator[Generated | Piece]:
-        """Yield the newest tokens of requests that stream, too, where their engine tells them."""
+        """Yield the newest tokens of requests that stream, too, where their engine tells them.
+
+        Each token comes once at most, in order. Where an engine has died and the weights are others since, the sample
+        may differ from the tokens that came before it.
+        """
         with suppress(StopAsyncIteration):
             while True:
                 yield await self._next()

@@ -17,7 +17,7 @@ from tailrace.engine.base import Engine, EngineLoad, EngineStats, SampleStream
 from tailrace.errors import EngineError, RequestError
 from tailrace.events import EventLog
 from tailrace.planning.latency import StepTimes
-from tailrace.types import FinishReason, IntArray, Request, Sample, WeightVersion
+from tailrace.types import FinishReason, IntArray, Piece, Request, Sample, WeightVersion
 
 _ROUNDING_S = 1e-9
 """By so much a timer may come too early."""
@@ -59,6 +59,11 @@ class _Sequence:
         self.made += steps
         if steps:
             self.versions.append((version, steps))
+
+    def newest(self, steps: int) -> Piece:
+        start, tokens = self.made - steps, self.tokens[self.made - steps : self.made].tolist()
+        log_probs = [-1.0 / (1 + place) for place in range(start + 1, self.made + 1)]
+        return Piece(request_id=self.request.request_id, start=start, tokens=tokens, log_probs=log_probs)
 
     def sample(self, reason: FinishReason) -> Sample:
         begun = self.request.begun
@@ -106,6 +111,7 @@ class TimedEngine(Engine):
         self._boundary: asyncio.Event = asyncio.Event()
         self._paused = False
         self._failure: EngineError | None = None
+        self._see: Callable[[Sequence[Piece]], None] = lambda pieces: None
         self._steps = self._generated = self._prefilled = 0
 
     @property
@@ -166,6 +172,10 @@ class TimedEngine(Engine):
 
     def log_to(self, log: EventLog) -> None:
         """See `Engine`; it decides nothing."""
+
+    def follow(self, see: Callable[[Sequence[Piece]], None]) -> None:
+        """See `Engine`; it tells less often than after each step."""
+        self._see = see
 
     def stats(self) -> EngineStats:
         """See `Engine`."""
@@ -270,6 +280,8 @@ class TimedEngine(Engine):
         for sequence in [sequence for sequence in self._running if not sequence.left]:
             most = sequence.request.sampling.max_new_tokens
             self._end(sequence, FinishReason.LENGTH if len(sequence.tokens) == most else FinishReason.STOP)
+        if pieces := [sequence.newest(steps) for sequence in self._running if sequence.request.streams]:
+            self._see(pieces)
         self._since = None
         self._boundary.set()
         asyncio.get_running_loop().call_soon(self._go_on)  # after those who wait for the end of a step

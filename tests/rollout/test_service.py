@@ -35,6 +35,8 @@ def check(world: World) -> None:
             assert len(sample.weight_versions) == len(sample.rollout_log_probs) == len(sample.response_ids)
             assert sample.weight_versions.min() >= step.needed
             assert made.start <= made.end
+            told = step.told[sample.request_id]
+            assert told == sample.response_ids[: len(told)].tolist()
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -49,7 +51,8 @@ def test_each_request_is_answered_once_with_its_own_tokens(part: int) -> None:
             raise
         happened += world.happened
         happened["withdrawn"] += world.withdrawn
+        happened["told"] += sum(len(tokens) for step in world.steps for tokens in step.told.values())
         happened["closed"] += sum(step.closed for step in world.steps)
         happened["checks"] += sum(event.task == "dispatch" for event in world.events)
-    for what in ("kill", "add", "remove", "withdrawn", "closed", "checks"):
+    for what in ("kill", "add", "remove", "withdrawn", "told", "closed", "checks"):
         assert happened[what] > 20, happened

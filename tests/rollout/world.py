@@ -5,7 +5,7 @@ Engines join and leave, die and come back, get new weights late; streams are clo
 
 import asyncio
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ from tailrace.rollout.local import LocalPort
 from tailrace.rollout.service import GenerationService
 from tailrace.rollout.streams import Generated
 from tailrace.simulator.engine import TimedEngine
-from tailrace.types import IntArray, Request, WeightVersion
+from tailrace.types import IntArray, Piece, Request, WeightVersion
 
 MOST = 400
 """`max_new_tokens`."""
@@ -166,7 +166,11 @@ class Step:
     of_group: int
     closed: bool
     """Whether its stream is closed early."""
+    streams: bool
+    """Whether the newest tokens are told while responses run."""
     samples: list[Generated] = field(default_factory=list)
+    told: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The tokens that were told before the end, by request."""
 
     def requests(self) -> list[Request]:
         """Their ids are those of their places in the step."""
@@ -178,6 +182,7 @@ class Step:
                 prompt_ids=np.arange(1, 2 + self.number % 7),
                 sampling=SamplingConfig(max_new_tokens=MOST),
                 seed=10_000 * self.number + place,
+                streams=self.streams,
             )
             for place in range(self.groups * self.of_group)
         ]
@@ -232,7 +237,8 @@ class World:
             trouble = tasks.create_task(self._trouble())
             generating: list[asyncio.Task[None]] = []
             for number in range(self.chance.randint(2, 5)):
-                step = Step(number, self.version, self.groups, self.of_group, self.chance.random() < 0.15)
+                closed = self.chance.random() < 0.15
+                step = Step(number, self.version, self.groups, self.of_group, closed, streams=number % 2 == 0)
                 self.steps.append(step)
                 generating.append(tasks.create_task(self._generate(step)))
                 if self.chance.random() < 0.7:
@@ -256,7 +262,12 @@ class World:
         ]
         stream = self.service.generate(requests, version=step.needed, step=step.number, asked=asked)
         async with aclosing(stream):
-            async for made in stream:
+            stream.wants_pieces = step.streams
+            async for made in stream.with_pieces():
+                if isinstance(made, Piece):
+                    assert made.start == len(step.told[made.request_id])
+                    step.told[made.request_id] += made.tokens
+                    continue
                 step.samples.append(made)
                 if step.closed and self.chance.random() < 0.2:
                     return

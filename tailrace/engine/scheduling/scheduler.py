@@ -103,7 +103,8 @@ class Scheduler:
             known = told.get(request_id)
             if known is not None and len(sequence.log_probs) > known:
                 tokens = sequence.tokens[sequence.prompt_length + known :]
-                new.append(Piece(request_id=request_id, tokens=tokens, log_probs=sequence.log_probs[known:]))
+                log_probs = sequence.log_probs[known:]
+                new.append(Piece(request_id=request_id, start=known, tokens=tokens, log_probs=log_probs))
         return new
 
     def blocks_needed(self, prompt_tokens: int, response_tokens: int) -> int:
