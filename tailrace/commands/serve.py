@@ -5,6 +5,7 @@ clients ──▶ Endpoint ──▶ GenerationService ──▶ LocalPort (one 
 
 import asyncio
 import secrets
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -15,7 +16,7 @@ from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.config.generate import ServeConfig
 from tailrace.config.rollout import LOOPBACK
-from tailrace.errors import UserError
+from tailrace.errors import UserError, first_error
 from tailrace.events import EventLog
 from tailrace.host.cpu import usable_cores
 from tailrace.host.interrupt import Interrupt
@@ -24,7 +25,7 @@ from tailrace.registers import run_files
 from tailrace.rollout.base import EnginePort
 from tailrace.rollout.http.app import Endpoint, Limits
 from tailrace.rollout.http.asked import Reader
-from tailrace.rollout.http.server import listening
+from tailrace.rollout.http.server import bound, listening
 from tailrace.rollout.service import GenerationService
 from tailrace.run.endpoint import make_reader
 from tailrace.run.generation import RemotePort
@@ -57,6 +58,7 @@ def serve(config: ServeConfig, *, name: str, engines: int, host: str, port: int,
 
     Raises:
         UserError: the model, an option or the port cannot be used.
+        TailraceError: an engine has failed, or one that died was not replaced.
     """
     if engines < 1:
         raise UserError(f"--engines is {engines}; give 1 or more")
@@ -66,7 +68,10 @@ def serve(config: ServeConfig, *, name: str, engines: int, host: str, port: int,
     token = secrets.token_urlsafe(24) if token is None else token
     reader = make_reader(model_dir, tokenizer, name=name)
     try:
-        asyncio.run(_serve(config, model_dir, reader, decode, engines=engines, host=host, port=port, token=token))
+        with bound(host, port) as listener:
+            asyncio.run(_serve(config, model_dir, reader, decode, engines=engines, listener=listener, token=token))
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from errors
     except asyncio.CancelledError:
         print("ended", file=sys.stderr)
 
@@ -78,8 +83,7 @@ async def _serve(
     decode: ResponseText,
     *,
     engines: int,
-    host: str,
-    port: int,
+    listener: socket.socket,
     token: str,
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -89,7 +93,7 @@ async def _serve(
         service = GenerationService(ports)
         limits = Limits(most_body=config.most_body, most_prompts=config.most_prompts, limit_s=config.limit_s)
         endpoint = Endpoint(service, reader, decode, token=token or None, limits=limits)
-        async with asyncio.TaskGroup() as tasks, listening(endpoint, host=host, port=port) as url:
+        async with asyncio.TaskGroup() as tasks, listening(endpoint, listener) as url:
             tasks.create_task(service.run())
             for pool in pools:
                 tasks.create_task(pool.run())

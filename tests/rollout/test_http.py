@@ -19,12 +19,13 @@ from tailrace.activity import Activity
 from tailrace.config.engine import NativeEngineConfig, SamplingConfig
 from tailrace.engine.base import Engine
 from tailrace.engine.opening import open_engine
+from tailrace.errors import UserError
 from tailrace.events import EventLog
 from tailrace.models.tokenizer import ResponseText, load_tokenizer
 from tailrace.rollout.base import EngineFacts
 from tailrace.rollout.http.app import Endpoint, Limits
 from tailrace.rollout.http.asked import Reader, Refusal
-from tailrace.rollout.http.server import listening
+from tailrace.rollout.http.server import bound, listening
 from tailrace.rollout.http.text import TextStream
 from tailrace.rollout.local import LocalPort
 from tailrace.rollout.service import GenerationService
@@ -33,14 +34,18 @@ from tailrace.types import Request
 from tests.conftest import TinyModel
 
 TOKEN = "secret"
+CHAT = [{"role": "user", "content": "a"}]
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]
+OWN = {"chat_template": "{{ messages }}"}
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 
 
 class Served:
     """A server in this event loop."""
 
-    def __init__(self, url: str, engine: Engine, reader: Reader) -> None:
+    def __init__(self, url: str, endpoint: Endpoint, engine: Engine, reader: Reader) -> None:
         self.url = url
+        self.endpoint = endpoint
         self.engine = engine
         self.reader = reader
         self.client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=TOKEN, max_retries=0)
@@ -69,8 +74,8 @@ async def served(model: Path, *, newest: int = 0, **limits: Any) -> AsyncIterato
         decode = ResponseText(tokenizer, model, SamplingConfig())
         endpoint = Endpoint(service, reader, decode, token=TOKEN, limits=Limits(**limits), newest=lambda: newest)
         serving = asyncio.create_task(service.run())
-        async with listening(endpoint, host="127.0.0.1", port=0) as url:
-            made = Served(url, engine, reader)
+        async with listening(endpoint, bound("127.0.0.1", 0)) as url:
+            made = Served(url, endpoint, engine, reader)
             yield made
             await made.client.close()
         serving.cancel()
@@ -172,13 +177,39 @@ async def test_a_client_that_goes_away_ends_its_request(tiny_model: TinyModel, s
         ("completions", {"model": "tiny", "prompt": [10**9]}, 400, "prompt is neither text nor tokens from 0 to"),
         ("completions", {"model": "tiny", "prompt": [5] * 10**5}, 400, "and the context of"),
         ("completions", {"model": "tiny", "prompt": "a", "n": 0}, 400, "n is 0; give 1 to 128"),
-        ("completions", {"model": "tiny", "prompt": "a", "temperature": -1}, 400, "temperature: Input should be"),
-        ("completions", {"model": "tiny", "prompt": "a", "max_tokens": -1}, 400, "max_tokens: Input should be"),
-        ("completions", {"model": "tiny", "prompt": "a", "best_of": 2}, 400, "unknown field `best_of`"),
+        (
+            "completions",
+            {"model": "tiny", "prompt": "a", "temperature": -1},
+            400,
+            "temperature is -1.0: input should be",
+        ),
+        ("completions", {"model": "tiny", "prompt": "a", "max_tokens": -1}, 400, "max_tokens is -1: input should be"),
+        ("completions", {"model": "tiny", "prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0: input should be"),
+        ("completions", {"model": "tiny", "prompt": "a", "n": "1"}, 400, "n: expected `int`, got `str`"),
+        ("completions", {"model": "tiny", "prompt": "a", "stop": [1]}, 400, "stop[0]: expected `str`, got `int`"),
+        ("completions", {"model": "tiny", "prompt": "a", "stop": [""]}, 400, "stop has an empty string"),
+        ("completions", {"model": "tiny", "prompt": "a", "seed": 2**63}, 400, "seed is 9223372036854775808; give -"),
+        ("completions", {"model": "tiny", "prompt": "a", "stream_options": {}}, 400, "stream_options is for streams"),
+        ("completions", {"model": "tiny", "prompt": "a", "temprature": 1}, 400, "did you mean 'temperature'?"),
+        ("completions", {"model": "tiny", "prompt": "a", "logit_bias": {"5": 1}}, 400, "leave it out, or give {}"),
+        ("completions", {"model": "tiny", "prompt": "a", "best_of": 2}, 400, "best_of is not supported"),
         ("completions", {"model": "tiny", "prompt": "a", "echo": True}, 400, "echo is not supported"),
         ("completions", {"model": "tiny", "prompt": "a", "weight_version": 3}, 409, "the newest are of version 0"),
         ("chat/completions", {"model": "tiny", "messages": []}, 400, "messages is empty"),
         ("chat/completions", {"model": "tiny", "messages": [{}], "top_logprobs": 3}, 400, "top_logprobs is not"),
+        (
+            "chat/completions",
+            {"model": "tiny", "messages": CHAT, "max_completion_tokens": 0},
+            400,
+            "_tokens is 0: input",
+        ),
+        ("chat/completions", {"model": "tiny", "messages": IMAGE}, 400, "only text is served"),
+        (
+            "chat/completions",
+            {"model": "tiny", "messages": CHAT, "chat_template_kwargs": OWN},
+            400,
+            "has chat_template,",
+        ),
         ("embeddings", {}, 404, "is no route"),
     ],
 )
@@ -188,6 +219,81 @@ async def test_a_request_that_cannot_be_served_is_told_why(
     answer = await http.post(f"/v1/{route}", body)
     assert answer.status_code == status, answer.text
     assert said in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        dict.fromkeys(
+            ("n", "temperature", "top_p", "stop", "stream", "seed", "max_tokens", "logprobs", "stream_options")
+        ),
+        {
+            "echo": False,
+            "best_of": 1,
+            "suffix": None,
+            "logit_bias": {},
+            "presence_penalty": 0,
+            "frequency_penalty": 0.0,
+        },
+    ],
+)
+async def test_a_field_that_changes_nothing_is_taken(http: Served, more: Any) -> None:
+    answer = await http.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2, **more})
+    assert answer.status_code == 200, answer.text
+
+
+async def test_parts_of_text_are_the_lines_of_a_message(http: Served) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": text} for text in ("hello", "world")]}]
+    whole = [{"role": "user", "content": "hello\nworld"}]
+    asked = [http.reader.chatted(json.dumps({"model": "tiny", "messages": one}).encode()) for one in (parts, whole)]
+    assert asked[0].prompts[0].tolist() == asked[1].prompts[0].tolist()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_ends_tells_those_who_wait(http: Served, stream: bool) -> None:
+    await http.engine.pause_generation()
+    body = {"model": "tiny", "prompt": "abc", "stream": stream}
+    asking = asyncio.create_task(http.post("/v1/completions", body))
+    async with asyncio.timeout(20):
+        while http.engine.stats().waiting == 0:
+            await asyncio.sleep(0.01)
+        http.endpoint.end()
+        answer = await asking
+        late = await http.post("/v1/completions", body)
+    assert answer.status_code == (200 if stream else 503)
+    for one in (answer, late):
+        assert "the server ends" in one.text
+        assert '"type":"server_error"' in one.text
+
+
+async def test_an_answer_does_not_wait_until_its_engine_has_dropped_it(tiny_model: TinyModel) -> None:
+    async with served(tiny_model("llama"), limit_s=0.2) as server:
+        dropped = asyncio.Event()
+
+        async def drop(request_ids: Any) -> None:
+            await dropped.wait()
+
+        server.engine.abort = drop  # type: ignore[method-assign]  # in a long step
+        await server.engine.pause_generation()
+        async with asyncio.timeout(20):
+            assert (await server.post("/v1/completions", {"model": "tiny", "prompt": "a"})).status_code == 504
+        dropped.set()
+
+
+async def test_one_model_is_described_by_its_name(http: Served) -> None:
+    assert (await http.client.models.retrieve("tiny")).id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="the model 'other' is not served; 'tiny' is"):
+        await http.client.models.retrieve("other")
+
+
+def test_a_port_that_cannot_be_had_is_named_with_its_option() -> None:
+    with bound("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} of 127.0.0.1 cannot be had: Address already in use.* --port"):
+            bound("127.0.0.1", port)
+    with pytest.raises(UserError, match=r"choose another rollout\.http\.host"):
+        bound("a" * 100, 0, keys=("rollout.http.host", "rollout.http.port"))
 
 
 @pytest.fixture
@@ -202,7 +308,8 @@ async def test_a_wrong_token_is_refused_and_health_needs_none(http: Served) -> N
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
     async with httpx.AsyncClient() as client:
         for route, status in (("/health", 200), ("/v1/models", 401), ("/metrics", 401), ("/v1/completions", 405)):
-            assert (await client.get(f"{http.url}{route}")).status_code == status
+            answer = await client.get(f"{http.url}{route}")
+            assert (answer.status_code, answer.headers.get("allow")) == (status, "POST" if status == 405 else None)
         headers = {"authorization": f"Bearer {TOKEN}"}
         models = (await client.get(f"{http.url}/v1/models", headers=headers)).json()
         assert [model["id"] for model in models["data"]] == ["tiny"]
@@ -216,7 +323,15 @@ async def test_limits_of_bodies_prompts_and_time_are_kept(tiny_model: TinyModel)
         long = await server.post("/v1/completions", {"model": "tiny", "prompt": "a" * 2000})
         assert long.status_code == 413
         many = await server.post("/v1/completions", {"model": "tiny", "prompt": "a", "n": 3})
-        assert many.status_code == 429
+        assert many.status_code == 400, "to ask again would not help"
+        await server.engine.pause_generation()
+        asking = asyncio.create_task(server.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2}))
+        async with asyncio.timeout(20):
+            while server.engine.stats().waiting == 0:
+                await asyncio.sleep(0.01)
+            crowded = await server.post("/v1/completions", {"model": "tiny", "prompt": "a", "n": 2})
+            await server.engine.resume_generation()
+            assert (crowded.status_code, (await asking).status_code) == (429, 200)
         fine = await server.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2, "n": 2})
         assert fine.status_code == 200, "what has ended counts no more"
     async with served(tiny_model("llama"), limit_s=0.5) as server:

@@ -99,7 +99,7 @@ class Answers:
         texts = [self._token_text(token) for token in tokens]
         if self._asked.is_chat:
             content = [
-                {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+                {"token": text, "logprob": value, "bytes": _bytes(text), "top_logprobs": []}
                 for text, value in zip(texts, log_probs, strict=True)
             ]
             return {"content": content, "refusal": None}
@@ -112,12 +112,17 @@ class Answers:
 
 def error_body(message: str, code: str, param: str) -> bytes:
     """The body of an error."""
-    kind = "invalid_request_error" if code != "server_error" else code
+    kind = "server_error" if code in ("server_error", "timeout") else "invalid_request_error"
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param or None, "code": code}})
 
 
 def _event(content: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
+
+
+def _bytes(text: str) -> list[int] | None:
+    """The bytes of a token's text; None where it is a part of a character, whose bytes are not known."""
+    return None if "\ufffd" in text else list(text.encode())
 
 
 def _versions(sample: Sample) -> list[int]:

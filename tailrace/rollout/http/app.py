@@ -3,26 +3,28 @@
     POST /v1/completions, /v1/chat/completions    whole answers, or chunks as server-sent events
     GET /v1/models, /health, /metrics
 
-Waiting: a request waits for the service up to `limit_s`. A client that goes away ends its request, in the engine too.
-More prompts than `most_prompts` at a time are refused at once.
+Waiting: a request waits for the service up to `limit_s`. A client that goes away ends its request, in the engine too;
+an engine ends one between two steps, and no answer waits for that. More prompts than `most_prompts` at a time are
+refused at once. Bodies are read in a thread: a long one takes seconds, in which everything else goes on.
 """
 
 import asyncio
 import hmac
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from tailrace.errors import RequestError, TailraceError
+from tailrace.errors import EngineError, RequestError, TailraceError
 from tailrace.rollout.http.answers import DONE, Answers, error_body
 from tailrace.rollout.http.asked import Asked, Reader, Refusal
 from tailrace.rollout.http.text import TextStream
@@ -33,6 +35,7 @@ from tailrace.types import Request as Wanted
 
 _GROUPS = -(2**40)
 """The first group of requests, below those of evaluations; further ones are lower."""
+_OTHERWISE = "an engine died, and another made the response anew with other weights; ask again"
 Decode = Callable[[list[int]], str]
 """The text of tokens."""
 
@@ -74,6 +77,11 @@ class Endpoint:
         self._limits = limits
         self._in_flight = 0
         self._groups = _GROUPS
+        self._open: set[asyncio.Timeout] = set()
+        """The limits of the requests that are served."""
+        self._left: set[asyncio.Task[list[Sample]]] = set()
+        """What no one waits for, until its engine has dropped it."""
+        self._is_ending = False
         registry = self._registry = CollectorRegistry()
         self._requests = Counter(
             "tailrace_http_requests", "Requests by route and status.", ["route", "status"], registry=registry
@@ -90,11 +98,19 @@ class Endpoint:
                 Route("/v1/completions", self._completions, methods=["POST"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/models", self._models),
+                Route("/v1/models/{name:path}", self._model),
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
             ],
-            exception_handlers={404: _not_found, 405: _not_allowed},
+            exception_handlers={404: _not_found, 405: _not_allowed, Exception: _broken},
         )
+
+    def end(self) -> None:
+        """Answer all requests with an error, those that are open and those that still come."""
+        self._is_ending = True
+        for limit in self._open:
+            if not limit.expired():
+                limit.reschedule(0)
 
     async def _completions(self, request: Request) -> Response:
         return await self._serve(request, is_chat=False)
@@ -106,16 +122,14 @@ class Endpoint:
         route, start = request.url.path, time.perf_counter()
         try:
             self._check_token(request)
-            body = await self._body(request)
-            asked = self._reader.chatted(body) if is_chat else self._reader.completion(body)
-            response = await self._answer(request, asked)
+            async with self._limited():
+                body = await self._body(request)
+                read = self._reader.chatted if is_chat else self._reader.completion
+                response = await self._answer(request, await asyncio.to_thread(read, body))
         except Refusal as refusal:
             response = _refused(refusal)
         except RequestError as error:
             response = _refused(Refusal(str(error)))
-        except TimeoutError:
-            text = f"the request has taken longer than {self._limits.limit_s:g} s"
-            response = _refused(Refusal(text, status=504, code="timeout"))
         except TailraceError as error:
             response = _refused(Refusal(str(error), status=503, code="server_error"))
         except ClientDisconnect:
@@ -123,6 +137,27 @@ class Endpoint:
         self._requests.labels(route, response.status_code).inc()
         self._seconds.observe(time.perf_counter() - start)
         return response
+
+    @asynccontextmanager
+    async def _limited(self) -> AsyncIterator[None]:
+        """Limit the time of the block.
+
+        Raises:
+            Refusal: the time is over, or the server ends.
+        """
+        ends = Refusal("the server ends; ask another, or this one later", status=503, code="server_error")
+        if self._is_ending:
+            raise ends
+        try:
+            async with asyncio.timeout(self._limits.limit_s) as limit:
+                self._open.add(limit)
+                try:
+                    yield
+                finally:
+                    self._open.discard(limit)
+        except TimeoutError:
+            late = f"the request has taken longer than {self._limits.limit_s:g} s"
+            raise ends if self._is_ending else Refusal(late, status=504, code="timeout") from None
 
     def _check_token(self, request: Request) -> None:
         if self._token is None:
@@ -151,6 +186,11 @@ class Endpoint:
                 code="weights_too_old",
                 param="weight_version",
             )
+        if count > self._limits.most_prompts:
+            raise Refusal(
+                f"{count} responses are asked for, and at most {self._limits.most_prompts} are generated at a time; "
+                "ask for fewer"
+            )
         if self._in_flight + count > self._limits.most_prompts:
             raise Refusal(
                 f"{self._in_flight} responses are in flight, and with {count} more there would be more than "
@@ -161,11 +201,7 @@ class Endpoint:
         self._count_in_flight(count)
         if asked.stream:
             return _Streaming(self._chunks(asked, count), lambda: self._count_in_flight(-count))
-        try:
-            async with asyncio.timeout(self._limits.limit_s):
-                samples = await self._unless_gone(request, asked, count)
-        finally:
-            self._count_in_flight(-count)
+        samples = await self._unless_gone(request, asked, count)
         texts = [(self._text(asked, sample), sample) for sample in samples]
         return Response(Answers(asked, self._token_text).whole(texts), media_type="application/json")
 
@@ -176,6 +212,8 @@ class Endpoint:
             ClientDisconnect: it has.
         """
         working = asyncio.create_task(self._samples(asked, count))
+        self._left.add(working)
+        working.add_done_callback(lambda task: self._on_end(task, count))
         leaving = asyncio.create_task(_gone(request.receive))
         try:
             await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -183,9 +221,14 @@ class Endpoint:
                 raise ClientDisconnect
             return working.result()
         finally:
-            for task in (working, leaving):
-                task.cancel()
-            await asyncio.wait([working, leaving])
+            working.cancel()
+            leaving.cancel()
+
+    def _on_end(self, task: "asyncio.Task[list[Sample]]", count: int) -> None:
+        self._left.discard(task)
+        self._count_in_flight(-count)
+        if not task.cancelled():
+            task.exception()  # where no one waits for it, no one is told
 
     async def _samples(self, asked: Asked, count: int) -> list[Sample]:
         async with aclosing(self._generate(asked, count)) as stream:
@@ -200,33 +243,39 @@ class Endpoint:
         """The chunks of a stream. An error after the first one is a chunk, too: the status has been sent."""
         answers = Answers(asked, self._token_text)
         texts = [TextStream(self._decode, asked.sampling.stop) for _ in range(count)]
-        told = [0] * count
+        told: list[list[int]] = [[] for _ in range(count)]
         made: list[Sample] = []
-        try:
-            async with asyncio.timeout(self._limits.limit_s), aclosing(self._generate(asked, count)) as stream:
-                for index in range(count if asked.is_chat else 0):
-                    yield answers.role(index)
-                async for item in stream.with_pieces():
-                    if isinstance(item, Piece):
-                        index = item.request_id
-                        told[index] += len(item.tokens)
-                        text = texts[index].add(item.tokens)
-                        if text or asked.token_ids or asked.log_probs:
-                            yield answers.piece(index, text, item.tokens, item.log_probs)
-                    else:
-                        sample, index = item.sample, item.sample.request_id
-                        tokens = sample.response_ids.tolist()[told[index] :]
-                        log_probs = sample.rollout_log_probs.tolist()[told[index] :]
-                        yield answers.end(index, texts[index].add(tokens, last=True), tokens, log_probs, sample)
-                        made.append(sample)
-            if asked.include_usage:
-                yield answers.usage(sum(len(sample.response_ids) for sample in made))
-            self._count_out(asked, made)
-            yield DONE
-        except TimeoutError:
-            yield _error_event(f"the request has taken longer than {self._limits.limit_s:g} s", "timeout")
-        except TailraceError as error:
-            yield _error_event(str(error), "server_error")
+        async with aclosing(self._generate(asked, count)) as stream:
+            try:
+                async with self._limited():
+                    for index in range(count if asked.is_chat else 0):
+                        yield answers.role(index)
+                    async for item in stream.with_pieces():
+                        if isinstance(item, Piece):
+                            index = item.request_id
+                            told[index] += item.tokens
+                            text = texts[index].add(item.tokens)
+                            if text or asked.token_ids or asked.log_probs:
+                                yield answers.piece(index, text, item.tokens, item.log_probs)
+                        else:
+                            sample, index = item.sample, item.sample.request_id
+                            known = len(told[index])
+                            tokens, log_probs = sample.response_ids.tolist(), sample.rollout_log_probs.tolist()
+                            if tokens[:known] != told[index]:
+                                raise EngineError(_OTHERWISE)
+                            tokens, log_probs = tokens[known:], log_probs[known:]
+                            yield answers.end(index, texts[index].add(tokens, last=True), tokens, log_probs, sample)
+                            made.append(sample)
+                if asked.include_usage:
+                    yield answers.usage(sum(len(sample.response_ids) for sample in made))
+                self._count_out(asked, made)
+                yield DONE
+            except Refusal as refusal:
+                yield _error_event(str(refusal), refusal.code)
+            except RequestError as error:
+                yield _error_event(str(error), "invalid_request_error")
+            except TailraceError as error:
+                yield _error_event(str(error), "server_error")
 
     def _generate(self, asked: Asked, count: int) -> GeneratedStream:
         requests = [
@@ -261,8 +310,19 @@ class Endpoint:
             self._check_token(request)
         except Refusal as refusal:
             return _refused(refusal)
+        return _json({"object": "list", "data": [self._described()]})
+
+    async def _model(self, request: Request) -> Response:
+        try:
+            self._check_token(request)
+            self._reader.check_model(request.path_params["name"])
+        except Refusal as refusal:
+            return _refused(refusal)
+        return _json(self._described())
+
+    def _described(self) -> dict[str, object]:
         model = {"id": self._reader.model, "object": "model", "created": 0, "owned_by": "tailrace"}
-        return _json({"object": "list", "data": [{**model, "max_model_len": self._reader.max_model_len}]})
+        return {**model, "max_model_len": self._reader.max_model_len}
 
     async def _health(self, request: Request) -> Response:
         engines = self._service.ready_engines
@@ -320,7 +380,7 @@ async def _gone(receive: Receive) -> None:
 
 def _refused(refusal: Refusal) -> Response:
     body = error_body(str(refusal), refusal.code, refusal.param)
-    headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else None
+    headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
     return Response(body, status_code=refusal.status, media_type="application/json", headers=headers)
 
 
@@ -338,4 +398,13 @@ async def _not_found(request: Request, error: Exception) -> Response:
 
 
 async def _not_allowed(request: Request, error: Exception) -> Response:
-    return _refused(Refusal(f"{request.method} is not for {request.url.path}", status=405, code="method_not_allowed"))
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} is not for {request.url.path}"
+    response = _refused(Refusal(text, status=405, code="method_not_allowed"))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    text = f"the server has failed: {type(error).__name__}; its log says more"
+    return _refused(Refusal(text, status=500, code="server_error"))

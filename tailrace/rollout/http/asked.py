@@ -1,7 +1,12 @@
-"""The bodies of requests, checked. What would be ignored is refused, so that no answer is other than was asked for."""
+"""The bodies of requests, checked. What would be ignored is refused, so that no answer is other than was asked for.
 
+As in OpenAI's API, null stands for a field that is left out. A field of that API that is not served may have the value
+that changes nothing: many clients send all fields.
+"""
+
+import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,11 +15,31 @@ import numpy as np
 from pydantic import ValidationError
 
 from tailrace.config.engine import SamplingConfig
-from tailrace.errors import UNREADABLE
+from tailrace.config.explain import explain
+from tailrace.errors import UNREADABLE, did_you_mean, quoted
 from tailrace.types import IntArray, WeightVersion
 
 MOST_SAMPLES = 128
 """`n` of one request."""
+_SEEDS = 2**63
+"""Seeds are below this, and not below its negative; as OpenAI's, they have 64 bits."""
+_NEUTRAL: Mapping[str, object] = {
+    "best_of": 1,
+    "echo": False,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "modalities": ["text"],
+    "presence_penalty": 0,
+    "response_format": {"type": "text"},
+    "suffix": "",
+    "tool_choice": "none",
+    "tools": [],
+    "top_logprobs": 0,
+}
+"""Fields of OpenAI's API that are not served, and the value of each that changes nothing."""
+_PLACE = re.compile(r"(?P<what>.*) - at `\$\.(?P<field>\w+)(?P<inner>.*)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`(?P<inner> - at `\$\..*`)?")
+"""Messages of msgspec."""
 
 
 class Refusal(Exception):
@@ -68,7 +93,6 @@ class CompletionBody(_Sampled, kw_only=True, frozen=True, forbid_unknown_fields=
     prompt: str | list[Any]
     """A text, tokens, or a list of either."""
     logprobs: int | None = None
-    echo: bool = False
 
 
 class ChatBody(_Sampled, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +101,6 @@ class ChatBody(_Sampled, kw_only=True, frozen=True, forbid_unknown_fields=True):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool = False
-    top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
 
@@ -121,14 +144,11 @@ class Reader:
             Refusal: it is none, or cannot be served.
         """
         given = _decoded(body, CompletionBody)
-        if given.echo:
-            raise Refusal("echo is not supported; leave it out", param="echo")
         if given.logprobs is not None and given.logprobs not in (0, 1):
             raise Refusal("logprobs gives those of the tokens alone; use 0 or 1", param="logprobs")
         prompts = self._prompts(given.prompt)
-        return self._asked(
-            given, prompts, is_chat=False, most=given.max_tokens or 16, log_probs=given.logprobs is not None
-        )
+        most = "max_tokens", 16 if given.max_tokens is None else given.max_tokens
+        return self._asked(given, prompts, is_chat=False, most=most, log_probs=given.logprobs is not None)
 
     def chatted(self, body: bytes) -> Asked:
         """Read the body of `/v1/chat/completions`.
@@ -137,18 +157,27 @@ class Reader:
             Refusal: it is none, or cannot be served.
         """
         given = _decoded(body, ChatBody)
-        if given.top_logprobs:
-            raise Refusal("top_logprobs is not supported; logprobs gives those of the tokens", param="top_logprobs")
         if not given.messages:
             raise Refusal("messages is empty; give one", param="messages")
         try:
-            tokens = self.chat(given.messages, given.chat_template_kwargs)
+            tokens = self.chat([_as_text(message) for message in given.messages], given.chat_template_kwargs)
         except ValueError as error:
-            raise Refusal(f"messages: {error}", param="messages") from None
+            raise Refusal(str(error), param="messages") from None
         prompts = (np.array(tokens, np.int64),)
-        room = self.max_model_len - len(tokens)
-        most = given.max_completion_tokens or given.max_tokens or max(1, room)
+        limits = {"max_completion_tokens": given.max_completion_tokens, "max_tokens": given.max_tokens}
+        room = max(1, self.max_model_len - len(tokens))
+        most = next(((name, limit) for name, limit in limits.items() if limit is not None), ("max_tokens", room))
         return self._asked(given, prompts, is_chat=True, most=most, log_probs=given.logprobs)
+
+    def check_model(self, name: str) -> None:
+        """Check the name of a model.
+
+        Raises:
+            Refusal: it is not the one that is served.
+        """
+        if name != self.model:
+            text = f"the model {quoted(name)} is not served; {self.model!r} is"
+            raise Refusal(text, status=404, code="model_not_found", param="model")
 
     def _prompts(self, prompt: str | list[Any]) -> tuple[IntArray, ...]:
         if not prompt:
@@ -167,23 +196,22 @@ class Reader:
         )
 
     def _asked(
-        self, given: _Sampled, prompts: tuple[IntArray, ...], *, is_chat: bool, most: int, log_probs: bool
+        self, given: _Sampled, prompts: tuple[IntArray, ...], *, is_chat: bool, most: tuple[str, int], log_probs: bool
     ) -> Asked:
-        if given.model != self.model:
-            raise Refusal(
-                f"the model {given.model!r} is not served; {self.model!r} is",
-                status=404,
-                code="model_not_found",
-                param="model",
-            )
+        """`most`: the field that limits the tokens of a response, and its value."""
+        self.check_model(given.model)
         for prompt in prompts:
             self._check(prompt)
         if not 1 <= given.n <= MOST_SAMPLES:
             raise Refusal(f"n is {given.n}; give 1 to {MOST_SAMPLES}", param="n")
+        if given.seed is not None and not -_SEEDS <= given.seed < _SEEDS:
+            raise Refusal(f"seed is {given.seed}; give {-_SEEDS} to {_SEEDS - 1}", param="seed")
+        if given.stream_options is not None and not given.stream:
+            raise Refusal("stream_options is for streams alone; leave it out, or set stream", param="stream_options")
         stop = [given.stop] if isinstance(given.stop, str) else given.stop or []
         try:
             sampling = SamplingConfig(
-                max_new_tokens=most,
+                max_new_tokens=most[1],
                 temperature=given.temperature,
                 top_p=given.top_p,
                 top_k=given.top_k,
@@ -193,9 +221,9 @@ class Reader:
                 ignore_eos=given.ignore_eos,
             )
         except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(map(str, first["loc"])).replace("max_new_tokens", "max_tokens")
-            raise Refusal(f"{name}: {first['msg']}; it is {first['input']!r}", param=name) from None
+            problem = error.errors()[0]
+            text = explain(SamplingConfig, [problem], lambda value, _: value).replace("max_new_tokens", most[0])
+            raise Refusal(text, param=str(problem["loc"][0]).replace("max_new_tokens", most[0])) from None
         return Asked(
             is_chat=is_chat,
             model=given.model,
@@ -223,6 +251,41 @@ class Reader:
 
 def _decoded(body: bytes, kind: type[Body]) -> Body:
     try:
-        return msgspec.json.decode(body, type=kind)
+        given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        values = {name: value for name, value in given.items() if bytes(value) != b"null"}
+        for name in values.keys() & _NEUTRAL.keys():
+            if msgspec.json.decode(values.pop(name)) != _NEUTRAL[name]:
+                text = f"{name} is not supported; leave it out, or give {msgspec.json.encode(_NEUTRAL[name]).decode()}"
+                raise Refusal(text, param=name)
+        return msgspec.json.decode(msgspec.json.encode(values), type=kind)
     except UNREADABLE as error:
-        raise Refusal(f"the body cannot be read: {error}") from None
+        raise _unreadable(str(error), kind) from None
+
+
+def _unreadable(error: str, kind: type[_Sampled]) -> Refusal:
+    """What to say of an error of msgspec: the field, where it is known."""
+    if (found := _UNKNOWN.fullmatch(error)) and not found["inner"]:
+        name = found["field"]
+        near = did_you_mean(name, [*kind.__struct_fields__])
+        return Refusal(f"there is no field {quoted(name)}{near or '; leave it out'}", param=name)
+    if found := _PLACE.fullmatch(error):
+        what = f"{found['what'][0].lower()}{found['what'][1:]}"
+        return Refusal(f"{found['field']}{found['inner']}: {what}", param=found["field"])
+    return Refusal(f"the body cannot be read: {error}")
+
+
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is text. Parts of text become the lines of one.
+
+    Raises:
+        ValueError: a part is none of text.
+    """
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts = []
+    for part in content:
+        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+            raise ValueError(f"messages have a part {quoted(part)}, and only text is served; give parts of type text")
+        texts.append(part["text"])
+    return {**message, "content": "\n".join(texts)}
