@@ -209,9 +209,10 @@ class Pool:
         if self._tending.get(index) is not task:
             return  # it was removed
         del self._tending[index]
+        error = None if task.cancelled() else task.exception()  # of several that end together, the first one is told
         if self._end is None or self._end.done() or task.cancelled():
             return
-        if (error := task.exception()) is not None:
+        if error is not None:
             self._end.set_exception(error)
         elif not self._tending:
             self._end.set_result(None)

@@ -1,6 +1,7 @@
 """Pools keep their workers alive, within limits."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -255,6 +256,19 @@ async def test_an_error_of_a_worker_ends_the_pool_and_replaces_nobody(log: Log) 
             with pytest.raises(ModelError, match="cannot go on"):
                 await run
     assert not log.of("worker_died")
+
+
+async def test_of_errors_that_come_together_one_is_told(log: Log) -> None:
+    unseen: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
+    async with LocalCluster(CONFIG) as cluster:
+        pool = Pool(cluster, servants(3, "Failing"), CONFIG, log.log, budget=DeathBudget(5))
+        async with running(pool) as run:
+            with pytest.raises(ModelError, match="cannot go on"):
+                await run
+    del pool
+    gc.collect()
+    assert not unseen
 
 
 async def test_a_worker_that_cannot_open_ends_the_start(log: Log) -> None:
