@@ -19,12 +19,14 @@ from tailrace.commands.files import check_apart, check_new_file
 from tailrace.config.model import ModelConfig
 from tailrace.config.rollout import FeaturesLengths, HistoryLengths, LambdarankLengths, LengthsConfig, ModelLengths
 from tailrace.errors import ConfigError, UserError, one_line
+from tailrace.host.whole_file import whole_file
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import load_tokenizer
 from tailrace.planning.lengths.assessment import LONGEST, Assessment, assess
 from tailrace.planning.lengths.base import Asked, Finished, LengthPredictor
 from tailrace.planning.lengths.ranker import pack
 from tailrace.report.tables import figures_table
+from tailrace.report.text import counted
 from tailrace.run.lengths import make_lengths
 from tailrace.workloads.files import read_trace
 
@@ -38,15 +40,17 @@ class _Line(msgspec.Struct, frozen=True):
     """What is read of a line of `tailrace generate`."""
 
     prompt: str
-    tokens: Annotated[int, msgspec.Meta(ge=1)]
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 
 
 def lengths_config(kind: str, *, path: str | None, layer: int | None, words: int) -> LengthsConfig:
     """Make the configuration of a kind of lengths that can be taught.
 
     Raises:
-        ConfigError: there is no such kind.
+        ConfigError: there is no such kind, or an option is of another one.
     """
+    if kind != "model" and (path is not None or layer is not None):
+        raise ConfigError(f"--reader and --layer are for --type model, and not for {kind}; leave them out")
     match kind:
         case "history":
             return HistoryLengths()
@@ -77,7 +81,7 @@ def rank_fit(sources: Sequence[Path], output: Path, config: LengthsConfig, *, mo
     model_dir = resolve_model(ModelConfig(path=model))
     finished = [response for source in sources for response in _read(source, model_dir, config)]
     if len(finished) < _LEAST:
-        raise UserError(f"there are {len(finished)} responses in {_names(sources)}; give {_LEAST} or more")
+        raise UserError(f"{counted(len(finished), 'response')} in {_names(sources)}; give {_LEAST} or more")
     taught, held_out = _split(finished, by_prompt=not isinstance(config, HistoryLengths))
     predictor = make_lengths(config, model_dir)
     predictor.prepare([response.asked for response in finished])
@@ -86,7 +90,11 @@ def rank_fit(sources: Sequence[Path], output: Path, config: LengthsConfig, *, mo
     if not any(predictor.knows(response.asked) for response in held_out):
         raise UserError(f"{predictor.name} has learned nothing from {len(taught)} responses; give more")
     predictor.learn(held_out)
-    output.write_bytes(pack(predictor))
+    try:
+        with whole_file(output) as file:
+            file.write_bytes(pack(predictor))
+    except OSError as error:
+        raise UserError(f"--output {output} cannot be written: {error.strerror}") from None
     prompts = len({response.asked.prompt_id for response in finished})
     print(f"{output}: {predictor.knowledge}, taught by {len(finished)} responses to {prompts} prompts")
     Console().print(_table(found))
@@ -99,10 +107,10 @@ def _read(source: Path, model_dir: Path, config: LengthsConfig) -> Iterator[Fini
         return
     try:
         with source.open("rb") as file:
-            first = file.readline()
+            first = next((line for line in file if line.strip()), b"")
     except OSError as error:
         raise UserError(f"{source} cannot be read: {error.strerror or one_line(error)}") from None
-    if b'"prompt"' in first:
+    if b'"prompt"' in first or b'"response"' in first:
         yield from _of_lines(source, model_dir)
     else:
         yield from _of_trace(source, config)

@@ -70,9 +70,12 @@ def test_what_cannot_be_read_or_written_is_refused_and_nothing_is_written(
     few.write_text("".join(responses.read_text().splitlines(keepends=True)[:8]))
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text(responses.read_text() + '{"prompt": "x", "tokens": 0}\n')
+    huge, textless = tmp_path / "huge.jsonl", tmp_path / "textless.jsonl"
+    huge.write_text('{"prompt": "x", "tokens": 1000000000000000000000}\n')
+    textless.write_text('\n\n{"index": 0, "response": "x", "tokens": 1}\n')
     output, model = tmp_path / "lengths.ranker", str(tiny_model("llama"))
     cases: list[tuple[list[str | Path], str]] = [
-        ([few], "there are 8 responses in "),
+        ([few], "8 responses in "),
         (
             [wrong],
             "wrong.jsonl, line 321: Expected `int` >= 1 - at `$.tokens`; give what tailrace generate has written",
@@ -83,6 +86,10 @@ def test_what_cannot_be_read_or_written_is_refused_and_nothing_is_written(
             "--type siblings cannot be taught; give history, features, lambdarank or model",
         ),
         ([responses, "--layer", "7"], "layer 7 of "),
+        ([responses, "--layer", "7", "--type", "features"], "--reader and --layer are for --type model"),
+        ([responses, "--reader", "/none"], "rollout.lengths.path /none does not exist"),
+        ([huge], "line 1: Expected `int` <= 1000000000"),
+        ([textless], "line 3: Object missing required field `prompt`"),
         ([responses, "--output", tmp_path], "is a directory; give a file"),
     ]
     for arguments, said in cases:
@@ -91,3 +98,16 @@ def test_what_cannot_be_read_or_written_is_refused_and_nothing_is_written(
         assert said in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert not output.exists()
+
+
+def test_a_ranker_that_cannot_be_written_whole_leaves_the_older_one(
+    responses: Path, tmp_path: Path, tiny_model: TinyModel, tailrace_here: Command
+) -> None:
+    output = tmp_path / "lengths.ranker"
+    output.write_bytes(b"older")
+    (tmp_path / ".lengths.ranker.partial").symlink_to("/dev/full")
+    arguments = ("--output", str(output), "--type", "features", "--model", str(tiny_model("llama")), "--force")
+    done = tailrace_here("rank", "fit", str(responses), *arguments)
+    assert done.returncode == 2
+    assert done.stderr == f"tailrace: --output {output} cannot be written: No space left on device\n"
+    assert output.read_bytes() == b"older"
