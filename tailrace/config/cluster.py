@@ -97,6 +97,11 @@ class EnginePoolConfig(PoolConfig):
 
     @model_validator(mode="after")
     def _begins_within_its_bounds(self) -> Self:
+        if self.min_workers is not None and self.max_workers is not None and self.min_workers > self.max_workers:
+            raise ValueError(
+                f"has min_workers {self.min_workers}, which is more than max_workers {self.max_workers}; lower the one "
+                "or raise the other"
+            )
         if self.is_elastic and not self.least <= self.workers <= self.most:
             raise ValueError(
                 f"has {self.workers} workers, which is not from min_workers {self.least} to max_workers {self.most}; "
@@ -208,6 +213,14 @@ class ClusterConfig(Config):
     def named(self, kind: str) -> dict[str, PoolConfig]:
         """Return the pools of a kind of work by name: several for rollout workers, else one."""
         return dict(self.rollout.each) if kind == ROLLOUT else {kind: self.pool(kind)}
+
+    @field_validator("pools")
+    @classmethod
+    def _others_than_the_usual(cls, pools: dict[str, PoolConfig]) -> dict[str, PoolConfig]:
+        for name in pools:
+            if name in _USUAL:
+                raise ValueError(f"has {name}, which has a key of its own: use cluster.{name}")
+        return pools
 
     @field_validator("heartbeat_limit_s")
     @classmethod

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tailrace.config.model import ModelConfig
 from tailrace.config.rollout import LengthsConfig, ModelLengths, OracleLengths
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, ModelError
 from tailrace.models.encoder import Encoder, tokenizer_identity
 from tailrace.models.resolve import resolve_model
 from tailrace.planning.lengths.base import LengthPredictor
@@ -25,7 +25,7 @@ def make_lengths(config: LengthsConfig, model_dir: Path) -> LengthPredictor:
     """
     encoder = None
     if isinstance(config, ModelLengths):
-        directory = model_dir if config.path is None else resolve_model(ModelConfig(path=config.path))
+        directory = model_dir if config.path is None else _resolve(config.path)
         encoder = Encoder(directory, layer=config.layer)
     predictor = make_predictor(config, encoder)
     predictor.knowledge += f", lengths with the tokenizer {tokenizer_identity(model_dir)}"
@@ -33,8 +33,17 @@ def make_lengths(config: LengthsConfig, model_dir: Path) -> LengthPredictor:
         try:
             unpack(Path(config.ranker).read_bytes(), predictor)
         except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"rollout.lengths.ranker {config.ranker} cannot be used: {error}; "
+                f"rollout.lengths.ranker {config.ranker} cannot be used: {why}; "
                 f"make one for this recipe with tailrace rank fit"
             ) from None
     return predictor
+
+
+def _resolve(path: str) -> Path:
+    """The directory of `rollout.lengths.path`."""
+    try:
+        return resolve_model(ModelConfig(path=path))
+    except ModelError as error:
+        raise ModelError(str(error).replace("model.path", "rollout.lengths.path", 1)) from None

@@ -94,6 +94,7 @@ def test_without_separate_workers_there_is_one_engine() -> None:
             ["a.max_workers=2", "b.max_workers=3"],
             "in 2 pools, {}.a and {}.b, and the run chooses the number of workers",
         ),
+        (["a.min_workers=3", "a.max_workers=2"], "{}.a has min_workers 3, which is more than max_workers 2; lower"),
         (["a.workers=0", "a.max_workers=3"], "{}.a has 0 workers, which is not from min_workers 1 to max_workers 3"),
     ],
 )
@@ -102,6 +103,11 @@ def test_a_pool_that_cannot_be_is_named(overrides: list[str], said: str) -> None
         recipe(*(f"{POOLS}.{override}" for override in overrides))
     assert said.replace("{}", POOLS) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pool_with_a_key_of_its_own_is_not_given_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.pools has trainer, .* use cluster\.trainer$"):
+        recipe("cluster.pools.trainer.workers=1")
 
 
 def test_some_pool_has_workers() -> None:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from tailrace.errors import UNREADABLE
 from tailrace.planning.lengths.base import LengthPredictor
 
 
@@ -30,7 +31,7 @@ def unpack(packed: bytes, predictor: LengthPredictor) -> None:
     """
     try:
         ranker = msgspec.msgpack.decode(packed, type=_Ranker)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ValueError(f"it is no ranker ({error})") from None
     if ranker.tailrace_ranker != _FORMAT:
         raise ValueError(f"it has the format {ranker.tailrace_ranker}; this version reads {_FORMAT}")
