@@ -1,10 +1,11 @@
 """`tailrace scale`: changes the number of rollout workers of a run that goes on."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailrace.config.cluster import ROLLOUT, kind_of_pool
-from tailrace.errors import UserError
+from tailrace.config.cluster import MOST_WORKERS, ROLLOUT, kind_of_pool
+from tailrace.errors import UserError, quoted
 from tailrace.run.control import Scale, ask
 
 
@@ -20,10 +21,10 @@ def scale(run: Path, changes: Sequence[str], *, timeout_s: float) -> str:
     if len(changes) != 1:
         raise UserError(f"{len(changes)} changes were given; give one, such as rollout=4")
     pool, _, value = changes[0].partition("=")
-    if kind_of_pool(pool) != ROLLOUT or not value.isdecimal():
+    if kind_of_pool(pool) != ROLLOUT or not re.fullmatch("[0-9]{1,9}", value) or int(value) > MOST_WORKERS:
         raise UserError(
-            f"{changes[0]!r} is no change; give rollout=N, the number of rollout workers, or rollout.NAME=N for those "
-            "of a named pool"
+            f"{quoted(changes[0])} is no change; give rollout=N, at most {MOST_WORKERS} rollout workers, "
+            "or rollout.NAME=N for those of a named pool"
         )
     reply = ask(run, Scale(int(value), pool), timeout_s=timeout_s)
     if not reply.ok:

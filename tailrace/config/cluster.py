@@ -13,6 +13,8 @@ _NAME = r"^[a-z][a-z0-9_]{0,40}$"
 """The names of pools that a recipe gives."""
 ROLLOUT = "rollout"
 """The pool of rollout workers that is not named, and the kind of work of all that are."""
+MOST_WORKERS = 1024
+"""Worker processes of a pool at most."""
 _RAY_UNIT = 0.0001
 """The smallest amount of a resource that Ray counts."""
 
@@ -72,7 +74,7 @@ class PoolConfig(Config):
 class EnginePoolConfig(PoolConfig):
     """Rollout workers that are alike."""
 
-    workers: Annotated[int, Field(ge=0, le=1024)] = 1
+    workers: Annotated[int, Field(ge=0, le=MOST_WORKERS)] = 1
     """Number of worker processes. A pool may begin with 0, and get workers by `tailrace scale`; not all pools may."""
     min_workers: Processes | None = None
     """The fewest workers while the run goes on; with `max_workers` the run chooses between the two by itself. It does

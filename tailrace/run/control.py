@@ -11,10 +11,11 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from tailrace.config.cluster import ROLLOUT
+from tailrace.config.cluster import MOST_WORKERS, ROLLOUT
 from tailrace.errors import UNREADABLE, TailraceError, UserError
 from tailrace.registers import run_files
 
@@ -26,7 +27,7 @@ _ASK_S = 10.0
 class Scale(msgspec.Struct, tag="scale", frozen=True):
     """Have so many rollout workers in a pool."""
 
-    workers: int
+    workers: Annotated[int, msgspec.Meta(ge=0, le=MOST_WORKERS)]
     pool: str = ROLLOUT
 
 
@@ -42,11 +43,20 @@ class Reply(msgspec.Struct, frozen=True):
 async def control(run: Path, scale: Callable[[int, str], Awaitable[str]]) -> AsyncIterator[None]:
     """Answer commands within the block. `scale`: see `Fleet.scale`."""
 
+    answering: set[asyncio.Task[None]] = set()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        answering.add(task)
+        task.add_done_callback(answering.discard)
         try:
             async with asyncio.timeout(_ASK_S):
                 line = await reader.readline()
-            reply = await _obey(line, scale)
+            try:
+                reply = await _obey(line, scale)
+            except asyncio.CancelledError:  # at the end of the block
+                reply = Reply("the run has ended meanwhile", ok=False)
             writer.write(msgspec.json.encode(reply) + b"\n")
             await writer.drain()
         except (TimeoutError, ConnectionError, ValueError):  # it sends no line, too long a one, or has gone
@@ -69,6 +79,10 @@ async def control(run: Path, scale: Callable[[int, str], Awaitable[str]]) -> Asy
             yield
         finally:
             server.close()
+            for task in answering:
+                task.cancel()
+            if answering:
+                await asyncio.wait(answering)
             await server.wait_closed()
             with suppress(FileNotFoundError):
                 os.unlink(path)

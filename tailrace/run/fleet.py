@@ -6,7 +6,8 @@
     another model than the run's ──name────────────────────────────────────────────────┘
 
 A notice waits for no other change: its machine ends soon, and a new engine takes a while to load. No decision is made
-while a number changes.
+while a number changes. A number that is asked for by hand ends the change before it in its pool: after a slip, one need
+not wait for a hundred engines.
 
 A new engine loads its model while all others generate. It is given prompts when it is ready, and begins them when it
 has the weights of the moment. One that leaves is given nothing more, its responses go on elsewhere, and then it ends.
@@ -86,6 +87,8 @@ class Fleet:
         self._inbox: asyncio.Queue[_Change | _Step] = asyncio.Queue()
         self._turn = asyncio.Lock()
         """Held while a number changes."""
+        self._asked: dict[str, _Change] = {}
+        """The newest change by hand of each pool."""
         self._steps: defaultdict[int, _Step] = defaultdict(_Step)
         self._generated_until = float("-inf")
         """The end of the newest sample of the steps that have ended."""
@@ -109,7 +112,7 @@ class Fleet:
 
         Raises:
             ConfigError: there is no such pool, or no engine would be left.
-            ClusterError: there is no place for so many.
+            ClusterError: there is no place for so many, or another number was asked for meanwhile.
         """
         if pool not in self._config.each:
             names = list(self._config.each)
@@ -117,7 +120,8 @@ class Fleet:
                 f"{pool} is no pool of rollout workers; there are {', '.join(names)}{did_you_mean(pool, names)}"
             )
         done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._inbox.put_nowait(_Change(pool, wanted, by="hand", done=done))
+        change = self._asked[pool] = _Change(pool, wanted, by="hand", done=done)
+        self._inbox.put_nowait(change)
         return await done
 
     def leave(self, name: str) -> None:
@@ -175,14 +179,21 @@ class Fleet:
                 await self._remove(change.leaving)
             else:
                 for _ in range(wanted - len(before)):
+                    self._check_newest(change)
                     await self._add(pool)
                 for name in reversed(before[wanted:]):
+                    self._check_newest(change)
                     await self._remove(name)
         except TailraceError as error:  # also what a worker raised when it opened
             there = len(self._of(pool))
             raise ClusterError(f"{self._named(pool)}{there} engines instead of {wanted}: {error}") from None
         text = f"{self._named(pool)}{len(before)} → {len(self._of(pool))} engines, by {change.by}"
         return text if change.decision is None else f"{text}: {change.decision.why}"
+
+    def _check_newest(self, change: _Change) -> None:
+        newest = self._asked.get(change.pool)
+        if change.by == "hand" and newest is not change and newest is not None:
+            raise ClusterError(f"{newest.wanted} were asked for meanwhile")
 
     def _named(self, pool: str) -> str:
         """The name of a pool before what is said of it, where there are several."""

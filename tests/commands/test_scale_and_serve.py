@@ -15,6 +15,9 @@ from tailrace.errors import UserError
     [
         (["rollout=many"], "'rollout=many' is no change; give rollout=N"),
         (["rollout=-1"], "'rollout=-1' is no change"),
+        (["rollout=²"], "'rollout=²' is no change"),
+        (["rollout=1025"], "'rollout=1025' is no change; give rollout=N, at most 1024 rollout workers"),
+        (["rollout=" + "9" * 5000], "is no change"),
         (["trainer=2"], "'trainer=2' is no change"),
         (["rollout=1", "rollout=2"], "2 changes were given; give one"),
         (["rollout=2"], "has no run with workers that goes on"),

@@ -230,6 +230,20 @@ async def test_a_notice_waits_for_no_engine_that_loads() -> None:
 
 
 @virtual_time
+async def test_a_newer_number_ends_the_change_before_it() -> None:
+    async with Run([], places=500, pools={"wide": NamedPoolConfig()}).open() as run:
+        start, slip = run.log.now(), asyncio.create_task(run.fleet.scale(100))
+        await asyncio.sleep(3.0)
+        other = asyncio.create_task(run.fleet.scale(2, "rollout.wide"))
+        assert await run.fleet.scale(2) == "rollout: 3 → 2 engines, by hand"
+        assert run.log.now() == start + 4.0, "the engine that was loading has come"
+        with pytest.raises(ClusterError, match="rollout: 3 engines instead of 100: 2 were asked for meanwhile"):
+            await slip
+        assert await other == "rollout.wide: 1 → 2 engines, by hand"
+        assert Counter(map(kind_of, run.workers.alive)) == {"rollout": 2, "rollout.wide": 2}
+
+
+@virtual_time
 async def test_two_machines_that_give_notice_together_are_both_left() -> None:
     async with Run([], places=5).open() as run:
         await run.fleet.scale(2)

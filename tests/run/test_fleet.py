@@ -8,7 +8,7 @@ import pytest
 
 from tailrace.cluster.local import LocalCluster
 from tailrace.errors import UserError
-from tailrace.run.control import Reply, Scale, ask
+from tailrace.run.control import Reply, Scale, ask, control
 from tailrace.run.train import train
 from tests.conftest import TinyModel
 from tests.helpers.runs import assert_same_run, small_run
@@ -17,12 +17,13 @@ from tests.helpers.separated_runs import SYNCHRONOUS, at_events, of
 LIMIT_S = 60.0
 
 
-def asking(run: Path, wanted: int, replies: list[Reply]) -> Any:
-    """A reaction to an event: ask the run for so many workers."""
+def asking(run: Path, wanted: int, replies: list[Reply], turn: asyncio.Lock) -> Any:
+    """A reaction to an event: ask the run for so many workers. `turn`: one asks when the one before has its answer."""
 
     async def ask_run() -> None:
         loop = asyncio.get_running_loop()
-        replies.append(await loop.run_in_executor(None, lambda: ask(run, Scale(wanted), timeout_s=LIMIT_S)))
+        async with turn:
+            replies.append(await loop.run_in_executor(None, lambda: ask(run, Scale(wanted), timeout_s=LIMIT_S)))
 
     def react(_: dict[str, int]) -> None:
         asked.append(asyncio.get_running_loop().create_task(ask_run()))
@@ -47,7 +48,8 @@ def test_a_run_that_is_scaled_trains_on_the_same_samples_as_a_static_one(
         )
         if run is scaled:
             wanted = {"sample 1": 3, "sample 3": 2, "sample 4": 1}
-            at_events(monkeypatch, {when: asking(scaled, number, replies) for when, number in wanted.items()})
+            turn = asyncio.Lock()
+            at_events(monkeypatch, {when: asking(scaled, number, replies, turn) for when, number in wanted.items()})
         assert train(config, resume=False) == 0
     assert [(reply.ok, reply.text) for reply in replies] == [
         (True, "1 → 3 engines, by hand"),
@@ -88,7 +90,7 @@ def test_a_number_that_is_none_is_refused_and_the_run_goes_on(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, replies = tmp_path / "run", list[Reply]()
-    at_events(monkeypatch, {"sample 1": asking(run, 0, replies)})
+    at_events(monkeypatch, {"sample 1": asking(run, 0, replies, asyncio.Lock())})
     assert train(small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS), resume=False) == 0
     (reply,) = replies
     assert not reply.ok
@@ -100,3 +102,18 @@ def test_a_directory_without_a_run_is_named(tmp_path: Path) -> None:
         ask(tmp_path, Scale(2), timeout_s=1.0)
     with pytest.raises(UserError, match="is no directory of a run"):
         ask(tmp_path / "none", Scale(2), timeout_s=1.0)
+
+
+async def test_who_waits_when_the_run_ends_is_told(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def never(workers: int, pool: str) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with asyncio.timeout(LIMIT_S):
+        async with control(tmp_path, never):
+            asking = asyncio.create_task(asyncio.to_thread(ask, tmp_path, Scale(2), timeout_s=LIMIT_S))
+            await asked.wait()
+        assert await asking == Reply("the run has ended meanwhile", ok=False)
