@@ -9,9 +9,9 @@ Shape legend, used in every docstring of the project:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from tailrace.config.engine import SamplingConfig
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
+CacheBytes = npt.NDArray[np.uint8]
+"""[layers, 2, blocks, KV heads, bytes]: the keys and the values of whole blocks."""
 
 WeightVersion = int
 """0 for the initial weights, +1 for each actor update."""
@@ -67,7 +69,58 @@ class Request:
     """Whether its tokens are told while it runs; see `Engine.follow`."""
     begun: "Sample | None" = None
     """The first tokens of the response, which an engine has made already: what an aborted request has given. The
-    response goes on with the next token, and `max_new_tokens` counts these as well. See `Engine.continues`."""
+    response goes on with the next token, and `max_new_tokens` counts these as well. See `Engine.continues`. What its
+    cache has is not computed again, where that fits (`SequenceCache`)."""
+
+    def without_cache(self) -> Self:
+        """The same without keys and values."""
+        begun = self.begun
+        return self if begun is None or begun.cache is None else replace(self, begun=begun.without_cache())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheForm:
+    """How an engine keeps keys and values. Engines of equal forms can go on with one another's."""
+
+    name: str
+    """Its model, dtype, kernels and block size."""
+    token_bytes: int
+    """Bytes of one token's keys and values, in all layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SequenceCache:
+    """Keys and values of the first tokens of a sequence, on their way to another engine.
+
+    An engine goes on with them as it does with its own. Those that the weights of its present version computed are
+    like its own, and other sequences may share them. Those of older weights are like those of a response that runs
+    while weights change: an engine that keeps these (`cache_on_update`) goes on with them, and nothing else uses them;
+    an engine that computes these again does so here. Those of newer weights, or of another form, are never used.
+    """
+
+    form: CacheForm
+    tokens: int
+    """1 or more, from the first one of the prompt."""
+    version: WeightVersion
+    """The weights that its engine had when it gave them out."""
+    is_mixed: bool
+    """Whether older weights may have computed some of them."""
+    data: CacheBytes
+    """What is beyond the tokens in the last block means nothing."""
+
+    def use(self, form: CacheForm, version: WeightVersion, *, keeps: bool) -> Literal["shared", "own"] | None:
+        """How an engine uses them: as its own, for this sequence alone, or not at all.
+
+        Args:
+            form: the engine's.
+            version: that of the engine's weights.
+            keeps: whether it keeps the caches of running responses when weights change.
+        """
+        if self.form != form or self.version > version:
+            return None
+        if self.version == version and not self.is_mixed:
+            return "shared"
+        return "own" if keeps else None
 
 
 class FinishReason(StrEnum):
@@ -95,6 +148,12 @@ class Sample:
     weight_versions: IntArray
     """[R], the version of the weights that made each token."""
     finish_reason: FinishReason
+    cache: SequenceCache | None = None
+    """Of a response that was withdrawn to go on elsewhere; see `Engine.withdraw`."""
+
+    def without_cache(self) -> Self:
+        """The same without keys and values."""
+        return self if self.cache is None else replace(self, cache=None)
 
     @classmethod
     def of(

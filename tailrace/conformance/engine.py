@@ -333,6 +333,30 @@ class EngineContract:
                     assert sample.response_ids.tolist() == whole.response_ids.tolist()
                     assert self.agree(sample.rollout_log_probs, whole.rollout_log_probs)
 
+    async def test_a_withdrawn_response_goes_on_with_its_cache(self, engine: Engine) -> None:
+        """`withdraw` is `abort`; with a `cache_form`, the sample of what runs has the keys and values of its tokens."""
+        self.needs_steps()
+        request = make_request(0, max_new_tokens=300, ignore_eos=True)
+        async with asyncio.timeout(LIMIT_S):
+            whole = (await collect(engine.submit([request])))[0]
+            stream = engine.submit([request])
+            await made_tokens(engine, 3)
+            await engine.withdraw([0, 99])
+            cut = (await collect(stream))[0]
+            assert cut.finish_reason == FinishReason.ABORT
+            if engine.cache_form is None:
+                assert cut.cache is None
+                return
+            assert cut.cache is not None
+            assert (cut.cache.form, cut.cache.version) == (engine.cache_form, engine.stats().version)
+            assert cut.cache.tokens == len(request.prompt_ids) + len(cut.response_ids) - 1
+            sample = (await collect(engine.submit([replace(request, begun=cut)])))[0]
+        assert sample.cache is None
+        assert (len(sample.response_ids), sample.finish_reason) == (300, FinishReason.LENGTH)
+        if not self.outliers:
+            assert sample.response_ids.tolist() == whole.response_ids.tolist()
+            assert self.agree(sample.rollout_log_probs, whole.rollout_log_probs)
+
     async def test_closing_a_stream_aborts_its_requests(self, engine: Engine) -> None:
         """A stream of `submit` that is closed leaves nothing in the engine."""
         async with asyncio.timeout(LIMIT_S):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tailrace.events import EventLog
 from tailrace.planning.dispatch.base import Degree
 from tailrace.planning.latency import StepTimes
-from tailrace.types import Piece, Request, Sample, WeightVersion
+from tailrace.types import CacheForm, Piece, Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
     from tailrace.engine.model.weights import Weights
@@ -93,6 +93,8 @@ class Engine(ABC):
     continues: bool = False
     """Whether a request may have `begun`; otherwise `submit` refuses it. With the same weights and seed, the response
     is then the one that it would have been without an interruption."""
+    cache_form: CacheForm | None = None
+    """The form of the keys and values that it gives out and takes in; None where it does not."""
 
     @property
     @abstractmethod
@@ -116,6 +118,10 @@ class Engine(ABC):
     @abstractmethod
     async def abort(self, request_ids: Iterable[int]) -> None:
         """Finish these requests now with what they have (`FinishReason.ABORT`). Unknown ids are ignored."""
+
+    async def withdraw(self, request_ids: Iterable[int]) -> None:
+        """As `abort`. An engine with a `cache_form` gives the keys and values along (`Sample.cache`)."""
+        await self.abort(request_ids)
 
     @abstractmethod
     async def pause_generation(self) -> None:

@@ -10,7 +10,8 @@ are replaced: they end the steps that they have begun, and begin no other.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,23 +20,25 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.adaptive_tp.adaptive import AdaptiveTP, Wanted, open_adaptive_tp
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.base import EngineLoad, EngineStats
-from tailrace.engine.decoder.factory import longest_sequence
+from tailrace.engine.decoder.factory import longest_sequence, why_torch
 from tailrace.engine.driver import Core, check_prompt
+from tailrace.engine.kv_cache import DTYPES, row_bytes, token_bytes
 from tailrace.engine.lane import Lane, first_done
 from tailrace.engine.model.weights import Weights, check_weights, checkpoint_weights
 from tailrace.engine.profile import Profiler
 from tailrace.engine.ranks.factory import stage
 from tailrace.engine.scheduling.stopping import StopRules
 from tailrace.errors import EngineError, RequestError
-from tailrace.models.architecture import read_architecture
+from tailrace.models.architecture import Architecture, read_architecture
 from tailrace.planning.dispatch.costs import ObservedSteps
-from tailrace.types import Piece, Request, Sample, WeightVersion
+from tailrace.types import CacheForm, Piece, Request, Sample, SequenceCache, WeightVersion
 
 
 class EngineCore(Core):
     """DP × TP ranks, and a scheduler for each replica. Not thread-safe; one call at a time."""
 
     continues = True
+    cache_form: CacheForm
 
     def __init__(self, config: NativeEngineConfig, model_dir: Path, *, device: torch.device) -> None:
         """Start the ranks, with the weights in `model_dir` as version 0.
@@ -49,6 +52,7 @@ class EngineCore(Core):
         self._config = config
         self._architecture = a = read_architecture(model_dir)
         self.max_model_len = longest_sequence(config, a)
+        self.cache_form = _cache_form(config, a, device=device)
         self._stop_rules = StopRules(model_dir, eos_ids=a.eos_ids, max_model_len=self.max_model_len)
         self.arrangement = Arrangement(config, a, device=device)
         self.adaptive_tp: AdaptiveTP | None = None
@@ -121,12 +125,38 @@ class EngineCore(Core):
         """Queue a request that `check` accepted."""
         if self.adaptive_tp is not None and not self.has_work:
             self.adaptive_tp.begin()
+        request = self._usable(request)
         self.arrangement.dispatcher.choose(request).add(request, self._stop_rules.rule(request))
+
+    def _usable(self, request: Request) -> Request:
+        """The request with the cache that it came with, as far as that can be used; see `SequenceCache`."""
+        begun = request.begun
+        if begun is None or (cache := begun.cache) is None:
+            return request
+        use = cache.use(self.cache_form, self.version, keeps=self._config.cache_on_update == "keep")
+        if use is None or not self._is_whole(cache, len(request.prompt_ids) + len(begun.response_ids)):
+            return request.without_cache()
+        return replace(request, begun=replace(begun, cache=replace(cache, is_mixed=use == "own")))
+
+    def _is_whole(self, cache: SequenceCache, tokens: int) -> bool:
+        """Whether there are keys and values of all that it says, and of less than these tokens."""
+        a, size = self._architecture, self._config.block_size
+        shape = (a.layers, 2, -(-cache.tokens // size), a.kv_heads, row_bytes(a, self._config))
+        return 0 < cache.tokens < tokens and cache.data.shape == shape
 
     def abort(self, request_ids: Iterable[int]) -> list[Sample]:
         """Finish these requests with what they have; unknown ids are ignored."""
         ids = set(request_ids)
         return [sample for lane in self.lanes for sample in lane.scheduler.abort(ids)]
+
+    def withdraw(self, request_ids: Collection[int]) -> list[Sample]:
+        """See `Core`.
+
+        Raises:
+            EngineError: ranks died repeatedly.
+        """
+        form, version = self.cache_form, self.version
+        return [sample for lane in self.lanes for sample in lane.withdraw(request_ids, form, version)]
 
     def step(self) -> list[Sample]:
         """Let every lane compute until one has new tokens. Return the samples that finished.
@@ -259,3 +289,9 @@ class EngineCore(Core):
     def close(self) -> None:
         """End the ranks. Closing twice is harmless."""
         self.arrangement.close()
+
+
+def _cache_form(config: NativeEngineConfig, architecture: Architecture, *, device: torch.device) -> CacheForm:
+    in_torch = why_torch(config, architecture, config.tp, device=device) is not None
+    name = f"{architecture} {config.dtype} {'torch' if in_torch else 'cpu'} {config.block_size}"
+    return CacheForm(name=name, token_bytes=token_bytes(architecture, DTYPES[config.dtype]))

@@ -27,7 +27,7 @@ import numpy as np
 
 from tailrace.engine.base import Engine, EngineLoad, EngineStats, SampleStream
 from tailrace.errors import EngineError, RequestError, one_line
-from tailrace.types import Piece, Request, Sample, WeightVersion
+from tailrace.types import CacheForm, Piece, Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
     from tailrace.engine.model.weights import Weights
@@ -46,6 +46,8 @@ class Core(Protocol):
     max_model_len: int
     """The most tokens of a sequence, prompt and response together."""
     continues: bool = False
+    """See `Engine`."""
+    cache_form: CacheForm | None = None
     """See `Engine`."""
     to_abort: Collection[int] = ()
     """The requests to abort. It is the engine's own set, for cores whose steps are long."""
@@ -68,6 +70,10 @@ class Core(Protocol):
     def abort(self, request_ids: Iterable[int]) -> list[Sample]:
         """Finish these requests with what they have; unknown ids are ignored."""
         ...
+
+    def withdraw(self, request_ids: Collection[int]) -> list[Sample]:
+        """See `Engine.withdraw`. Nothing may be under way."""
+        return self.abort(request_ids)
 
     def step(self) -> list[Sample]:
         """Work a little. Return the samples that finished, if any."""
@@ -115,7 +121,7 @@ class DrivenEngine(Engine):
 
     def __init__(self, core: Core, executor: Executor) -> None:
         self._core = core
-        self.continues = core.continues
+        self.continues, self.cache_form = core.continues, core.cache_form
         self._executor = executor
         self._inbox: list[Request] = []
         self._to_abort: set[int] = set()
@@ -166,6 +172,19 @@ class DrivenEngine(Engine):
         except asyncio.CancelledError:
             self._wake()
             raise
+
+    async def withdraw(self, request_ids: Iterable[int]) -> None:
+        """See `Engine`."""
+        if self.cache_form is None:
+            await self.abort(request_ids)
+            return
+        wanted = set(request_ids)
+        async with self._turn:
+            if self._failure is None:
+                self._empty_inbox()
+                await self._advance(self._core.settle)
+            if self._failure is None and (withdrawn := self._streams.keys() & wanted):
+                await self._advance(lambda: self._core.withdraw(withdrawn))
 
     async def pause_generation(self) -> None:
         """See `Engine`."""

@@ -6,6 +6,7 @@ from typing import Self
 import torch
 
 from tailrace.config.base import GIB
+from tailrace.config.engine import NativeEngineConfig
 from tailrace.errors import ConfigError
 from tailrace.models.architecture import Architecture
 
@@ -118,3 +119,8 @@ def region_block_bytes(architecture: Architecture, block_size: int, dtype: torch
 def token_bytes(architecture: Architecture, dtype: torch.dtype) -> int:
     """The bytes of a token's keys and values in all layers."""
     return architecture.layers * region_block_bytes(architecture, 1, dtype)
+
+
+def row_bytes(architecture: Architecture, config: NativeEngineConfig) -> int:
+    """The bytes of the keys, or of the values, of a block of one KV head."""
+    return config.block_size * architecture.head_dim * DTYPES[config.dtype].itemsize

@@ -1,8 +1,8 @@
 """A lane: one replica with its scheduler, and the step that it computes."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 
 import torch
@@ -10,9 +10,10 @@ import torch
 from tailrace.engine.profile import Profiler, StepTimes
 from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.scheduling.scheduler import Scheduler, StepPlan
+from tailrace.engine.scheduling.sequence import Sequence as Running
 from tailrace.engine.scheduling.step import StepInput
 from tailrace.errors import EngineError
-from tailrace.types import Sample, WeightVersion
+from tailrace.types import CacheForm, Sample, SequenceCache, WeightVersion
 
 MAX_DEATHS = 3
 """Times in a row that ranks may die without a completed step. Beyond that, the cause is not chance."""
@@ -82,6 +83,8 @@ class Lane:
         self._schedule_s = time.perf_counter() - self.began
         self._most_blocks = max(self._most_blocks, self.scheduler.blocks.used)
         try:
+            for blocks, data in plan.arrivals:
+                self.replica.write_cache(blocks, data)
             self.replica.start(plan.input)
         except RankDied as death:
             self.restart(death)
@@ -108,13 +111,44 @@ class Lane:
         computed = time.perf_counter()
         samples = self.scheduler.complete(plan, output, self._version)
         ended = time.perf_counter()
-        self.decoded = _decoded(plan.input, ended - self.began)
+        self.decoded = None if plan.arrivals else _decoded(plan.input, ended - self.began)
         self.prefilled = _prefilled(plan.input, ended - self.began)
         schedule_s = self._schedule_s + ended - computed
         self._times.add(plan.input, output.seconds, schedule_s=schedule_s)
         if self.profiler is not None:
             self.profiler.add(plan.input, output.seconds, schedule_s=schedule_s, wall_s=ended - self.began)
         return samples
+
+    def withdraw(self, request_ids: Collection[int], form: CacheForm, version: WeightVersion) -> list[Sample]:
+        """Finish these requests with what they have, keys and values included. No step may be under way.
+
+        Args:
+            request_ids: unknown ones are ignored.
+            form: that of the caches.
+            version: that of the weights.
+
+        Raises:
+            EngineError: ranks have died too often.
+        """
+        assert not self.busy, "caches are read between two steps"
+        caches = {
+            sequence.request.request_id: self._cache_of(sequence, form, version)
+            for sequence in self.scheduler.sequences
+            if sequence.request.request_id in request_ids
+        }
+        samples = self.scheduler.abort(request_ids)
+        return [replace(sample, cache=caches[sample.request_id]) for sample in samples]
+
+    def _cache_of(self, sequence: Running, form: CacheForm, version: WeightVersion) -> SequenceCache | None:
+        if not sequence.cached:
+            return sequence.came
+        blocks, is_mixed = sequence.blocks[: self.scheduler.blocks.blocks_for(sequence.cached)], sequence.tip is None
+        try:
+            data = self.replica.read_cache(blocks)
+        except RankDied as death:
+            self.restart(death)
+            return None
+        return SequenceCache(form=form, tokens=sequence.cached, version=version, is_mixed=is_mixed, data=data)
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
         """Begin to replace the weights. No step may be under way, and none starts before `loaded`."""

@@ -9,7 +9,7 @@ events and not with the tokens.
 import asyncio
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from tailrace.engine.base import Engine, EngineLoad, EngineStats, SampleStream
 from tailrace.errors import EngineError, RequestError
 from tailrace.events import EventLog
 from tailrace.planning.latency import StepTimes
-from tailrace.types import FinishReason, IntArray, Piece, Request, Sample, WeightVersion
+from tailrace.types import CacheForm, FinishReason, IntArray, Piece, Request, Sample, SequenceCache, WeightVersion
 
 _ROUNDING_S = 1e-9
 """By so much a timer may come too early."""
@@ -42,6 +42,8 @@ class _Sequence:
     made: int = 0
     versions: list[tuple[WeightVersion, int]] = field(default_factory=list)
     """Each version, and the number of tokens with it."""
+    is_mixed: bool = False
+    """Whether older weights computed some of its cache, while it runs."""
 
     @property
     def order(self) -> tuple[float, int]:
@@ -89,8 +91,10 @@ class TimedEngine(Engine):
         tp: int = 1,
         tokens_of: TokensOf = tokens_by_seed,
         tells: bool = True,
+        cache_form: CacheForm | None = None,
     ) -> None:
-        """`tp`: the degree of `costs` that it has. `tells`: whether it tells its load."""
+        """`tp`: the degree of `costs` that it has. `tells`: whether it tells its load. `cache_form`: see `Engine`."""
+        self.cache_form = cache_form
         self._costs = costs
         self._tp = tp
         self._slots = slots
@@ -139,6 +143,13 @@ class TimedEngine(Engine):
 
     async def abort(self, request_ids: Iterable[int]) -> None:
         """See `Engine`."""
+        await self._abort(request_ids, with_cache=False)
+
+    async def withdraw(self, request_ids: Iterable[int]) -> None:
+        """See `Engine`."""
+        await self._abort(request_ids, with_cache=self.cache_form is not None)
+
+    async def _abort(self, request_ids: Iterable[int], *, with_cache: bool) -> None:
         ids = set(request_ids) & self._streams.keys()
         while ids & self._streams.keys() and self._since is not None:
             self._interrupt()
@@ -146,7 +157,7 @@ class TimedEngine(Engine):
             await self._boundary.wait()
         for sequence in [*self._running, *self._waiting]:
             if sequence.request.request_id in ids:
-                self._end(sequence, FinishReason.ABORT)
+                self._end(sequence, FinishReason.ABORT, self._cache_of(sequence) if with_cache else None)
         self._interrupt()
 
     async def pause_generation(self) -> None:
@@ -167,6 +178,8 @@ class TimedEngine(Engine):
         paused = self._paused
         await self.pause_generation()
         self._version = version
+        for sequence in self._running:
+            sequence.is_mixed = True
         self._paused = paused
         self._interrupt()
 
@@ -242,12 +255,36 @@ class TimedEngine(Engine):
                 break
             sequence = self._waiting.pop(0)
             held += needed
-            tokens = sequence.made + (0 if sequence.request.group_id in prompts else len(sequence.request.prompt_ids))
-            prompts.add(sequence.request.group_id)
+            tokens = self._take_over(sequence)
+            if tokens is None:
+                known = sequence.request.group_id in prompts
+                tokens = sequence.made + (0 if known else len(sequence.request.prompt_ids))
+                prompts.add(sequence.request.group_id)
             seconds += self._costs.prefill_s(self._tp, 1, tokens)
             self._prefilled += tokens
             self._running.append(sequence)
         return seconds
+
+    def _cache_of(self, sequence: _Sequence) -> SequenceCache | None:
+        """The cache of what runs, without contents; what waits gives back what it came with."""
+        assert self.cache_form is not None
+        if sequence in self._waiting:
+            return None if sequence.request.begun is None else sequence.request.begun.cache
+        tokens = sequence.context - 1
+        data = np.broadcast_to(np.uint8(0), (1, 1, tokens, 1, self.cache_form.token_bytes))
+        return SequenceCache(
+            form=self.cache_form, tokens=tokens, version=self._version, is_mixed=sequence.is_mixed, data=data
+        )
+
+    def _take_over(self, sequence: _Sequence) -> int | None:
+        """The tokens to compute where a sequence has come with a cache that fits."""
+        begun = sequence.request.begun
+        if begun is None or begun.cache is None or self.cache_form is None:
+            return None
+        if (use := begun.cache.use(self.cache_form, self._version, keeps=True)) is None:
+            return None
+        sequence.is_mixed = use == "own"
+        return sequence.context - 1 - begun.cache.tokens
 
     def _next_end(self) -> int:
         return max(1, min(sequence.left for sequence in self._running))
@@ -290,10 +327,10 @@ class TimedEngine(Engine):
         if self._since is None:
             self._begin()
 
-    def _end(self, sequence: _Sequence, reason: FinishReason) -> None:
+    def _end(self, sequence: _Sequence, reason: FinishReason, cache: SequenceCache | None = None) -> None:
         (self._running if sequence in self._running else self._waiting).remove(sequence)
         request_id = sequence.request.request_id
-        self._streams.pop(request_id).put(request_id, sequence.sample(reason))
+        self._streams.pop(request_id).put(request_id, replace(sequence.sample(reason), cache=cache))
 
 
 class _Stream(SampleStream):

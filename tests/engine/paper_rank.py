@@ -8,9 +8,10 @@ import numpy as np
 from tailrace.config.engine import SamplingConfig
 from tailrace.engine.scheduling.blocks import BlockManager
 from tailrace.engine.scheduling.scheduler import Scheduler, StepPlan
+from tailrace.engine.scheduling.sequence import Sequence
 from tailrace.engine.scheduling.step import Draw, StepOutput
 from tailrace.engine.scheduling.stopping import StopRule
-from tailrace.types import Request, Sample
+from tailrace.types import CacheForm, Request, Sample, SequenceCache
 
 VOCABULARY = 50
 
@@ -48,6 +49,7 @@ class PaperRank:
 
     def execute(self, plan: StepPlan, blocks: BlockManager) -> StepOutput:
         """Compute one step."""
+        self._take_over(plan, blocks)
         self._copy(plan.input.copies)
         written: set[tuple[int, int]] = set()
         tokens = []
@@ -67,6 +69,28 @@ class PaperRank:
                 assert end == len(sequence.tokens)
                 tokens.append(next_token(known[-1], chunk.draw))
         return StepOutput(tokens, [-float(token) for token in tokens])
+
+    def cache_of(self, sequence: Sequence) -> SequenceCache:
+        """What a sequence leaves with: for each slot of its blocks the context and the weights, as bytes."""
+        size = self.block_size
+        used = sequence.blocks[: -(-sequence.cached // size)]
+        slots = [[self.slots.get((block, offset), (0, 0)) for offset in range(size)] for block in used]
+        data = np.array(slots, np.int64).reshape(1, 1, len(used), size, 2).view(np.uint8)
+        return SequenceCache(
+            form=CacheForm(name="paper", token_bytes=16),
+            tokens=sequence.cached,
+            version=self.weights,
+            is_mixed=sequence.tip is None,
+            data=data,
+        )
+
+    def _take_over(self, plan: StepPlan, blocks: BlockManager) -> None:
+        for targets, data in plan.arrivals:
+            slots = np.ascontiguousarray(data).view(np.int64)
+            for number, block in enumerate(targets):
+                assert blocks.references(block) >= 1
+                for offset, (context, weights) in enumerate(slots[0, 0, number].tolist()):
+                    self.slots[block, offset] = context, weights
 
     def _copy(self, copies: list[tuple[int, int]]) -> None:
         targets = [target for _, target in copies]

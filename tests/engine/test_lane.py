@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from tailrace.engine.lane import MAX_DEATHS
 from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.scheduling.step import StepInput, StepOutput
 from tailrace.errors import EngineError
+from tailrace.types import CacheBytes
 from tests.conftest import TinyModel
 from tests.engine.helpers import run_core
 
@@ -55,6 +56,12 @@ class StandIn(Replica):
 
     def waitables(self) -> list[int]:
         return [self._reading]
+
+    def read_cache(self, blocks: Sequence[int]) -> CacheBytes:
+        raise AssertionError("no test asks for it")
+
+    def write_cache(self, blocks: Sequence[int], data: CacheBytes) -> None:
+        raise AssertionError("no test asks for it")
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
         """There is nothing to load."""

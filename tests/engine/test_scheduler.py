@@ -72,6 +72,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         for sample in aborted:
             self.check(sample)
 
+    @rule(number=st.integers(0, 30))
+    def leave_and_come_back(self, number: int) -> None:
+        """A response is withdrawn, and comes with its keys and values: older ones are for itself."""
+        self.finish_step()
+        for sequence in self.scheduler.sequences:
+            if sequence.request.request_id != number or number not in self.open:
+                continue
+            cache = self.replica.rank.cache_of(sequence) if sequence.cached else sequence.came
+            (sample,) = self.scheduler.abort([number])
+            del self.open[number]
+            if len(sample.response_ids) or cache is not None:
+                request = dataclasses.replace(
+                    sequence.request, request_id=self.arrivals, begun=dataclasses.replace(sample, cache=cache)
+                )
+                self.open[self.arrivals] = self.replica.add(request)
+                self.arrivals += 1
+
     @rule(recompute=st.booleans())
     def new_weights(self, recompute: bool) -> None:
         self.finish_step()
@@ -97,9 +114,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def begin_step(self) -> None:
         self.finish_step()
         old = set(self.scheduler._running)
+        aged = {
+            sequence for sequence in self.scheduler._waiting if sequence.came is not None and sequence.came.is_mixed
+        }
         plan = self.scheduler.schedule()
-        self.check_plan(plan, old)
         self.under_way = plan, self.replica.rank.execute(plan, self.scheduler.blocks)
+        self.check_plan(plan, old, aged)
 
     @rule(steps=st.integers(1, 12))
     def step(self, steps: int) -> None:
@@ -115,8 +135,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert sample.finish_reason == FinishReason.LENGTH
                 self.check(sample)
 
-    def check_plan(self, plan: StepPlan, old: set[Sequence]) -> None:
-        """Assert that budgets are kept, and that no sequence reads slots of weights older than its start."""
+    def check_plan(self, plan: StepPlan, old: set[Sequence], aged: set[Sequence]) -> None:
+        """Assert that budgets are kept, and that no sequence reads slots of weights older than its start.
+
+        aged: those that come with older ones of their own.
+        """
         chunks = plan.input.chunks
         assert bool(chunks) == bool(self.open), "there is always something to do"
         assert sum(len(chunk.tokens) for chunk in chunks if len(chunk.tokens) > 1) <= self.prefill
@@ -126,7 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         rank = self.replica.rank
         for sequence, chunk in zip(plan.sequences, chunks, strict=True):
             if sequence not in old:
-                self.seen[sequence] = rank.weights
+                self.seen[sequence] = 0 if sequence in aged else rank.weights
             for position in range(chunk.start):
                 block = chunk.blocks[position // rank.block_size]
                 offset = position % rank.block_size

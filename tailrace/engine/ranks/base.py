@@ -1,12 +1,13 @@
 """The ranks that hold one copy of the model, as the driver sees them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from tailrace.engine.scheduling.step import StepInput, StepOutput
 from tailrace.errors import EngineError
+from tailrace.types import CacheBytes
 
 
 class RankDied(EngineError):
@@ -43,6 +44,22 @@ class Replica(ABC):
         """File descriptors of the step under way. `finish` has something to say when one becomes readable.
 
         There are none where the step is computed inside `finish`.
+        """
+
+    @abstractmethod
+    def read_cache(self, blocks: Sequence[int]) -> CacheBytes:
+        """Return copies of the keys and values in these blocks, of all KV heads. No step may be under way.
+
+        Raises:
+            RankDied: a rank died.
+        """
+
+    @abstractmethod
+    def write_cache(self, blocks: Sequence[int], data: CacheBytes) -> None:
+        """Put keys and values of all KV heads into these blocks. No step may be under way.
+
+        Raises:
+            RankDied: a rank died.
         """
 
     @abstractmethod

@@ -1,12 +1,13 @@
 """The replica of an engine with one rank: no rank process, nothing on a wire."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from tailrace.engine.ranks.base import Replica
 from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.scheduling.step import StepInput, StepOutput
+from tailrace.types import CacheBytes
 
 
 class LocalReplica(Replica):
@@ -34,6 +35,14 @@ class LocalReplica(Replica):
     def waitables(self) -> list[int]:
         """See `Replica`."""
         return []
+
+    def read_cache(self, blocks: Sequence[int]) -> CacheBytes:
+        """See `Replica`."""
+        return self._rank.read_cache(blocks)
+
+    def write_cache(self, blocks: Sequence[int], data: CacheBytes) -> None:
+        """See `Replica`."""
+        self._rank.write_cache(blocks, data)
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
         """See `Replica`."""

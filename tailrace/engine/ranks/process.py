@@ -18,21 +18,25 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import NoReturn
 
+import numpy as np
 import torch
 
 from tailrace import errors
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.collectives.factory import meeting_bytes, resolve_collectives
 from tailrace.engine.collectives.rendezvous import rendezvous
-from tailrace.engine.model.shard import Layout
+from tailrace.engine.kv_cache import row_bytes
+from tailrace.engine.model.shard import Layout, Shard
+from tailrace.engine.model.sharding import head_slots
 from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.ranks.rank_process import RankProcess, RankProcesses, end
 from tailrace.engine.ranks.staging import StagedWeights
-from tailrace.engine.ranks.wire import Answer, Failure, Load, Order, Start, Step
+from tailrace.engine.ranks.wire import Answer, Failure, Load, Order, ReadCache, Start, Step, WriteCache
 from tailrace.engine.scheduling.step import StepInput, StepOutput
 from tailrace.errors import ConfigError, EngineError, TailraceError, UserError
 from tailrace.host.cpu import usable_cores
 from tailrace.models.architecture import Architecture
+from tailrace.types import CacheBytes
 
 START_LIMIT_S = 300.0
 """Time for a rank to compile its kernels on a busy machine, and for the first one's template to import torch."""
@@ -108,6 +112,27 @@ class ProcessReplica(Replica):
         """See `Replica`."""
         return [process.channel.fileno() for process in self._processes]
 
+    def read_cache(self, blocks: Sequence[int]) -> CacheBytes:
+        """See `Replica`."""
+        a, width = self._architecture, row_bytes(self._architecture, self._config)
+        self.tell([ReadCache(list(blocks))] * self._layout.tp, doing="giving out a cache")
+        whole = np.empty((a.layers, 2, len(blocks), a.kv_heads, width), np.uint8)
+        for heads, answer in zip(self._kv_heads(), self.answers(), strict=True):
+            assert answer.cache is not None, "each shard gives its own heads"
+            whole[:, :, :, heads] = np.frombuffer(answer.cache, np.uint8).reshape(*whole.shape[:3], len(heads), width)
+        return whole
+
+    def write_cache(self, blocks: Sequence[int], data: CacheBytes) -> None:
+        """See `Replica`."""
+        parts = [bytearray(data[:, :, :, heads].tobytes()) for heads in self._kv_heads()]
+        self.tell([WriteCache(list(blocks), part) for part in parts], doing="taking in a cache")
+        self.answers()
+
+    def _kv_heads(self) -> list[list[int]]:
+        """The KV heads of each shard."""
+        tp = self._layout.tp
+        return [[slot.kv_head for slot in head_slots(self._architecture, Shard(index, tp))] for index in range(tp)]
+
     @property
     def pids(self) -> list[int]:
         """See `Replica`."""
@@ -160,6 +185,7 @@ class ProcessReplica(Replica):
             RankDied: here or from `answers`.
         """
         self.settle()
+        self._check_alive()
         self._give(orders, doing, self._longest_s)
 
     @property
@@ -245,9 +271,12 @@ class ProcessReplica(Replica):
 
     def _order(self, order: Order, *, doing: str, limit_s: float, descriptor: int | None = None) -> None:
         self.settle()
+        self._check_alive()
+        self._give([order] * len(self._processes), doing, limit_s, descriptor)
+
+    def _check_alive(self) -> None:
         if not self._processes:
             raise RankDied(f"the ranks of replica {self._replica} have ended")
-        self._give([order] * len(self._processes), doing, limit_s, descriptor)
 
     def _give(self, orders: Sequence[Order], doing: str, limit_s: float, descriptor: int | None = None) -> None:
         self._under_way = _UnderWay(doing, limit_s)

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
@@ -11,12 +12,13 @@ from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.factory import local_sizes, make_decoder
 from tailrace.engine.model.shard import Shard
-from tailrace.engine.model.sharding import shard_weights
+from tailrace.engine.model.sharding import head_slots, shard_weights
 from tailrace.engine.ranks.reshard import Meeting, SwitchTimes, reshard
 from tailrace.engine.sampling.sampler import Sampler, SamplingRows, uniforms
 from tailrace.engine.scheduling.migration import Migration
 from tailrace.engine.scheduling.step import Draw, StepInput, StepOutput
 from tailrace.models.architecture import Architecture
+from tailrace.types import CacheBytes
 
 
 class Rank:
@@ -73,6 +75,27 @@ class Rank:
         self._shard, self._decoder = target, decoder
         self._sampler = Sampler(self._architecture.vocab_size, collective, decoder.drawing)
         return times
+
+    @torch.no_grad()
+    def read_cache(self, blocks: Sequence[int]) -> CacheBytes:
+        """Return copies of the keys and values in these blocks, of the shard's own KV heads."""
+        taken = self._decoder.cache.data[:, :, list(blocks), : self._heads]
+        bytes_of: CacheBytes = taken.cpu().contiguous().view(torch.uint8).numpy()
+        return bytes_of
+
+    @torch.no_grad()
+    def write_cache(self, blocks: Sequence[int], data: CacheBytes) -> None:
+        """Put keys and values of the shard's own KV heads into these blocks. `data` may be flat."""
+        cache = self._decoder.cache.data
+        layers, parts, _, _, width = cache.shape
+        came = torch.from_numpy(np.ascontiguousarray(data).reshape(-1)).view(cache.dtype)
+        heads = self._heads
+        cache[:, :, list(blocks), :heads] = came.to(cache.device).view(layers, parts, len(blocks), heads, width)
+
+    @property
+    def _heads(self) -> int:
+        """The shard's KV heads, without those of zeros."""
+        return len(head_slots(self._architecture, self._shard))
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> StepOutput:

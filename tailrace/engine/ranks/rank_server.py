@@ -16,6 +16,7 @@ import sys
 import threading
 from contextlib import suppress
 
+import numpy as np
 import torch
 
 from tailrace import errors
@@ -36,9 +37,11 @@ from tailrace.engine.ranks.wire import (
     Measure,
     Meet,
     Order,
+    ReadCache,
     Start,
     Step,
     Switch,
+    WriteCache,
 )
 from tailrace.errors import EngineError, UserError
 from tailrace.host.allocator import keep_freed_memory
@@ -152,8 +155,16 @@ class RankServer:
             case Switch(degree, migration):
                 self._shard = Shard(self._number % degree, degree)
                 return Answer(times=self._rank.switch(self._shard, migration, self._groups.get))
+            case ReadCache() | WriteCache():
+                return self._move_cache(order)
             case Start():
                 raise AssertionError("a rank is made once")
+
+    def _move_cache(self, order: ReadCache | WriteCache) -> Answer:
+        if isinstance(order, ReadCache):
+            return Answer(cache=bytearray(self._rank.read_cache(order.blocks).data))
+        self._rank.write_cache(order.blocks, np.frombuffer(order.data, np.uint8))
+        return Answer()
 
 
 def all_reduce_s(group: Collective, count: int, times: int, device: torch.device) -> float:

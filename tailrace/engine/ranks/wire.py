@@ -82,6 +82,20 @@ class Switch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The blocks that move among the ranks that this one meets."""
 
 
+class ReadCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Return the keys and values in these blocks, of the shard's own KV heads."""
+
+    blocks: list[int]
+
+
+class WriteCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Put keys and values of the shard's own KV heads into these blocks."""
+
+    blocks: list[int]
+    data: bytearray
+    """As of `CacheBytes`."""
+
+
 class Failure(msgspec.Struct, frozen=True, array_like=True):
     """An error of a rank that lives."""
 
@@ -102,9 +116,11 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """The median seconds of an all-reduce."""
     times: SwitchTimes | None = None
     """The times of a switch."""
+    cache: bytearray | None = None
+    """As of `CacheBytes`."""
 
 
-Order = Start | Load | Step | Measure | Meet | AllReduce | Switch
+Order = Start | Load | Step | Measure | Meet | AllReduce | Switch | ReadCache | WriteCache
 Message = TypeVar("Message")
 
 _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

@@ -7,8 +7,9 @@ Dataflow of a sequence:  waiting ──start──▶ running ──▶ finished
 A step holds the newest token of each sequence that decodes. Within the prefill budget it also holds the next uncomputed
 tokens of the others: first of those that run, then of waiting ones that start. The order is always by priority, then
 arrival. A sequence starts when there is a place, budget, and room for all its tokens and one more block for each
-running sequence. It shares or copies the part of its first tokens that is cached. While another sequence computes
-them, it waits. When a running sequence needs a block and none is free, the last one in the order goes back to waiting.
+running sequence. It shares or copies the part of its first tokens that is cached, or takes over the keys and values
+that came with its request. While another sequence computes them, it waits. When a running sequence needs a block and
+none is free, the last one in the order goes back to waiting.
 """
 
 from bisect import insort
@@ -16,13 +17,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from tailrace.engine.scheduling.blocks import BlockManager
+from tailrace.engine.scheduling.blocks import BlockManager, Match
 from tailrace.engine.scheduling.prefixes import PrefixIndex
 from tailrace.engine.scheduling.sequence import Sequence
 from tailrace.engine.scheduling.step import Chunk, StepInput, StepOutput
 from tailrace.engine.scheduling.stopping import StopRule
 from tailrace.engine.scheduling.waiting import WaitingQueue
-from tailrace.types import FinishReason, Piece, Request, Sample, WeightVersion
+from tailrace.types import CacheBytes, FinishReason, Piece, Request, Sample, SequenceCache, WeightVersion
 
 _order = attrgetter("order")
 
@@ -51,6 +52,8 @@ class StepPlan:
     input: StepInput
     sequences: list[Sequence]
     """The sequence of each chunk."""
+    arrivals: list[tuple[list[int], CacheBytes]] = field(default_factory=list)
+    """Blocks that get keys and values from elsewhere before the step, as in `SequenceCache.data`."""
     gone: set[Sequence] = field(default_factory=set)
     """The sequences that lost their blocks since. Results for them are dropped."""
 
@@ -157,13 +160,16 @@ class Scheduler:
     def new_weights(self, *, recompute: bool) -> None:
         """Let sequences that start from now on use nothing that older weights computed.
 
-        Running sequences keep their cache. With `recompute` they go back to waiting, to have it computed again.
+        Running sequences keep their cache. With `recompute` they go back to waiting, to have it computed again. It is
+        the same with what came with those that wait.
         """
         if recompute:
             for sequence in reversed(self._running):
                 self._requeue(sequence)
         for sequence in self._running:
             sequence.tip = None
+        for sequence in self._waiting:
+            sequence.age(recompute=recompute)
         self.blocks.forget()
 
     def restart(self) -> None:
@@ -211,7 +217,7 @@ class Scheduler:
         while places > 0 and budget > 0:
             places -= 1
             sequence = self._waiting.pop()
-            if not computing.isdisjoint(sequence.prefixes):
+            if sequence.came is None and not computing.isdisjoint(sequence.prefixes):
                 passed.append(sequence)
             elif self._start(plan, sequence):
                 budget -= _compute(plan, sequence, budget)
@@ -225,9 +231,11 @@ class Scheduler:
 
     def _start(self, plan: StepPlan, sequence: Sequence) -> bool:
         """Give the sequence blocks for all its tokens, cached ones where there are. Return False without room."""
-        blocks = self.blocks
+        blocks, came = self.blocks, sequence.came
         sequence.open()
         found = blocks.match(sequence.tokens, limit=len(sequence.tokens) - 1)  # the last one gives the logits
+        if came is not None and came.is_mixed:
+            found = Match([], blocks.root, None, 0)
         blocks.share(found.blocks)
         needed = blocks.blocks_for(len(sequence.tokens)) - len(found.blocks)
         spare = blocks.free - needed - len(self._running)
@@ -236,16 +244,29 @@ class Scheduler:
             return False
         sequence.tip, sequence.indexed = found.tip, len(found.blocks)
         sequence.cached = sequence.indexed * blocks.block_size
-        source = found.source if spare > 0 else None
+        sequence.came = None
+        takes_over = came is not None and came.tokens > sequence.cached + found.tail
+        source = found.source if spare > 0 and not takes_over else None
         if source is not None:
             blocks.share([source])  # until all blocks of this step are handed out
         sequence.blocks = found.blocks + blocks.allocate(needed)
         if source is not None:
             plan.input.copies.append((source, sequence.blocks[sequence.indexed]))
             sequence.cached += found.tail
+        if came is not None and takes_over:
+            self._take_over(plan, sequence, came)
         self.counts.shared_tokens += sequence.count_prompt(sequence.cached)
         insort(self._running, sequence, key=_order)
         return True
+
+    def _take_over(self, plan: StepPlan, sequence: Sequence, came: SequenceCache) -> None:
+        """Have the blocks that are not shared get the keys and values that came."""
+        start, sequence.cached = sequence.cached, came.tokens
+        if came.is_mixed:
+            sequence.tip = None
+        self._prefixes.add_computed(sequence, start)
+        places = slice(start // self.blocks.block_size, self.blocks.blocks_for(came.tokens))
+        plan.arrivals.append((sequence.blocks[places], came.data[:, :, places]))
 
     def _make_room(self) -> None:
         """Give each running sequence the block of its newest token. Where none is free, preempt the last one."""

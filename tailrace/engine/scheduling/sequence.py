@@ -1,11 +1,11 @@
 """A sequence: one response that is being generated."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tailrace.engine.scheduling.blocks import Node
 from tailrace.engine.scheduling.step import Draw
 from tailrace.engine.scheduling.stopping import StopRule
-from tailrace.types import FinishReason, Request, Sample, WeightVersion
+from tailrace.types import FinishReason, Request, Sample, SequenceCache, WeightVersion
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +27,8 @@ class Sequence:
     """Blocks of all tokens, in order, while the sequence runs."""
     cached: int = 0
     """The number of tokens, from the first, whose keys and values are in the blocks."""
+    came: SequenceCache | None = field(init=False, default=None)
+    """Keys and values that came with the request, until it starts; mixed ones are for this sequence alone."""
     tip: Node | None = None
     """The node of the last block that can be found, or the root; None where the cache is of older weights."""
     indexed: int = 0
@@ -39,6 +41,7 @@ class Sequence:
         if (begun := self.request.begun) is not None:
             self.tokens = self.request.prompt_ids.tolist() + begun.response_ids.tolist()
             self.log_probs, self.versions = begun.rollout_log_probs.tolist(), begun.weight_versions.tolist()
+            self.came, self.request = begun.cache, self.request.without_cache()
 
     @property
     def order(self) -> tuple[float, int]:
@@ -53,6 +56,11 @@ class Sequence:
     def drop_cache(self) -> None:
         """Forget the blocks. All tokens are to be computed again."""
         self.blocks, self.cached, self.tip, self.indexed = [], 0, None, 0
+
+    def age(self, *, recompute: bool) -> None:
+        """Note that weights have changed. See `SequenceCache` for what came with the request."""
+        if self.came is not None:
+            self.came = None if recompute else replace(self.came, is_mixed=True)
 
     def count_prompt(self, cached: int) -> int:
         """Count the prompt's tokens that are cached for the first time, now that `cached` of all tokens are."""
