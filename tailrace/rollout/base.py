@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tailrace.engine.base import EngineLoad
 from tailrace.errors import RequestError
-from tailrace.types import Piece, Request, Sample, WeightVersion
+from tailrace.types import CacheForm, Piece, Request, Sample, WeightVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,10 @@ class EngineFacts:
     """The most requests that it is given at a time; None for any number."""
     continues: bool = False
     """See `Engine.continues`."""
+    cache: CacheForm | None = None
+    """See `Engine.cache_form`."""
+    datacentre: str = ""
+    """Where it is; empty where that is not told."""
     model: str = ""
     """The shape of its model, with the number of tokens: see `ModelInfo.kind`. Empty where it is not told."""
 
@@ -100,10 +104,14 @@ class EnginePort(ABC):
         """
 
     @abstractmethod
-    async def withdraw(self, request_ids: Collection[int]) -> None:
+    async def withdraw(self, request_ids: Collection[int], *, with_cache: bool = False) -> None:
         """End these requests now. What each has so far comes as news, with the finish reason ABORT.
 
         What finishes meanwhile comes as finished. Unknown ids are ignored.
+
+        Args:
+            request_ids: those of some requests.
+            with_cache: whether their keys and values come along, where the engine gives them out.
 
         Raises:
             WorkerDied: see `give`.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from tailrace.engine.base import EngineLoad
 from tailrace.planning.dispatch.base import EngineState
 from tailrace.planning.dispatch.base import Job as Placed
+from tailrace.planning.dispatch.moving import LinkEnd, ObservedLink
 from tailrace.planning.lengths.base import Asked, Expectation
 from tailrace.rollout.base import EngineFacts, EnginePort, Parcel
 from tailrace.rollout.streams import GeneratedStream
@@ -78,6 +79,7 @@ class InHand:
 
     job: Job
     request: Request
+    """Without keys and values: only its engine has them."""
 
     def work(self, made: int) -> tuple[int, int]:
         """Its present tokens, and those that it will still make; see `planning.drain.Work`."""
@@ -108,6 +110,7 @@ class Engine:
     """Whether it is given nothing any more."""
     life: int = 0
     """Its deaths so far."""
+    link: ObservedLink = field(default_factory=ObservedLink)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it is given something, or drops it."""
     tending: asyncio.Task[None] | None = None
@@ -127,6 +130,13 @@ class Engine:
         if self.facts is None or self.is_leaving:
             return 0
         return math.inf if self.facts.room is None else self.facts.room - len(self.in_hand)
+
+    @property
+    def link_end(self) -> LinkEnd:
+        """What is known of keys and values on their way to it, or from it."""
+        if self.facts is None:
+            return LinkEnd(form=None)
+        return LinkEnd(form=self.facts.cache, datacentre=self.facts.datacentre, byte_s=self.link.byte_s)
 
     @property
     def is_measured(self) -> bool:
@@ -163,7 +173,7 @@ class Engine:
             self.planned = deque(sorted(self.planned, key=lambda job: job.turn))  # expectations may have changed
         while self.planned and self.has_room_for(len(self.planned[0].requests)):
             job = self.planned.popleft()
-            self.in_hand |= {own: InHand(job, request) for own, request in job.requests.items()}
+            self.in_hand |= {own: InHand(job, request.without_cache()) for own, request in job.requests.items()}
             taken.append((job, [self._own(job, own, request) for own, request in job.requests.items()]))
             job.requests.clear()
         return list(_parcels(taken))
@@ -171,12 +181,15 @@ class Engine:
     def _own(self, job: Job, own: int, request: Request) -> Request:
         """A request as the engine gets it. One that starts all anew gets no beginning: it makes the same again."""
         assert self.facts is not None
+        begun = request.begun if self.facts.continues else None
+        if begun is not None and begun.cache is not None and begun.cache.form != self.facts.cache:
+            begun = begun.without_cache()
         return replace(
             request,
             request_id=own,
             priority=_priority(job),
             expected_tokens=None if job.expected is None else job.expected.tokens,
-            begun=request.begun if self.facts.continues else None,
+            begun=begun,
         )
 
     def end(self) -> None:

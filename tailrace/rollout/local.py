@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, aclosing
+from dataclasses import replace
 
 from tailrace.activity import Activity
 from tailrace.engine.base import Engine, SampleStream
@@ -80,15 +81,16 @@ class LocalPort(EnginePort):
         """Tell the service that the engine ends soon."""
         self._tell(Leaving())
 
-    async def withdraw(self, request_ids: Collection[int]) -> None:
+    async def withdraw(self, request_ids: Collection[int], *, with_cache: bool = False) -> None:
         """See `EnginePort`."""
         for opened in self._open.values():
             if not opened.has_begun:
                 for request_id in opened.requests.keys() & set(request_ids):
                     request = opened.requests.pop(request_id)
                     now = self._log.now()
-                    self._tell(Finished(sample=_nothing(request), start=now, end=now))
-        await self._engine.abort(request_ids)
+                    sample = _nothing(request if with_cache else request.without_cache())
+                    self._tell(Finished(sample=sample, start=now, end=now))
+        await (self._engine.withdraw(request_ids) if with_cache else self._engine.abort(request_ids))
 
     async def drop(self, request_ids: Collection[int]) -> None:
         """See `EnginePort`."""
@@ -124,7 +126,6 @@ class LocalPort(EnginePort):
         async with self._gate.generating(parcel.version):
             if not opened.requests:
                 return
-            opened.has_begun = True
             event = Event(
                 task=EventKind.ROLLOUT,
                 actor="rollout",
@@ -150,7 +151,7 @@ class LocalPort(EnginePort):
 
     async def _stream(self, opened: "_Open", event: Event) -> None:
         """Tell of each sample as it finishes. `event` gets the number of tokens."""
-        async with aclosing(self._submit(tuple(opened.requests.values()))) as samples:
+        async with aclosing(self._submit(opened.begin())) as samples:
             async for sample in samples:
                 request = opened.take(sample)
                 assert event.tokens is not None
@@ -174,6 +175,14 @@ class _Open:
         self.has_begun = False
         """Whether the engine has them."""
         self.dropped = False
+
+    def begin(self) -> tuple[Request, ...]:
+        """Return what the engine gets. From then on it alone has the keys and values that came along."""
+        requests = tuple(self.requests.values())
+        self.requests = {request.request_id: request.without_cache() for request in requests}
+        self.parcel = replace(self.parcel, requests=tuple(self.requests.values()))
+        self.has_begun = True
+        return requests
 
     def take(self, sample: Sample) -> Request:
         """Note that a request has finished, and return it.

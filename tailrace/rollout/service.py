@@ -29,7 +29,7 @@ from tailrace.config.rollout import Order
 from tailrace.engine.base import EngineLoad
 from tailrace.errors import ClusterError, EngineError, WorkerDied
 from tailrace.planning.dispatch.base import EngineState, Policy
-from tailrace.planning.dispatch.moving import moves, recompute_s
+from tailrace.planning.dispatch.moving import MOST_BYTES, Move, MoveSeconds, Way, moves, recompute_s, transfer_s
 from tailrace.planning.dispatch.simple import Pull
 from tailrace.planning.lengths.base import Asked, Expectation
 from tailrace.planning.order import first_in, longest_first, shortest_first
@@ -224,7 +224,7 @@ class GenerationService:
         self._arrived = [*engine.take_back(), *self._arrived]
         self._decide()
 
-    async def _withdraw(self, engine: Engine, moving: Mapping[int, Engine | None]) -> None:
+    async def _withdraw(self, engine: Engine, moving: Mapping[int, Engine | None], way: Way = "recompute") -> None:
         """Take requests from an engine, by their own ids, and give each to the other that is named. Wait for that."""
         moving = {own: target for own, target in moving.items() if own in engine.in_hand}  # others have just ended
         if not moving or engine.facts is None:
@@ -234,7 +234,7 @@ class GenerationService:
         async with engine.turn:
             if engine.life == life:
                 with suppress(WorkerDied):
-                    await engine.port.withdraw(moving.keys())
+                    await engine.port.withdraw(moving.keys(), with_cache=way == "transfer")
         while engine.life == life and engine.moving.keys() & moving.keys():
             engine.news.clear()
             await engine.news.wait()  # it has ended them already, and its news are on their way
@@ -460,12 +460,20 @@ class GenerationService:
             return
         self._moves_after = now + _MOVES_EVERY_S
         states = [engine.state() for engine in engines]
-        chosen: dict[int, dict[int, Engine | None]] = {}
-        for move in moves(states, recompute_s(states)):
+        ways: dict[Way, MoveSeconds] = {
+            "recompute": recompute_s(states),
+            "transfer": transfer_s([engine.link_end for engine in engines]),
+        }
+        chosen: dict[tuple[int, Way], dict[int, Engine | None]] = {}
+        size = 0
+        for move in moves(states, ways):
+            size += _sent_bytes(move, engines[move.source], states[move.source])
+            if size > MOST_BYTES:
+                break  # the others may move next time
             own = list(engines[move.source].in_hand)[move.sequence]
-            chosen.setdefault(move.source, {})[own] = engines[move.target]
-        for source, moving in chosen.items():
-            self._do(self._withdraw(engines[source], moving))
+            chosen.setdefault((move.source, move.way), {})[own] = engines[move.target]
+        for (source, way), moving in chosen.items():
+            self._do(self._withdraw(engines[source], moving, way))
 
     def _plan(self, engines: Sequence[Engine]) -> None:
         """Place what has arrived; and what is planned already, where an engine has run dry."""
@@ -490,8 +498,10 @@ class GenerationService:
     async def _give(self, engine: Engine, life: int, parcels: Sequence[Parcel]) -> None:
         async with engine.turn:  # in the order of the decisions
             if engine.life == life:
+                began = asyncio.get_running_loop().time()
                 with suppress(WorkerDied):  # `_tend` meets the death, too
                     await engine.port.give(parcels)
+                    engine.link.sent(sum(map(_cache_bytes, parcels)), asyncio.get_running_loop().time() - began)
 
     async def _close(self, stream: GeneratedStream) -> None:
         """End all that `stream` has not yielded."""
@@ -544,6 +554,20 @@ class NewestGenerator:
     def submit(self, requests: Sequence[Request]) -> Samples:
         """See `Engine.submit`; every error comes from the stream."""
         return Samples(self._service.generate(requests, version=self._version()))
+
+
+def _sent_bytes(move: Move, source: Engine, state: EngineState) -> int:
+    """Bytes of keys and values that a move sends."""
+    if move.way == "recompute" or source.facts is None or source.facts.cache is None:
+        return 0
+    tokens, _ = state.running[move.sequence]
+    return tokens * source.facts.cache.token_bytes
+
+
+def _cache_bytes(parcel: Parcel) -> int:
+    """Bytes of keys and values in a parcel."""
+    begun = (request.begun for request in parcel.requests)
+    return sum(sample.cache.data.nbytes for sample in begun if sample is not None and sample.cache is not None)
 
 
 def _dry(engines: Iterable[Engine]) -> Engine | None:

@@ -47,9 +47,9 @@ class RemotePort(EnginePort):
         news: list[News] = await self._worker.call("news")
         return news
 
-    async def withdraw(self, request_ids: Collection[int]) -> None:
+    async def withdraw(self, request_ids: Collection[int], *, with_cache: bool = False) -> None:
         """See `EnginePort`."""
-        await self._worker.call("withdraw", tuple(request_ids))
+        await self._worker.call("withdraw", tuple(request_ids), with_cache)
 
     async def drop(self, request_ids: Collection[int]) -> None:
         """See `EnginePort`."""

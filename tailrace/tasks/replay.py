@@ -83,7 +83,7 @@ class ReplayStream(SampleStream):
         self._left = len(requests)
         self._finished: asyncio.Queue[Sample | BaseException] = asyncio.Queue()
         self._first = engine.submit([_forced(request, self._turn(request, 0)) for request in requests])
-        self._requests = {request.request_id: request for request in requests}
+        self._requests = {request.request_id: request.without_cache() for request in requests}
         self._tasks: set[asyncio.Task[None]] = set()
         self._begin(self._start())
 

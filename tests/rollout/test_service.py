@@ -52,7 +52,9 @@ def test_each_request_is_answered_once_with_its_own_tokens(part: int) -> None:
         happened += world.happened
         happened["withdrawn"] += world.withdrawn
         happened["told"] += sum(len(tokens) for step in world.steps for tokens in step.told.values())
+        happened["came"] += world.came
         happened["closed"] += sum(step.closed for step in world.steps)
         happened["checks"] += sum(event.task == "dispatch" for event in world.events)
     for what in ("kill", "add", "remove", "withdrawn", "told", "closed", "checks"):
         assert happened[what] > 20, happened
+    assert happened["came"] > 3, happened

@@ -31,7 +31,7 @@ from tailrace.rollout.local import LocalPort
 from tailrace.rollout.service import GenerationService
 from tailrace.rollout.streams import Generated
 from tailrace.simulator.engine import TimedEngine
-from tailrace.types import IntArray, Piece, Request, WeightVersion
+from tailrace.types import CacheForm, IntArray, Piece, Request, WeightVersion
 
 MOST = 400
 """`max_new_tokens`."""
@@ -42,6 +42,9 @@ def tokens_of(request: Request) -> IntArray:
     own, group = np.random.default_rng(request.seed), np.random.default_rng(request.group_id)
     length = int(np.clip(40 * np.exp(group.normal(0, 1) + own.normal(0, 0.4)), 1, MOST))
     return own.integers(0, 50, length)
+
+
+FORMS = (None, *(CacheForm(name=name, token_bytes=100) for name in ("a", "a", "a", "a", "a", "a", "b")))
 
 
 class VersionGate:
@@ -73,15 +76,18 @@ class MortalPort(EnginePort):
         self.name = name
         self._world = world
         self._kind = engine
+        self._form = world.chance.choice(FORMS)
         self._died = asyncio.Event()
         self._begin()
 
     def _begin(self) -> None:
         kind = self._kind
-        self.engine = TimedEngine(kind.costs, slots=kind.slots, tokens_of=tokens_of, tells=kind.tells)
+        self.engine = TimedEngine(
+            kind.costs, slots=kind.slots, tokens_of=tokens_of, tells=kind.tells, cache_form=self._form
+        )
         self.gate = VersionGate()
         log = EventLog(sinks=(self._world.events.append,), worker=self.name, origin=self._world.log.origin)
-        facts = EngineFacts(room=kind.room, continues=kind.continues)
+        facts = EngineFacts(room=kind.room, continues=kind.continues, cache=self._form)
         self._local = LocalPort(self.engine, facts, log=log, activity=Activity(log, "engine"), gate=self.gate)
         self._is_dead = False
 
@@ -106,6 +112,9 @@ class MortalPort(EnginePort):
 
     async def give(self, parcels: Sequence[Parcel]) -> None:
         await self._afar()
+        came = [request.begun for parcel in parcels for request in parcel.requests if request.begun is not None]
+        self._world.came += sum(begun.cache is not None for begun in came)
+        assert all(begun.cache is None or begun.cache.form == self._form for begun in came)
         await self._local.give(parcels)
         await self._afar()
 
@@ -125,9 +134,9 @@ class MortalPort(EnginePort):
         await self._afar()
         return news.result()
 
-    async def withdraw(self, request_ids: Collection[int]) -> None:
+    async def withdraw(self, request_ids: Collection[int], *, with_cache: bool = False) -> None:
         await self._afar()
-        await self._local.withdraw(request_ids)
+        await self._local.withdraw(request_ids, with_cache=with_cache)
         await self._afar()
         self._world.withdrawn += len(request_ids)
 
@@ -197,6 +206,8 @@ class World:
         self.events: list[Event] = []
         self.log = EventLog(sinks=(self.events.append,))
         self.withdrawn = 0
+        self.came = 0
+        """Responses that an engine was given with their cache."""
         self.dead: list[asyncio.Task[None]] = []
         self.happened: Counter[str] = Counter()
         self.policy: PolicyName = chance.choice(("pull", "round_robin", "random", "streamrl", "skewness_aware"))
@@ -208,7 +219,9 @@ class World:
         self.of_group = chance.choice((1, 2, 4))
         self.groups = chance.randint(1, 8)
         self.kind = EngineKind(
-            costs=StepCosts(base=0.02, each=chance.choice((0.0, 1e-3)), context=1e-6, prefill=1e-5),
+            costs=StepCosts(
+                base=0.02, each=chance.choice((0.0, 1e-3)), context=1e-6, prefill=chance.choice((1e-5, 1e-3, 1e-3))
+            ),
             slots=chance.choice((1, 3, 8)),
             room=chance.choice((None, 4, 10)),
             tells=chance.random() < 0.8,

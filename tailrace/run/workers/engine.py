@@ -49,7 +49,7 @@ async def open_port(
     thread = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
     engine = await open_engine(config.engine, model_dir, device=config.device, executor=thread)
     stack.push_async_callback(engine.close)
-    facts = EngineFacts(room=make_backend(config.engine).capacity, continues=engine.continues)
+    facts = EngineFacts(room=make_backend(config.engine).capacity, continues=engine.continues, cache=engine.cache_form)
     port = LocalPort(engine, facts, log=log, activity=Activity(log, "engine"), name=name)
     stack.push_async_callback(port.close)
     return port

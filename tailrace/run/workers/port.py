@@ -24,9 +24,9 @@ class PortWorker(Worker):
         """See `EnginePort`."""
         return await self._port.news()
 
-    async def withdraw(self, request_ids: Collection[int]) -> None:
+    async def withdraw(self, request_ids: Collection[int], with_cache: bool) -> None:
         """See `EnginePort`."""
-        await self._port.withdraw(request_ids)
+        await self._port.withdraw(request_ids, with_cache=with_cache)
 
     async def drop(self, request_ids: Collection[int]) -> None:
         """See `EnginePort`."""

@@ -72,6 +72,8 @@ class RolloutWorker(PortWorker, RunWorker):
             EngineFacts(
                 room=rows_in_hand(config, pool),
                 continues=can_continue(self._engine, replay),
+                cache=self._engine.cache_form,
+                datacentre=self.context.datacentre,
                 model=describe_model(self.model_dir).kind,
             ),
             log=self.log,
