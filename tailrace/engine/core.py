@@ -20,16 +20,15 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.adaptive_tp.adaptive import AdaptiveTP, Wanted, open_adaptive_tp
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.base import EngineLoad, EngineStats
-from tailrace.engine.decoder.factory import longest_sequence, why_torch
+from tailrace.engine.decoder.factory import cache_form, cache_shape, longest_sequence
 from tailrace.engine.driver import Core, check_prompt
-from tailrace.engine.kv_cache import DTYPES, row_bytes, token_bytes
 from tailrace.engine.lane import Lane, first_done
 from tailrace.engine.model.weights import Weights, check_weights, checkpoint_weights
 from tailrace.engine.profile import Profiler
 from tailrace.engine.ranks.factory import stage
 from tailrace.engine.scheduling.stopping import StopRules
 from tailrace.errors import EngineError, RequestError
-from tailrace.models.architecture import Architecture, read_architecture
+from tailrace.models.architecture import read_architecture
 from tailrace.planning.dispatch.costs import ObservedSteps
 from tailrace.types import CacheForm, Piece, Request, Sample, SequenceCache, WeightVersion
 
@@ -52,7 +51,7 @@ class EngineCore(Core):
         self._config = config
         self._architecture = a = read_architecture(model_dir)
         self.max_model_len = longest_sequence(config, a)
-        self.cache_form = _cache_form(config, a, device=device)
+        self.cache_form = cache_form(config, a, device=device)
         self._stop_rules = StopRules(model_dir, eos_ids=a.eos_ids, max_model_len=self.max_model_len)
         self.arrangement = Arrangement(config, a, device=device)
         self.adaptive_tp: AdaptiveTP | None = None
@@ -140,8 +139,7 @@ class EngineCore(Core):
 
     def _is_whole(self, cache: SequenceCache, tokens: int) -> bool:
         """Whether there are keys and values of all that it says, and of less than these tokens."""
-        a, size = self._architecture, self._config.block_size
-        shape = (a.layers, 2, -(-cache.tokens // size), a.kv_heads, row_bytes(a, self._config))
+        shape = cache_shape(self._config, self._architecture, cache.tokens)
         return 0 < cache.tokens < tokens and cache.data.shape == shape
 
     def abort(self, request_ids: Iterable[int]) -> list[Sample]:
@@ -289,9 +287,3 @@ class EngineCore(Core):
     def close(self) -> None:
         """End the ranks. Closing twice is harmless."""
         self.arrangement.close()
-
-
-def _cache_form(config: NativeEngineConfig, architecture: Architecture, *, device: torch.device) -> CacheForm:
-    in_torch = why_torch(config, architecture, config.tp, device=device) is not None
-    name = f"{architecture} {config.dtype} {'torch' if in_torch else 'cpu'} {config.block_size}"
-    return CacheForm(name=name, token_bytes=token_bytes(architecture, DTYPES[config.dtype]))

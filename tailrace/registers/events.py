@@ -277,6 +277,17 @@ class EventKind(StrEnum):
             tells="text",
         ),
     )
+    MOVE = (
+        "move",
+        About(
+            meaning=(
+                "A response that runs is to go on in another engine ([generation.md](generation.md), "
+                "[moving.py](../tailrace/planning/dispatch/moving.py)). `info` has the two engines (`source`, "
+                "`target`) and the `way`: `recompute` or `transfer`."
+            ),
+            is_work=False,
+        ),
+    )
     SCALE = (
         "scale",
         About(

@@ -92,6 +92,8 @@ class GenerationService:
         """Called with the name of an engine whose machine ends soon."""
         self.on_misfit: Callable[[str, str], None] = lambda name, why: _log.warning(why)
         """Called with the name of an engine that is not used, since it has another model, and with that in words."""
+        self.on_move: Callable[[str, str, Way], None] = lambda source, target, way: None
+        """Called with the names of the two engines of a response that is to move, and the way."""
         self._has_ended = False
         self._failed: asyncio.Future[None] | None = None
         """Gets the error that ends `run`."""
@@ -472,6 +474,7 @@ class GenerationService:
                 break  # the others may move next time
             own = list(engines[move.source].in_hand)[move.sequence]
             chosen.setdefault((move.source, move.way), {})[own] = engines[move.target]
+            self.on_move(engines[move.source].port.name, engines[move.target].port.name, move.way)
         for (source, way), moving in chosen.items():
             self._do(self._withdraw(engines[source], moving, way))
 

@@ -10,10 +10,12 @@ from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.table import Generate
 from tailrace.cluster.pool import Pool, PooledWorker
 from tailrace.config.run import RunConfig
-from tailrace.events import EventLog
+from tailrace.events import Event, EventLog
 from tailrace.planning.dispatch.factory import make_policy
+from tailrace.planning.dispatch.moving import Way
 from tailrace.planning.lengths.base import LengthPredictor
 from tailrace.planning.remaining import LengthHistory
+from tailrace.registers.events import EventKind
 from tailrace.rollout.base import EngineFacts, EnginePort, News, Parcel
 from tailrace.rollout.foresight import Foresight
 from tailrace.rollout.service import GenerationService
@@ -86,9 +88,15 @@ class Generation:
                 samples_per_step=config.trainer.train_batch_size,
             )
         self.service = GenerationService(ports, policy, foresight=foresight, order=config.rollout.order, model=model)
+        self.service.on_move = self._tell_move
+        self._log = log
         self._beside: list[Service] = [self.service]
         (name,) = (task.name for task in make_algorithm(config.algorithm).tasks if isinstance(task.work, Generate))
         self._task = RolloutTask(queue, name, self.service, decode, log, config)
+
+    def _tell_move(self, source: str, target: str, way: Way) -> None:
+        now, info = self._log.now(), {"source": source, "target": target, "way": way}
+        self._log.emit(Event(task=EventKind.MOVE, actor="rollout", start=now, end=now, samples=1, info=info))
 
     def serve_beside(self, service: Service) -> None:
         """Run this for as long as rows are generated."""

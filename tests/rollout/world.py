@@ -241,6 +241,7 @@ class World:
             self.foresight = Foresight(predictor, policy, config, history, self.log, samples_per_step=per_step)
             order = chance.choice(("first_in", "longest_first", "shortest_first"))
         self.service = GenerationService(self.ports, policy, foresight=self.foresight, order=order)
+        self.service.on_move = lambda source, target, way: self.happened.update([way])
         self.steps: list[Step] = []
 
     async def run(self) -> None:

@@ -11,11 +11,20 @@ from tailrace.engine.decoder.base import Decoder
 from tailrace.engine.decoder.cpu import CpuDecoder, Packed, unsupported
 from tailrace.engine.decoder.packing import Packing, RowMajor
 from tailrace.engine.decoder.torch import TorchDecoder
-from tailrace.engine.kv_cache import DTYPES, KVCache, blocks_that_fit, bytes_per_region, region_block_bytes
+from tailrace.engine.kv_cache import (
+    DTYPES,
+    KVCache,
+    blocks_that_fit,
+    bytes_per_region,
+    region_block_bytes,
+    row_bytes,
+    token_bytes,
+)
 from tailrace.engine.model.shard import Shard
 from tailrace.engine.model.sharding import check_tp, local_architecture
 from tailrace.errors import ConfigError
 from tailrace.models.architecture import Architecture
+from tailrace.types import CacheForm
 
 
 def longest_sequence(config: NativeEngineConfig, architecture: Architecture) -> int:
@@ -83,6 +92,19 @@ def why_torch(
     if config.kernels == "cpu" and reason is not None:
         raise ConfigError(f"engine.kernels=cpu cannot be used: {reason}; set it to auto")
     return reason
+
+
+def cache_form(config: NativeEngineConfig, architecture: Architecture, *, device: torch.device) -> CacheForm:
+    """The form of the keys and values of an engine. Each kind of kernels has an order of its own in a block."""
+    in_torch = why_torch(config, architecture, config.tp, device=device) is not None
+    name = f"{architecture} {config.dtype} {'torch' if in_torch else 'cpu'} {config.block_size}"
+    return CacheForm(name=name, token_bytes=token_bytes(architecture, DTYPES[config.dtype]))
+
+
+def cache_shape(config: NativeEngineConfig, architecture: Architecture, tokens: int) -> tuple[int, ...]:
+    """The shape of `SequenceCache.data` with so many tokens."""
+    a, blocks = architecture, -(-tokens // config.block_size)
+    return (a.layers, 2, blocks, a.kv_heads, row_bytes(a, config))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

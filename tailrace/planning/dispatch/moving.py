@@ -21,9 +21,9 @@ _ENDS = 4
 
 MOST_BYTES = 2**30
 """Of keys and values that move at a time. They pass through the memory of the run's process."""
-_NEAR_BYTE_S = 1 / 500e6
+_NEAR_BYTE_S = 1 / 100e6
 """Seconds of a byte between an engine and the run's process, until they are measured."""
-_FAR_BYTE_S = 1 / 20e6
+_FAR_BYTE_S = 1 / 10e6
 """The same where the two engines are in different datacentres."""
 _LEAST_BYTES = 2**20
 """What is smaller tells nothing of the rate."""
