@@ -31,7 +31,7 @@ from tailrace.run.lengths import make_lengths
 from tailrace.workloads.files import read_trace
 
 _HELD_OUT = 5
-"""One of so many prompts is foreseen, and not taught. The number is odd, so that both halves teach alike (`half_of`)."""
+"""One of so many prompts is foreseen, and not taught. It is odd, so that both halves teach alike (`half_of`)."""
 _LEAST = 16
 """Fewer responses say nothing."""
 
