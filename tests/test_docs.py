@@ -148,6 +148,7 @@ def test_a_program_grades_through_the_queue_of_a_run_as_its_page_shows(tmp_path:
             "question": "q",
             "answer": "a",
             "metadata": {},
+            "task": "",
             "seed": 0,
         }
         run.put([NewRow(group_id=0, group_size=1, order=0, cells=prompt)])

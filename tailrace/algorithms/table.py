@@ -131,7 +131,7 @@ class TableTask:
 
 ROLLOUT = TableTask(
     name="rollout",
-    reads=("prompt_ids", "seed"),
+    reads=("prompt_ids", "task", "seed"),
     writes=("response_ids", "response_mask", "rollout_log_probs", "weight_versions", "response", "finish_reason"),
     work=Generate(),
     claims=shared_groups,

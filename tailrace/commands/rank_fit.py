@@ -9,7 +9,7 @@ import random
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from rich.console import Console
@@ -25,6 +25,7 @@ from tailrace.models.tokenizer import load_tokenizer
 from tailrace.planning.lengths.assessment import LONGEST, Assessment, assess
 from tailrace.planning.lengths.base import Asked, Finished, LengthPredictor
 from tailrace.planning.lengths.ranker import pack
+from tailrace.prompts.task_name import task_name
 from tailrace.report.tables import figures_table
 from tailrace.report.text import counted
 from tailrace.run.lengths import make_lengths
@@ -41,6 +42,7 @@ class _Line(msgspec.Struct, frozen=True):
 
     prompt: str
     tokens: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+    metadata: dict[str, Any] = {}
 
 
 def lengths_config(kind: str, *, path: str | None, layer: int | None, words: int) -> LengthsConfig:
@@ -131,7 +133,8 @@ def _of_lines(source: Path, model_dir: Path) -> Iterator[Finished]:
                 ) from None
             if line.prompt not in asked:
                 ids = tokenizer.encode(line.prompt, add_special_tokens=False)
-                asked[line.prompt] = Asked.of(len(ids), str(tokenizer.decode(ids, skip_special_tokens=True)))
+                read = str(tokenizer.decode(ids, skip_special_tokens=True))
+                asked[line.prompt] = Asked.of(len(ids), read, task_name(line.metadata))
             yield Finished(asked=asked[line.prompt], tokens=line.tokens, version=0)
 
 

@@ -21,6 +21,7 @@ PROMPT_COLUMNS: Mapping[str, ColumnKind] = {
     "question": ColumnKind.JSON,
     "answer": ColumnKind.JSON,
     "metadata": ColumnKind.JSON,
+    "task": ColumnKind.TEXT,  # the name of the prompt's task; "" where its source has none
     "seed": ColumnKind.INT,
 }
 """The columns that a row already has when it is put."""

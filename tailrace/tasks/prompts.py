@@ -13,6 +13,7 @@ import numpy as np
 from tailrace.errors import GroupExists, QueueClosed, QueueTimeout, StaleRowError, StorageFull
 from tailrace.planning.admission import oldest_version
 from tailrace.prompts.order import PromptOrder, sample_seed
+from tailrace.prompts.task_name import task_name
 from tailrace.transfer.queue.base import NewRow, TransferQueue
 from tailrace.types import Prompt, WeightVersion
 
@@ -168,6 +169,7 @@ def group_rows(prompt: Prompt, position: int, *, group_size: int, seed: int, not
                 "question": prompt.question,
                 "answer": prompt.answer,
                 "metadata": prompt.metadata,
+                "task": task_name(prompt.metadata),
                 "seed": sample_seed(seed, position, sample),
             },
         )

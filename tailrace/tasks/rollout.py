@@ -125,10 +125,11 @@ class RolloutTask:
         of_group: dict[int, Asked] = {}
         for row in rows:
             if row.group_id not in of_group:
-                prompt_ids = row.cells["prompt_ids"]
+                prompt_ids, task = row.cells["prompt_ids"], row.cells["task"]
                 assert isinstance(prompt_ids, np.ndarray)
+                assert isinstance(task, str)
                 ids = prompt_ids.tolist()
-                of_group[row.group_id] = Asked.of(len(ids), self._decode(ids))
+                of_group[row.group_id] = Asked.of(len(ids), self._decode(ids), task)
         if self._replay is None:
             return [of_group[row.group_id] for row in rows]
         return [replace(of_group[row.group_id], forced=self._script(self._replay, row).tokens) for row in rows]

@@ -11,7 +11,7 @@ WITH_REFERENCE = GrpoConfig(kl=KlConfig(coefficient=0.1))
 
 @pytest.mark.parametrize("config", [GrpoConfig(), WITH_REFERENCE])
 def test_every_column_that_a_task_reads_is_written_before_it(config: GrpoConfig) -> None:
-    written = {"prompt_ids", "prompt", "question", "answer", "metadata", "seed"}
+    written = {"prompt_ids", "prompt", "question", "answer", "metadata", "task", "seed"}
     for task in make_algorithm(config).tasks:
         assert set(task.reads) <= written, task.name
         assert not set(task.writes) & written, task.name

@@ -20,6 +20,7 @@ from tailrace.config.prompts import (
 from tailrace.errors import PromptError
 from tailrace.prompts.sources.base import Row
 from tailrace.prompts.sources.factory import source_rows
+from tailrace.prompts.task_name import task_name
 
 datasets = pytest.importorskip("datasets")
 
@@ -173,6 +174,23 @@ def test_reasoning_gym_mixture_names_the_task_of_each_row() -> None:
     rows = read(ReasoningGymSource(task="composite", size=20, parameters={"datasets": parts}))
     kept = {(row.metadata["source_dataset"], str(row.metadata["parameters"])) for row in rows}
     assert kept == {("chain_sum", "{'min_terms': 3}"), ("gcd", "{}")}
+    assert {task_name(row.metadata) for row in rows} == {"chain_sum", "gcd"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [
+        ({"task": "sorting"}, "sorting"),
+        ({"data_source": "openai/gsm8k", "split": "train"}, "openai/gsm8k"),
+        ({"task": "leap_year", "source_dataset": "calendar"}, "calendar"),
+        ({"task": 7, "data_source": "numbers"}, "numbers"),
+        ({"task": "Sort these words, and give no more than their list in one line: b, a, c"}, ""),
+        ({"task": ""}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_task_of_a_row_is_what_its_source_names(columns: dict[str, Any], name: str) -> None:
+    assert task_name(columns) == name
 
 
 @pytest.mark.parametrize(

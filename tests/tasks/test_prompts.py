@@ -15,7 +15,7 @@ from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import Prompt, TaskSpec
 
-READS = ("prompt_ids", "prompt", "answer", "metadata", "seed")
+READS = ("prompt_ids", "prompt", "answer", "metadata", "task", "seed")
 
 PROMPTS = tuple(
     Prompt(
@@ -24,6 +24,7 @@ PROMPTS = tuple(
         question=f"question {k}",
         prompt_ids=np.arange(k + 1, dtype=np.int64),
         answer=str(k),
+        metadata={"task": f"task {k}"},
     )
     for k in range(5)
 )
@@ -52,6 +53,7 @@ async def test_a_step_puts_its_groups_in_the_seeded_order() -> None:
     assert [row.order for row in claim.rows] == list(range(24))
     assert [row.group_id for row in claim.rows] == [position for position in range(12) for _ in range(2)]
     assert [row.cells["prompt"] for row in claim.rows] == [PROMPTS[order[k // 2]].text for k in range(24)]
+    assert [row.cells["task"] for row in claim.rows] == [f"task {order[k // 2]}" for k in range(24)]
     assert len({row.cells["seed"] for row in claim.rows}) == 24
 
 

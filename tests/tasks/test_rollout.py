@@ -63,7 +63,7 @@ def rows(groups: range) -> list[NewRow]:
             group_id=group,
             group_size=4,
             order=4 * group + sample,
-            cells={"prompt_ids": np.arange(1, 4), "seed": 4 * group + sample},
+            cells={"prompt_ids": np.arange(1, 4), "task": "", "seed": 4 * group + sample},
         )
         for group in groups
         for sample in range(4)

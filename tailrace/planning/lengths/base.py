@@ -29,14 +29,16 @@ class Asked:
     """Stable across epochs and runs."""
     prompt_tokens: int
     text: str = ""
+    task: str = ""
+    """The name of its task; empty where none is known."""
     forced: int | None = None
     """The tokens that the response will have, where a trace is played."""
 
     @classmethod
-    def of(cls, prompt_tokens: int, text: str) -> Self:
+    def of(cls, prompt_tokens: int, text: str, task: str) -> Self:
         """What is told of a prompt with this text, without special tokens; equal texts are one prompt."""
         digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        return cls(prompt_id=digest, prompt_tokens=prompt_tokens, text=text)
+        return cls(prompt_id=digest, prompt_tokens=prompt_tokens, text=text, task=task)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
