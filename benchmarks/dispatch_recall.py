@@ -6,8 +6,8 @@ Fourteen kinds of reasoning-gym tasks, some short and some long, `prompts` of ea
 The responses are generated once and kept in build/bench-dispatch. Half of the prompts teach; the other half is
 foreseen:
 
-    features    from the other prompts alone, by words and numbers
-    model       from the other prompts alone, by the hidden states of SmolLM2
+    features    from the other prompts alone, by their tasks, words and numbers
+    model       from the other prompts alone, by these and the hidden states of SmolLM2
     siblings    and from one sample of the prompt, for its 7 others
     history     and from 4 samples of the prompt, for its 4 others
 
@@ -24,6 +24,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import reasoning_gym  # type: ignore[import-untyped]
@@ -38,6 +39,7 @@ from tailrace.planning.lengths.base import Asked, Expectation, Finished, LengthP
 from tailrace.planning.lengths.features import Features
 from tailrace.planning.lengths.hidden_states import HiddenStates
 from tailrace.planning.lengths.history import History, Siblings
+from tailrace.prompts.task_name import task_name
 from tailrace.workloads.replay import Replay, Script, Turn
 
 BUILD = Path(__file__).parents[1] / "build" / "bench-dispatch"
@@ -95,7 +97,8 @@ def responses(prompts: int, temperature: float) -> list[Group]:
 def _group(number: int, rows: Sequence[dict[str, object]]) -> Group:
     text = str(rows[0]["prompt"])
     ordered = sorted(rows, key=lambda row: int(str(row["sample"])))
-    asked = Asked(prompt_id=str(number), prompt_tokens=len(text) // 4, text=text)
+    metadata = cast("dict[str, str]", rows[0]["metadata"])
+    asked = Asked(prompt_id=str(number), prompt_tokens=len(text) // 4, text=text, task=task_name(metadata))
     return asked, [int(str(row["tokens"])) for row in ordered]
 
 

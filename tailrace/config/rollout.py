@@ -60,25 +60,26 @@ class SiblingsLengths(DiscountedLengths):
 
 
 class FeaturesLengths(DiscountedLengths):
-    """The prompt's own length and words, by ridge regression."""
+    """The prompt's own length, task and words, by ridge regression."""
 
     type: Literal["features"] = "features"
     words: Words = 256
-    """Places of the table into which words are hashed."""
+    """Places of the table into which words, and pairs of words, are hashed."""
 
 
 class LambdarankLengths(LearnedLengths):
-    """The prompt's own length and words, by boosted trees that learn to rank. Needs `tailrace[lightgbm]`."""
+    """The prompt's own length, task and words, by boosted trees that learn to rank. Needs `tailrace[lightgbm]`."""
 
     type: Literal["lambdarank"] = "lambdarank"
     words: Words = 256
-    """Places of the table into which words are hashed."""
+    """Places of the table into which words, and pairs of words, are hashed."""
     newest: Annotated[int, Field(ge=64, le=10_000)] = 4096
     """The newest responses, from which it learns."""
 
 
 class ModelLengths(DiscountedLengths):
-    """The hidden states of a language model that reads the prompt, by ridge regression."""
+    """The hidden states of a language model that reads the prompt, beside the figures of `features`, by ridge
+    regression."""
 
     type: Literal["model"] = "model"
     path: PathText | None = None

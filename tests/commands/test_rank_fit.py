@@ -46,6 +46,24 @@ def test_a_predictor_is_taught_and_checked_on_what_it_was_not_taught(
         make_lengths(FeaturesLengths(words=16, ranker=str(ranker)), tiny_model("llama"))
 
 
+def test_the_task_that_a_prompts_metadata_names_tells_lengths_apart(
+    tmp_path: Path, tiny_model: TinyModel, tailrace_here: Command
+) -> None:
+    path, tasks = tmp_path / "responses.jsonl", {"proof": 400, "sum": 20, "list": 60, "story": 130}
+    chance = random.Random(0)
+    lines = [
+        {"prompt": f"{chance.random()}", "tokens": length + number % 10, "metadata": {"task": task, "other": number}}
+        for number in range(100)
+        for task, length in tasks.items()
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    arguments = ("--output", str(tmp_path / "ranker"), "--type", "features", "--model", str(tiny_model("llama")))
+    done = tailrace_here("rank", "fit", str(path), *arguments)
+    assert done.returncode == 0, done.stderr
+    (shares,) = (line for line in done.stdout.splitlines() if line.startswith("of the longest 20 %"))
+    assert int(shares.removeprefix("of the longest 20 %").split()[0]) >= 75, "percent: only tasks tell them apart"
+
+
 def test_a_trace_teaches_features_alone(tmp_path: Path, tiny_model: TinyModel, tailrace_here: Command) -> None:
     samples = [
         {"step": 0, "group": group, "sample": n, "prompt_tokens": 10 + group, "response_tokens": 20 + 5 * group + n}

@@ -1,5 +1,6 @@
 """Runs that expect the lengths of responses keep what they have learned, and go on where that fails."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tailrace.models.encoder import Encoder
 from tailrace.planning.lengths.base import Asked, Finished
 from tailrace.planning.lengths.features import Features
 from tailrace.planning.lengths.ranker import pack
+from tailrace.planning.lengths.text import TextFigures
 from tailrace.run.inputs import load_inputs
 from tailrace.run.lengths import make_lengths
 from tailrace.run.train import train
@@ -33,12 +35,16 @@ def expecting(output: Path, model: Path, prompts: Path, **changes: Any) -> RunCo
     return small_run(output, model, prompts, **{"rollout": rollout, **changes})
 
 
-def learned_of(checkpoint: Path) -> float:
-    """The responses that a predictor had learned from when a checkpoint was written."""
+def sums_of(checkpoint: Path) -> Any:
+    """[2, figures + 1, figures + 1] sums that a predictor had when a checkpoint was written."""
     packed = msgspec.msgpack.decode((checkpoint / "lengths.msgpack").read_bytes())
     ridge = msgspec.msgpack.decode(packed["state"])
-    sums = np.frombuffer(ridge["sums"]).reshape(2, ridge["figures"] + 1, -1)
-    return float(sums[:, 0, 0].sum())
+    return np.frombuffer(ridge["sums"]).reshape(2, ridge["figures"] + 1, -1)
+
+
+def learned_of(checkpoint: Path) -> float:
+    """The responses that a predictor had learned from when a checkpoint was written."""
+    return float(sums_of(checkpoint)[:, 0, 0].sum())
 
 
 def test_what_was_learned_is_in_the_checkpoint_and_a_resumed_run_goes_on_from_it(
@@ -53,6 +59,28 @@ def test_what_was_learned_is_in_the_checkpoint_and_a_resumed_run_goes_on_from_it
     assert learned_of(tmp_path / "again" / "checkpoints" / "step_000004") == 32
     checks = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event.task == "dispatch"]
     assert [event.info["lengths"] for event in checks] == ["model"] * 4
+
+
+@pytest.mark.parametrize("placement", ["colocated", "separated"])
+def test_the_task_of_each_prompt_reaches_the_predictor(
+    placement: str, tmp_path: Path, tiny_model: TinyModel, local: object
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": f"n{k}", "answer": str(k), "task": ("odd", "even")[k % 2]} for k in range(24)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lengths = {"type": "features", "words": 8, "discount": 1.0}
+    config = small_run(
+        tmp_path / "run",
+        tiny_model("llama"),
+        prompts,
+        rollout={"lengths": lengths},
+        pipeline={"placement": placement},
+        prompts__shuffle=False,
+    )
+    train(config, resume=False)
+    sums = sums_of(tmp_path / "run" / "checkpoints" / "step_000004")[:, 0].sum(0)
+    of_task = sums[TextFigures(8).tables[0]]
+    assert of_task[of_task > 0].tolist() == [16, 16]
 
 
 def test_a_resumed_run_with_other_lengths_learns_anew_and_says_so(
@@ -103,15 +131,20 @@ def test_a_run_begins_with_a_ranker(tmp_path: Path, tiny_model: TinyModel, promp
     assert 5 * short.tokens < long.tokens
     other = Path(shutil.copytree(model, tmp_path / "other"))
     (other / "tokenizer.json").write_text((other / "tokenizer.json").read_text() + "\n")
-    with pytest.raises(ConfigError, match="and not from 6 figures and 16 words, lengths with the tokenizer"):
+    with pytest.raises(
+        ConfigError, match="and not from 6 figures, 128 tasks, and 16 words and pairs, lengths with the tokenizer"
+    ):
         make_lengths(FeaturesLengths(words=16, ranker=str(ranker)), other)
 
 
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ({"type": "features", "words": 8}, "from 6 figures and 16 words, and not from 6 figures and 8 words"),
-        ({"type": "model"}, "from 6 figures and 16 words, and not from hidden states of the model"),
+        (
+            {"type": "features", "words": 8},
+            "and 16 words and pairs, and not from 6 figures, 128 tasks, and 8 words and",
+        ),
+        ({"type": "model"}, "and 16 words and pairs, and not from hidden states of the model"),
         (
             {"type": "history"},
             "and not from responses to the same prompts, lengths with the tokenizer",

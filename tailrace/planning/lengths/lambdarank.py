@@ -17,9 +17,9 @@ import numpy as np
 
 from tailrace.errors import ConfigError
 from tailrace.planning.lengths.base import UNKNOWN, Asked, Expectation, Finished
-from tailrace.planning.lengths.features import text_figures
 from tailrace.planning.lengths.figures import ByFigures, Figures, half_of
 from tailrace.planning.lengths.ridge import Array
+from tailrace.planning.lengths.text import TextFigures
 
 _LEAST = 64
 """Fewer responses are not worth a fit."""
@@ -56,7 +56,7 @@ class Lambdarank(ByFigures):
     name = "lambdarank"
 
     def __init__(self, *, words: int = 256, most: int = 4096) -> None:
-        """`words`: see `Features`. `most`: responses that it learns from, the newest ones.
+        """`words`: see `TextFigures`. `most`: responses that it learns from, the newest ones.
 
         Raises:
             ConfigError: LightGBM is not there.
@@ -69,17 +69,17 @@ class Lambdarank(ByFigures):
             ) from None
         super().__init__()
         self._lightgbm = lightgbm
-        self._words = words
+        self._figures = TextFigures(words)
         self._responses: deque[_Known] = deque(maxlen=most)
         self._came = self._fitted = 0
         """Responses so far, and before the last fit."""
         self._halves: list[_Half] = []
         self._deviation = UNKNOWN[1]
-        self.knowledge = f"the newest responses, by {words} words"
+        self.knowledge = f"the newest responses, by {self._figures.knowledge}"
 
     def figures_of(self, prompts: Sequence[Asked]) -> Sequence[Figures]:
         """See `ByFigures`."""
-        return [text_figures(prompt, self._words) for prompt in prompts]
+        return self._figures(prompts)
 
     def fit(self) -> None:
         """See `ByFigures`."""

@@ -14,10 +14,10 @@ from tailrace.planning.lengths.ridge import Ridge, RidgeState, Solution
 class Regression(ByFigures):
     """A linear function of the figures."""
 
-    def __init__(self, figures: int, *, discount: float) -> None:
-        """`figures`: of a prompt, of which the first is 1. `discount`: see `Ridge`."""
+    def __init__(self, figures: int, *, tables: Sequence[range], discount: float) -> None:
+        """`figures`: of a prompt, of which the first is 1. `tables`, `discount`: see `Ridge`."""
         super().__init__()
-        self._ridge = Ridge(figures, discount=discount)
+        self._ridge = Ridge(figures, tables=tables, discount=discount)
         self._solution: Solution | None = None
         self._learned = self._solved = 0
         """How often something was learned, so far and before the solution."""

@@ -7,11 +7,14 @@ used, and its errors on the other half are the deviation. Responses to one promp
 one another there.
 
 Figures are penalized by their variance, so their units do not matter (Hastie, Tibshirani and Friedman 2009, "The
-Elements of Statistical Learning", sections 3.4.1 and 7.10).
+Elements of Statistical Learning", sections 3.4.1 and 7.10). Those of a table, such as the counts of words, have the
+same unit, and are penalized by the mean of their variances. So a word of few prompts moves an expectation less than one
+of many.
 """
 
 import math
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -54,8 +57,15 @@ class RidgeState(msgspec.Struct, frozen=True, kw_only=True):
 class Ridge:
     """See the module. The first figure is 1. `solve` may run in a thread beside the other calls."""
 
-    def __init__(self, figures: int, *, discount: float = 1.0) -> None:
-        """`discount`: the weight that a response keeps with each newer version."""
+    def __init__(self, figures: int, *, tables: Sequence[range] = (), discount: float = 1.0) -> None:
+        """Make one that knows nothing.
+
+        Args:
+            figures: of a prompt.
+            tables: figures that have the same unit, table by table.
+            discount: the weight that a response keeps with each newer version.
+        """
+        self._tables = tables
         self._discount = discount
         self._sums = np.zeros((2, figures + 1, figures + 1))
         """Weighted sums of products of the figures and the log-length, of each half."""
@@ -92,6 +102,8 @@ class Ridge:
         squares = np.diag(total)[:-1] / total[0, 0]
         variances = squares - (total[0, :-1] / total[0, 0]) ** 2
         moves = variances > _FLAT * squares
+        for table in map(list, self._tables):
+            variances[table] = variances[table].mean(where=moves[table]) if moves[table].any() else 0.0
         variances[0], moves[0] = 0.0, True  # the mean is free
         columns = np.append(np.flatnonzero(moves), len(variances))
         small = halves[:, columns][:, :, columns]
@@ -125,7 +137,7 @@ class _Halves:
     """Solutions of each half, and their errors on the other."""
 
     def __init__(self, sums: Array, variances: Array) -> None:
-        """`sums`: as in `Ridge`, of the figures that vary and the first; `variances`: of these."""
+        """`sums`: as in `Ridge`, of the figures that vary and the first; `variances`: by which these are penalized."""
         self._sums = sums
         self._variances = variances
 

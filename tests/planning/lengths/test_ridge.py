@@ -39,6 +39,34 @@ def test_the_unit_of_a_figure_does_not_matter() -> None:
     assert known[2] == pytest.approx(known[0])
 
 
+def test_a_rare_figure_of_a_table_moves_expectations_less_than_a_frequent_one() -> None:
+    figures = np.zeros((400, 3))
+    figures[:, 0] = 1
+    figures[:200, 1] = 1
+    figures[200:204, 2] = 1
+    logs = 5 + figures[:, 1] + figures[:, 2] + np.random.default_rng(0).normal(size=400)
+    names = [str(row) for row in range(400)]
+    found = []
+    for tables in ((), (range(1, 3),)):
+        ridge = Ridge(3, tables=tables)
+        ridge.learn(names, figures, logs, version=0)
+        solution = ridge.solve()
+        assert solution is not None
+        found.append(solution.coefficients)
+    alone, together = found
+    assert together[1] == pytest.approx(1, abs=0.3)
+    assert 0 < together[2] < 0.5 * alone[2]
+
+
+def test_a_figure_of_a_table_that_no_prompt_had_changes_nothing() -> None:
+    ids, figures, logs = rows(0, 50)
+    ridge = Ridge(6, tables=[range(4, 6)])
+    ridge.learn(ids, np.column_stack([figures, np.zeros((50, 2))]), logs, version=0)
+    solution = ridge.solve()
+    assert solution is not None
+    assert solution.coefficients[4:].tolist() == [0, 0]
+
+
 def test_the_deviation_is_that_of_other_prompts_however_many_figures_there_are() -> None:
     ridge = Ridge(104)
     ridge.learn(*rows(0, 150, noise=1.0, useless=100), version=0)
