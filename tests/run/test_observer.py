@@ -37,7 +37,7 @@ class Queue(LocalQueue):
 
 
 async def put_groups(queue: Queue, count: int) -> None:
-    cells: dict[str, Value] = {"prompt_ids": np.arange(1, 4), "seed": 1}
+    cells: dict[str, Value] = {"prompt_ids": np.arange(1, 4), "task": "", "seed": 1}
     for group in range(count):
         await queue.put([NewRow(group_id=group, group_size=2, order=n, cells=cells) for n in range(2)])
 
