@@ -2,8 +2,9 @@
 
     python benchmarks/bench_dispatch.py [--rounds 8] [--steps 3] [--prompts 24]
 
-The parts are programs of their own: `dispatch_real.py` (two real engines), `dispatch_virtual.py` (sixteen in virtual
-time, with the steps of an H100), `dispatch_recall.py` (expectations beside what came). The last line is JSON.
+The parts are programs of their own: `dispatch_real.py` (two real engines), `dispatch_move.py` (a response that moves
+between them), `dispatch_virtual.py` (sixteen in virtual time, with the steps of an H100), `dispatch_recall.py`
+(expectations beside what came). The last line is JSON.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import statistics
 import time
 
 import typer
+from dispatch_move import measured
 from dispatch_real import SHARES, contest, scripts, shares
 from dispatch_recall import recalls, with_lengths
 from dispatch_virtual import ARMS, MODELS, compare, play, with_model
@@ -76,7 +78,7 @@ def sixteen_engines(workload: str, steps: int, prompts: int) -> dict[str, dict[s
 def main(rounds: int = 8, groups: int = 16, slots: int = 16, steps: int = 3, prompts: int = 24) -> None:
     """Make all parts."""
     logging.getLogger("tailrace").setLevel(logging.ERROR)
-    decision_ms = dispatch_ms()
+    decision_ms, move_ms = dispatch_ms(), asyncio.run(measured(7))
     recall = {f"{temperature:g}": recalls(prompts, temperature) for temperature in TEMPERATURES}
     print(json.dumps({"recall": recall}), flush=True)
     real = two_engines(rounds, groups, slots, prompts)
@@ -95,6 +97,7 @@ def main(rounds: int = 8, groups: int = 16, slots: int = 16, steps: int = 3, pro
         "redispatch_gain": {name: round(1 - of["oracle"] / of["oracle_unmoved"], 3) for name, of in virtual.items()},
         "recall": recall,
         "dispatch_ms": decision_ms,
+        "move_ms": move_ms,
     }
     print(json.dumps(found))
 

@@ -16,7 +16,8 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -84,20 +85,28 @@ class Contest:
         return seconds
 
 
-async def contest(replay: Replay, arms: Mapping[str, Arm], *, groups: int, slots: int) -> dict[str, list[float]]:
-    """Seconds of each arm in each round. The first `groups` of the replay are to warm up."""
+@asynccontextmanager
+async def two_ports(slots: int) -> AsyncIterator[Sequence[RemotePort]]:
+    """Yield the ports of two engines that have a process and a core each."""
     model = resolve_model(ModelConfig())
     config = ServeConfig(engine=NativeEngineConfig(max_batch_size=slots), threads=1)
     pools = [PoolConfig(cpus=0, threads=1, cores=(core,)) for core in (0, 1)]
     specs = [engine_worker(f"rollout-{number}", pool, config, model) for number, pool in enumerate(pools)]
     cluster_config = ClusterConfig()
-    log = EventLog(sinks=())
-    seconds: defaultdict[str, list[float]] = defaultdict(list)
     async with make_cluster(cluster_config, {"rollout": pools[0]}) as cluster:
-        pool = Pool(cluster, specs, cluster_config, log, budget=DeathBudget(0))
+        pool = Pool(cluster, specs, cluster_config, EventLog(sinks=()), budget=DeathBudget(0))
         await pool.start()
         tending = asyncio.create_task(pool.run())
-        ports = [RemotePort(pool, index, name) for index, name in enumerate(pool.names)]
+        yield [RemotePort(pool, index, name) for index, name in enumerate(pool.names)]
+        tending.cancel()
+        await asyncio.wait([tending])
+        await pool.close()
+
+
+async def contest(replay: Replay, arms: Mapping[str, Arm], *, groups: int, slots: int) -> dict[str, list[float]]:
+    """Seconds of each arm in each round. The first `groups` of the replay are to warm up."""
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    async with two_ports(slots) as ports:
         contestants = Contest(ports, arms, groups * 8)
         for name in arms:
             await contestants.seconds(name, replay, 0, groups)
@@ -106,9 +115,6 @@ async def contest(replay: Replay, arms: Mapping[str, Arm], *, groups: int, slots
             for name in order:
                 seconds[name].append(await contestants.seconds(name, replay, step, groups))
             print(step, {name: round(seconds[name][-1], 2) for name in arms}, file=sys.stderr, flush=True)
-        tending.cancel()
-        await asyncio.wait([tending])
-        await pool.close()
     return seconds
 
 

@@ -84,7 +84,7 @@ def responses(prompts: int, temperature: float) -> list[Group]:
         asked.write_text(text)
         part = made.with_suffix(".part")
         command = [sys.executable, "-m", "tailrace", "generate", "--prompts", str(asked), "--output", str(part)]
-        command += ["--force", f"samples={SAMPLES}", f"sampling.max_new_tokens={MOST}"]
+        command += ["--force", f"samples={SAMPLES}", f"sampling.max_new_tokens={MOST}", "engine.kv_cache_gib=4"]
         subprocess.run([*command, f"sampling.temperature={temperature}"], check=True)
         part.rename(made)
     groups: defaultdict[int, list[dict[str, object]]] = defaultdict(list)
