@@ -2,6 +2,7 @@
 
 import textwrap
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -43,7 +44,8 @@ def dispatch_sections(run: RunData) -> list[Section]:
         return []
     figures = [_recall_figure(checks, changes, percent) for percent in _LONGEST]
     figures += [_expected_figure(checks, changes), _gains_figure(checks, changes, _least_gain(run))]
-    return [Section("Dispatch by length", drawn(figures), note=" ".join(_notes(checks, changes)))]
+    notes = [*_notes(checks, changes), *_moves(run)]
+    return [Section("Dispatch by length", drawn(figures), note=" ".join(notes))]
 
 
 def _changes(run: RunData) -> Iterator[_Change]:
@@ -63,6 +65,14 @@ def _notes(checks: Sequence[Event], changes: Sequence[_Change]) -> Iterator[str]
         yield "The ceiling is the recall by the mean of each prompt's other responses."
     if changes:
         yield f"A vertical line is a change; the newest, after step {changes[-1].after}: {_text(changes[-1])}."
+
+
+def _moves(run: RunData) -> Iterator[str]:
+    """Yield how many responses went on in another engine, and in which way."""
+    ways = Counter(event.info["way"] for event in run.of(EventKind.MOVE))
+    if ways:
+        total, sent, again = counted(ways.total(), "move"), ways["transfer"], ways["recompute"]
+        yield f"{total} of running responses: {sent} by their keys and values, {again} computed again."
 
 
 def _text(change: _Change) -> str:

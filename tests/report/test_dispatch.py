@@ -125,3 +125,12 @@ async def test_the_checks_of_a_real_service_are_drawn() -> None:
     assert shown["pulled from then on"]["x"] == [2]
     assert shown["placed from then on"]["x"] == [4]
     assert section.note.startswith("Policy skewness_aware, lengths from oracle; 4 checks.")
+
+
+def test_moves_are_counted_by_their_way() -> None:
+    moves = [
+        Event(task="move", actor="rollout", start=1, end=1, samples=1, info={"source": "a", "target": "b", "way": way})
+        for way in ("transfer", "recompute", "transfer")
+    ]
+    note = section_of([started(), *moves, check(3)]).note
+    assert "3 moves of running responses: 2 by their keys and values, 1 computed again." in note
