@@ -2,11 +2,24 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
+from tailrace.activity import Activity
+from tailrace.config.engine import SamplingConfig
+from tailrace.events import EventLog
+from tailrace.planning.dispatch.base import EngineState, Job, Placement
+from tailrace.planning.dispatch.costs import StepCosts
+from tailrace.rollout.base import EngineFacts
+from tailrace.rollout.local import LocalPort
+from tailrace.rollout.service import GenerationService
 from tailrace.simulator.clock import VirtualLoop
+from tailrace.simulator.engine import TimedEngine
+from tailrace.types import Request
 from tests.rollout.world import World, tokens_of
+from tests.transfer.virtual_time import virtual_time
 
 SEEDS = 1000
 
@@ -59,3 +72,48 @@ def test_each_request_is_answered_once_with_its_own_tokens(part: int) -> None:
         assert happened[what] > 20, happened
     for what in ("recompute", "transfer", "came"):
         assert happened[what] > 3, happened
+
+
+class OneApart:
+    """Leaves the first engine to the longest job. It plans, and counts how often it does."""
+
+    name = "one_apart"
+    plans = True
+
+    def __init__(self) -> None:
+        self.placed = 0
+
+    def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
+        self.placed += 1
+        first = [place for place, job in enumerate(jobs) if job.group == 0]
+        return Placement([first, [place for place in range(len(jobs)) if place not in first]], [])
+
+
+@virtual_time
+async def test_an_engine_with_room_to_spare_does_not_have_all_planned_anew_with_each_end() -> None:
+    responses, policy, log = 400, OneApart(), EventLog(sinks=())
+    costs = StepCosts(base=0.01, each=0.001, context=0, prefill=0)
+    engines = [TimedEngine(costs, slots=4) for _ in range(2)]
+    ports = [
+        LocalPort(engine, EngineFacts(room=4, continues=False), log=log, activity=Activity(log, "engine"), name=str(n))
+        for n, engine in enumerate(engines)
+    ]
+    service = GenerationService(ports, policy)
+    for known, engine in zip(service._engines, engines, strict=True):
+        known.load = engine.load()
+    requests = [
+        Request(
+            request_id=number,
+            group_id=number,
+            prompt_ids=np.zeros(4, np.int64),
+            sampling=SamplingConfig(max_new_tokens=5 + number * 13 % 29 if number else 100_000, ignore_eos=True),
+            seed=number,
+        )
+        for number in range(responses)
+    ]
+    running = asyncio.create_task(service.run())
+    await asyncio.sleep(1)  # all engines are ready
+    assert len([made async for made in service.generate(requests, step=0)]) == responses
+    running.cancel()
+    await asyncio.wait([running])
+    assert policy.placed < responses / 3, policy.placed
