@@ -1,6 +1,6 @@
 """`make bench-dispatch`: what knowing lengths gains, and how well they are known.
 
-    python benchmarks/bench_dispatch.py [--rounds 8] [--steps 3] [--prompts 24]
+    python benchmarks/bench_dispatch.py [--rounds 5] [--steps 2] [--prompts 24]
 
 The parts are programs of their own: `dispatch_real.py` (two real engines), `dispatch_move.py` (a response that moves
 between them), `dispatch_virtual.py` (sixteen in virtual time, with the steps of an H100), `dispatch_recall.py`
@@ -75,7 +75,7 @@ def sixteen_engines(workload: str, steps: int, prompts: int) -> dict[str, dict[s
     return found
 
 
-def main(rounds: int = 8, groups: int = 16, slots: int = 16, steps: int = 3, prompts: int = 24) -> None:
+def main(rounds: int = 5, groups: int = 16, slots: int = 16, steps: int = 2, prompts: int = 24) -> None:
     """Make all parts."""
     logging.getLogger("tailrace").setLevel(logging.ERROR)
     decision_ms, move_ms = dispatch_ms(), asyncio.run(measured(7))
