@@ -88,9 +88,9 @@ def responses(prompts: int, temperature: float) -> list[Group]:
         subprocess.run([*command, f"sampling.temperature={temperature}"], check=True)
         part.rename(made)
     groups: defaultdict[int, list[dict[str, object]]] = defaultdict(list)
-    for line in made.read_text().splitlines():
-        row = json.loads(line)
-        groups[row["index"]].append(row)
+    with made.open() as lines:  # not `splitlines`: a text may have other separators of lines
+        for row in map(json.loads, lines):
+            groups[row["index"]].append(row)
     return [_group(number, rows) for number, rows in sorted(groups.items())]
 
 
