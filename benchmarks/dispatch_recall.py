@@ -23,10 +23,12 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 import reasoning_gym  # type: ignore[import-untyped]
 import typer
 from dispatch_virtual import PromptReplay
@@ -126,9 +128,27 @@ def foreseen(predictor: LengthPredictor, teaching: Sequence[Group], tested: Sequ
     return assess(each, [one for of in lengths for one in of], numbers)
 
 
+class OnceEncoder:
+    """Hidden states of SmolLM2 that has read each text once: on a CPU it takes a third of a second."""
+
+    def __init__(self) -> None:
+        self._encoder = Encoder(resolve_model(ModelConfig()))
+        self.size, self.identity = self._encoder.size, self._encoder.identity
+        self._states: dict[str, npt.NDArray[np.float32]] = {}
+
+    def __call__(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """See `Encoder`."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._states]
+        self._states.update(zip(new, self._encoder(new), strict=True))
+        return np.stack([self._states[text] for text in texts])
+
+
+_ENCODER = cache(OnceEncoder)
+
+
 def reader() -> HiddenStates:
     """A predictor that reads prompts with SmolLM2, without knowledge."""
-    return HiddenStates(Encoder(resolve_model(ModelConfig())))
+    return HiddenStates(_ENCODER())
 
 
 def recalls(prompts: int, temperature: float) -> dict[str, dict[str, float | None]]:
