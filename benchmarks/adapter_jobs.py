@@ -9,7 +9,7 @@ from typing import Any
 
 def read_jobs(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Read the header and the groups of `jobs.jsonl`; `tailrace/bench/jobs.py` has their form."""
-    header, *groups = map(json.loads, (directory / "jobs.jsonl").read_text().splitlines())
+    header, *groups = map(json.loads, (directory / "jobs.jsonl").read_bytes().splitlines())
     return header, groups
 
 

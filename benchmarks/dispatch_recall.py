@@ -90,9 +90,8 @@ def responses(prompts: int, temperature: float) -> list[Group]:
         subprocess.run([*command, f"sampling.temperature={temperature}"], check=True)
         part.rename(made)
     groups: defaultdict[int, list[dict[str, object]]] = defaultdict(list)
-    with made.open() as lines:  # not `splitlines`: a text may have other separators of lines
-        for row in map(json.loads, lines):
-            groups[row["index"]].append(row)
+    for row in map(json.loads, made.read_bytes().splitlines()):  # of bytes: a text may have other separators of lines
+        groups[row["index"]].append(row)
     return [_group(number, rows) for number, rows in sorted(groups.items())]
 
 

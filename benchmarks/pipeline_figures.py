@@ -35,7 +35,7 @@ class Turn:
 
     def __init__(self, directory: Path, warm_up: int) -> None:
         """`warm_up`: steps that do not count."""
-        lines = (directory / "events.jsonl").read_text().splitlines()
+        lines = (directory / "events.jsonl").read_bytes().splitlines()
         self.events: list[Event] = [msgspec.json.decode(line, type=Event) for line in lines]
         self.cpu: dict[str, float] = json.loads((directory / "cpu.json").read_text())
         steps = [event for event in self.events if event.task == EventKind.STEP]
