@@ -42,6 +42,8 @@ TASKS = {1: 3, 8: 2, 32: 1}
 PROMPT_TOKENS, NEW_TOKENS = 64, 128
 START_S = 600.0
 """vLLM compiles for minutes."""
+REST_S = 2.0
+"""Rest before each turn: vLLM's worker keeps a core busy for a second after its last step."""
 TOKEN = "bench"
 
 
@@ -141,6 +143,7 @@ def main(rounds: int = 5, vllm: Annotated[bool, typer.Option("--vllm/--no-vllm")
             for number in range(rounds + 1):  # the first one warms up
                 for clients, requests in TASKS.items():
                     for name, seconds in arms.items():
+                        time.sleep(REST_S)
                         rate = clients * requests * NEW_TOKENS / seconds(clients, requests)
                         if number:
                             tokens_per_s[name][clients].append(rate)
