@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import re
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -100,6 +100,25 @@ class EngineContract:
     def agree(self, got: FloatArray, expected: FloatArray) -> bool:
         """Whether log-probabilities are equal, up to rounding."""
         return bool((np.abs(got - expected) > self.tolerance).mean() <= self.outliers)
+
+    def check_same(self, sample: Sample, whole: Sample) -> None:
+        """Check that two responses are the same, up to rounding, which may choose another token and all that follow."""
+        if not self.outliers:
+            assert sample.response_ids.tolist() == whole.response_ids.tolist()
+            assert self.agree(sample.rollout_log_probs, whole.rollout_log_probs)
+
+    async def whole_and_cut(
+        self, engine: Engine, request: Request, end: Callable[[Collection[int]], Awaitable[None]]
+    ) -> tuple[Sample, Sample]:
+        """The response to a request, and what there is of it when `end` is called in its midst."""
+        self.needs_steps()
+        whole = (await collect(engine.submit([request])))[request.request_id]
+        stream = engine.submit([request])
+        await made_tokens(engine, 3)
+        await end([request.request_id, 99])
+        cut = (await collect(stream))[request.request_id]
+        assert cut.finish_reason == FinishReason.ABORT
+        return whole, cut
 
     async def test_every_request_gets_one_sample_with_aligned_arrays(self, engine: Engine) -> None:
         """`submit` yields a sample for each request, whose arrays have one entry a token."""
@@ -298,15 +317,9 @@ class EngineContract:
 
     async def test_abort_in_mid_generation_keeps_the_tokens_made_so_far(self, engine: Engine) -> None:
         """An aborted sample has the tokens that were made."""
-        self.needs_steps()
         request = make_request(0, max_new_tokens=300, ignore_eos=True)
         async with asyncio.timeout(LIMIT_S):
-            whole = (await collect(engine.submit([request])))[0]
-            stream = engine.submit([request])
-            await made_tokens(engine, 3)
-            await engine.abort([0])
-            cut = (await collect(stream))[0]
-        assert cut.finish_reason == FinishReason.ABORT
+            whole, cut = await self.whole_and_cut(engine, request, engine.abort)
         assert 3 <= len(cut.response_ids) < 300
         assert cut.response_ids.tolist() == whole.response_ids[: len(cut.response_ids)].tolist()
         assert len(cut.response_ids) == len(cut.rollout_log_probs) == len(cut.weight_versions)
@@ -329,21 +342,13 @@ class EngineContract:
                 assert sample.response_ids[:tokens].tolist() == begun.response_ids.tolist()
                 assert sample.rollout_log_probs[:tokens].tolist() == begun.rollout_log_probs.tolist()
                 assert (len(sample.response_ids), sample.finish_reason) == (16, FinishReason.LENGTH)
-                if not self.outliers:  # rounding may choose another token, and all that follow then
-                    assert sample.response_ids.tolist() == whole.response_ids.tolist()
-                    assert self.agree(sample.rollout_log_probs, whole.rollout_log_probs)
+                self.check_same(sample, whole)
 
     async def test_a_withdrawn_response_goes_on_with_its_cache(self, engine: Engine) -> None:
         """`withdraw` is `abort`; with a `cache_form`, the sample of what runs has the keys and values of its tokens."""
-        self.needs_steps()
         request = make_request(0, max_new_tokens=300, ignore_eos=True)
         async with asyncio.timeout(LIMIT_S):
-            whole = (await collect(engine.submit([request])))[0]
-            stream = engine.submit([request])
-            await made_tokens(engine, 3)
-            await engine.withdraw([0, 99])
-            cut = (await collect(stream))[0]
-            assert cut.finish_reason == FinishReason.ABORT
+            whole, cut = await self.whole_and_cut(engine, request, engine.withdraw)
             if engine.cache_form is None:
                 assert cut.cache is None
                 return
@@ -353,9 +358,7 @@ class EngineContract:
             sample = (await collect(engine.submit([replace(request, begun=cut)])))[0]
         assert sample.cache is None
         assert (len(sample.response_ids), sample.finish_reason) == (300, FinishReason.LENGTH)
-        if not self.outliers:
-            assert sample.response_ids.tolist() == whole.response_ids.tolist()
-            assert self.agree(sample.rollout_log_probs, whole.rollout_log_probs)
+        self.check_same(sample, whole)
 
     async def test_closing_a_stream_aborts_its_requests(self, engine: Engine) -> None:
         """A stream of `submit` that is closed leaves nothing in the engine."""
