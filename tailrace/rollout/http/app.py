@@ -102,7 +102,7 @@ class Endpoint:
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
             ],
-            exception_handlers={404: _not_found, 405: _not_allowed, Exception: _broken},
+            exception_handlers={404: _not_found, 405: _not_allowed, Refusal: _refusing, Exception: _broken},
         )
 
     def end(self) -> None:
@@ -306,18 +306,12 @@ class Endpoint:
         self._tokens.labels("response").inc(sum(len(sample.response_ids) for sample in samples))
 
     async def _models(self, request: Request) -> Response:
-        try:
-            self._check_token(request)
-        except Refusal as refusal:
-            return _refused(refusal)
+        self._check_token(request)
         return _json({"object": "list", "data": [self._described()]})
 
     async def _model(self, request: Request) -> Response:
-        try:
-            self._check_token(request)
-            self._reader.check_model(request.path_params["name"])
-        except Refusal as refusal:
-            return _refused(refusal)
+        self._check_token(request)
+        self._reader.check_model(request.path_params["name"])
         return _json(self._described())
 
     def _described(self) -> dict[str, object]:
@@ -329,10 +323,7 @@ class Endpoint:
         return _json({"status": "ok" if engines else "starting", "engines": engines}, 200 if engines else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        try:
-            self._check_token(request)
-        except Refusal as refusal:
-            return _refused(refusal)
+        self._check_token(request)
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -403,6 +394,11 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
     response = _refused(Refusal(text, status=405, code="method_not_allowed"))
     response.headers.update(error.headers or {})
     return response
+
+
+async def _refusing(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return _refused(error)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
