@@ -6,6 +6,7 @@ TailraceError
 │   ├── ModelError              a model reference, its files or its family
 │   ├── PromptError             a prompt source, its columns, its split
 │   ├── TraceError              a trace of a workload, or a file that is to become one
+│   ├── PlanError               a cluster, a device or a model that cannot be planned for
 │   └── CheckpointError         a checkpoint that is missing, corrupt or cannot be written
 ├── QueueError (RuntimeError)   the transfer queue
 │   ├── ColumnError             an unknown column, a wrong dtype or shape, a missing output
@@ -73,6 +74,10 @@ class PromptError(UserError):
 
 class TraceError(UserError):
     """A trace cannot be read or written, or holds what cannot be."""
+
+
+class PlanError(UserError):
+    """A cluster, a device or a model cannot be planned for, or fits nowhere."""
 
 
 class CheckpointError(UserError):

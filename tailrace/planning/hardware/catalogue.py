@@ -1,0 +1,39 @@
+"""The kinds of devices that are known, by name."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from tailrace.config.hardware import DeviceConfig
+from tailrace.config.load import parse_as
+from tailrace.config.recipe_text import read_yaml
+from tailrace.errors import PlanError, did_you_mean
+
+_FILE = Path(__file__).with_name("devices.yaml")
+
+
+@cache
+def catalogue() -> Mapping[str, DeviceConfig]:
+    """Return the kinds that ship, by name."""
+    kinds = read_yaml(_FILE.read_text(encoding="utf-8"))
+    return {name: parse_as(DeviceConfig, values, source=f"{_FILE}, {name}") for name, values in kinds.items()}
+
+
+def find_device(name: str, own: Mapping[str, DeviceConfig] | None = None) -> tuple[str, DeviceConfig]:
+    """Return a kind, and its name as it is written. Case, spaces and hyphens in `name` do not count.
+
+    `own`: further kinds, which come before those of the catalogue.
+
+    Raises:
+        PlanError: it is not known; the message has the nearest name.
+    """
+    known = {**catalogue(), **(own or {})}
+    for written, device in known.items():
+        if _plain(written) == _plain(name):
+            return written, device
+    near = did_you_mean(name, known) or f"; known are {', '.join(known)}"
+    raise PlanError(f"the device {name!r} is not known{near}; others go into a cluster file, under devices")
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())

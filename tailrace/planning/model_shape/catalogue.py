@@ -1,0 +1,50 @@
+"""Models that are known by name."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tailrace.config.recipe_text import read_yaml
+from tailrace.errors import PlanError, did_you_mean
+from tailrace.planning.model_shape.base import ModelShape
+from tailrace.planning.model_shape.hugging_face import CONFIG, read_shape, shape_of
+
+_FILE = Path(__file__).with_name("models.yaml")
+
+
+@cache
+def known_models() -> Mapping[str, Mapping[str, Any]]:
+    """Return the fields of the config.json of each model that is known."""
+    models: dict[str, dict[str, Any]] = read_yaml(_FILE.read_text(encoding="utf-8"))
+    return models
+
+
+def find_shape(name_or_directory: str) -> ModelShape:
+    """Return the sizes of a model: those of a directory with a config.json, or of a known name.
+
+    An organisation before the name, and Instruct, Base or Chat at its end, do not count: Qwen/Qwen2.5-7B-Instruct is
+    Qwen2.5-7B.
+
+    Raises:
+        PlanError: there is neither such a directory nor such a name, or the directory's file is not understood.
+    """
+    directory = Path(name_or_directory).expanduser()
+    if (directory / CONFIG).exists():
+        return read_shape(directory)
+    name = name_or_directory.rstrip("/").rpartition("/")[2]
+    known = {known.lower(): known for known in known_models()}
+    found = next((known[short] for short in (name.lower(), _without_kind(name.lower())) if short in known), None)
+    if found is None:
+        near = did_you_mean(name, known_models()) or f"; known are {', '.join(known_models())}"
+        raise PlanError(
+            f"the model {name_or_directory!r} is neither a directory with a {CONFIG} nor a known name{near}; for any "
+            f"other, give a directory with its {CONFIG} alone"
+        )
+    return shape_of(known_models()[found], name=found, source=f"{_FILE}, {found}")
+
+
+def _without_kind(name: str) -> str:
+    for kind in ("-instruct", "-base", "-chat"):
+        name = name.removesuffix(kind)
+    return name

@@ -1,0 +1,116 @@
+"""Sizes from a Hugging Face config.json: dense models and mixtures of experts, with grouped or latent attention.
+
+The fields have other names in other families; those of Llama, Mistral, Qwen, Mixtral, GLM and DeepSeek are known.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tailrace.config.recipe_text import in_yaml
+from tailrace.errors import UNREADABLE, PlanError, one_line
+from tailrace.planning.model_shape.base import Experts, Latent, ModelShape
+
+CONFIG = "config.json"
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_WITH_BIAS = ("qwen2", "qwen2_moe")
+_WITH_QK_NORM = ("qwen3", "qwen3_moe")
+_FULL = ("full_attention", "sliding_attention")
+
+
+def read_shape(directory: Path) -> ModelShape:
+    """Return the sizes of the model in a directory, whose weights need not be there.
+
+    Raises:
+        PlanError: there is no config.json, or it is not that of a model whose sizes are understood.
+    """
+    path = directory / CONFIG
+    try:
+        values = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise PlanError(f"{path} cannot be read: {error.strerror or one_line(error)}") from None
+    except UNREADABLE as error:
+        raise PlanError(f"{path} is not JSON: {one_line(error)}") from None
+    if not isinstance(values, dict):
+        raise PlanError(f"{path} holds {in_yaml(values)}; expected a JSON object")
+    return shape_of(values, name=directory.name, source=str(path))
+
+
+def shape_of(values: Mapping[str, Any], *, name: str, source: str) -> ModelShape:
+    """Return the sizes that the fields of a config.json say. `source`: what a message calls it.
+
+    Raises:
+        PlanError: a field is missing or not valid, or the model has layers that are neither attention nor feed-forward.
+    """
+    fields = _Fields(values.get("text_config") or values, source)  # models of images and text have both
+    others = set(fields.values.get("layer_types") or ()) - set(_FULL)
+    if others:
+        raise PlanError(f"{source} has layers of type {min(others)}, which cannot be planned for; only attention can")
+    family = str(fields.values.get("model_type", ""))
+    hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    experts = _experts(fields)
+    return ModelShape(
+        name=name,
+        layers=fields.size("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=fields.size("num_key_value_heads", default=heads),
+        head_dim=fields.size("head_dim", default=max(1, hidden // heads)),
+        intermediate=fields.size("intermediate_size", default=1 if experts else None),
+        vocab=fields.size("vocab_size"),
+        tied=bool(fields.values.get("tie_word_embeddings", False)),
+        qkv_bias=bool(fields.values.get("attention_bias", family in _WITH_BIAS)),
+        qk_norm=bool(fields.values.get("use_qk_norm", family in _WITH_QK_NORM)),
+        context=fields.size("max_position_embeddings", default=32_768),
+        experts=experts,
+        latent=_latent(fields),
+    )
+
+
+def _experts(fields: "_Fields") -> Experts | None:
+    count = next((fields.size(name) for name in _EXPERTS if fields.values.get(name)), 0)
+    if count < 2:
+        return None
+    intermediate = fields.size("moe_intermediate_size", default=fields.values.get("intermediate_size"))
+    shared = fields.values.get("shared_expert_intermediate_size") or 0
+    shared = shared or intermediate * (fields.values.get("n_shared_experts") or 0)
+    only_dense = fields.values.get("mlp_only_layers") or ()
+    return Experts(
+        count=count,
+        per_token=fields.size("num_experts_per_tok"),
+        intermediate=intermediate,
+        shared_intermediate=int(shared),
+        dense_layers=len(only_dense) or int(fields.values.get("first_k_dense_replace") or 0),
+    )
+
+
+def _latent(fields: "_Fields") -> Latent | None:
+    if not fields.values.get("kv_lora_rank"):
+        return None
+    return Latent(
+        query_rank=int(fields.values.get("q_lora_rank") or 0),
+        kv_rank=fields.size("kv_lora_rank"),
+        rope_dim=fields.size("qk_rope_head_dim"),
+        nope_dim=fields.size("qk_nope_head_dim"),
+        value_dim=fields.size("v_head_dim"),
+    )
+
+
+class _Fields:
+    """The fields of a config.json."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self.values = values
+        self._source = source
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """Return a field that is a positive integer; `default` where it is missing or null."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise PlanError(f"{self._source} has no {name}; is it the config.json of a language model?")
+        if type(value) is not int or value < 1:
+            raise PlanError(f"{self._source} has {name} {in_yaml(value)}; expected a positive integer")
+        return value

@@ -1,0 +1,61 @@
+"""Seconds of exchanges among devices.
+
+A device sends as many bytes as a bandwidth-optimal exchange must (Patarasu and Yuan 2009), and waits for one latency
+of each kind of link: small messages go to all others at once. Between nodes, a node's devices exchange first among
+themselves, and then each with its peers of the other nodes, on a part of the bytes.
+"""
+
+from dataclasses import dataclass
+
+from tailrace.planning.hardware.base import Link, Pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Devices that exchange, and the links that join them."""
+
+    devices: int
+    inside: Link
+    """From a device to the others of its node."""
+    network: Link
+    per_node: int
+
+    @classmethod
+    def of(cls, pool: Pool, devices: int) -> "Group":
+        """So many neighbours of a pool."""
+        return cls(devices=devices, inside=pool.inside, network=pool.network, per_node=pool.per_node)
+
+    @property
+    def near(self) -> int:
+        """Devices of the group in one node."""
+        return min(self.devices, self.per_node)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that the group is spread over."""
+        return -(-self.devices // self.per_node)
+
+
+def all_reduce_s(size: float, group: Group, reach: float = 1.0) -> float:
+    """Seconds until all devices have the sum of their tensors of `size` bytes.
+
+    `reach`: the part of a link's bandwidth that exchanges reach.
+    """
+    return reduce_scatter_s(size, group, reach) + all_gather_s(size, group, reach)
+
+
+def reduce_scatter_s(size: float, group: Group, reach: float = 1.0) -> float:
+    """Seconds until each device has its part of the sum of tensors of `size` bytes."""
+    return all_gather_s(size, group, reach)
+
+
+def all_gather_s(size: float, group: Group, reach: float = 1.0) -> float:
+    """Seconds until all devices have the whole of `size` bytes, of which each had a part."""
+    seconds = 0.0
+    if group.near > 1:
+        sent = size * (group.near - 1) / group.near
+        seconds += group.inside.latency_s + sent / (group.inside.bytes_per_s * reach)
+    if group.nodes > 1:
+        sent = size / group.near * (group.nodes - 1) / group.nodes
+        seconds += group.network.latency_s + sent / (group.network.bytes_per_s * reach)
+    return seconds

@@ -1,0 +1,64 @@
+"""Claims on step times that are added up over operators."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.planning.hardware.clusters import open_cluster
+from tailrace.planning.model_shape.catalogue import find_shape
+from tailrace.planning.step_times.generation import AnalyticStepTimes
+from tailrace.planning.step_times.operators import decode, joined, operators, prefill
+
+MEASURED = json.loads((Path(__file__).parents[3] / "benchmarks" / "h100_steps.json").read_text())
+
+
+def times(model: str, kind: str = "H100") -> AnalyticStepTimes:
+    return AnalyticStepTimes(find_shape(model), open_cluster(f"8x{kind}").pools[0])
+
+
+@pytest.mark.parametrize(("key", "model"), [("8b", "Qwen3-8B"), ("14b", "Qwen3-14B"), ("32b", "Qwen3-32B")])
+def test_decode_steps_are_near_those_added_up_from_measured_kernels(key: str, model: str) -> None:
+    """Without any figure of these models, within a fifth, and within a tenth in the median."""
+    tp, analytic = MEASURED[key]["tp"], times(model)
+    ratios = sorted(analytic.step_s(tp, size, tokens, 1) / s for size, tokens, s in MEASURED[key]["decode"])
+    assert ratios[0] > 0.75
+    assert ratios[-1] < 1.25
+    assert ratios[len(ratios) // 2] == pytest.approx(1, abs=0.1)
+
+
+def test_products_of_a_pass_have_two_operations_a_parameter_and_token() -> None:
+    shape = find_shape("Qwen3-8B")
+    work = prefill(4, 256, logits=4 * 256)
+    products = sum(o.flops * o.count for o in operators(shape, work) if o.kind == "product")
+    weights = shape.product_parameters - shape.layers * 2 * shape.head_dim  # norms of queries and keys are no products
+    assert products == 2 * weights * 4 * 256
+
+
+@given(st.integers(1, 256), st.integers(1, 2**17), st.integers(1, 4096), st.sampled_from([1, 2, 4, 8]))
+def test_more_work_never_takes_less_time(batch: int, context: int, chunk: int, tp: int) -> None:
+    engine = times("Qwen3-8B")
+    step = engine.step_s(tp, batch, context, 1)
+    assert engine.step_s(tp, batch + 1, context, 1) >= step
+    assert engine.step_s(tp, batch, context + 1, 1) >= step
+    assert engine.mixed_s(tp, batch, context, prefill(1, chunk)) >= step
+
+
+@given(st.integers(1, 256), st.integers(1, 2**17), st.sampled_from([1, 2, 4, 8]))
+def test_a_device_with_more_bandwidth_is_never_slower(batch: int, context: int, tp: int) -> None:
+    slower, faster = times("Qwen3-8B", "H100"), times("Qwen3-8B", "H200")  # these two differ in memory alone
+    assert faster.step_s(tp, batch, context, 1) <= slower.step_s(tp, batch, context, 1)
+
+
+def test_a_joined_pass_reads_the_weights_once() -> None:
+    engine = times("Qwen3-8B")
+    parts = decode(8, 8 * 512), prefill(1, 512)
+    together = engine.pass_s(1, joined(*parts))
+    assert together < sum(engine.pass_s(1, part) for part in parts) - 4e-3
+
+
+def test_experts_that_no_token_is_sent_to_are_not_read() -> None:
+    engine, all_of_them = times("Qwen3-30B-A3B"), times("Qwen3-32B")
+    assert engine.step_s(1, 1, 512, 1) < all_of_them.step_s(1, 1, 512, 1) / 4

@@ -1,0 +1,67 @@
+"""Claims on the sizes of models."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import PlanError
+from tailrace.planning.model_shape.catalogue import find_shape, known_models
+from tailrace.planning.model_shape.hugging_face import read_shape
+
+PUBLISHED = {  # billions of parameters, all and active, as the models' authors print them
+    "Qwen2.5-7B": (7.62, 7.62),
+    "Qwen2.5-72B": (72.7, 72.7),
+    "Qwen3-0.6B": (0.6, 0.6),
+    "Qwen3-30B-A3B": (30.5, 3.35),
+    "Qwen3-235B-A22B": (235.1, 22.2),
+    "Llama-3.1-8B": (8.03, 8.03),
+    "DeepSeek-V3": (671, 37.5),
+    "GLM-4.5-Air": (106.9, 13.4),
+}
+
+
+@pytest.mark.parametrize(("name", "billions"), PUBLISHED.items())
+def test_parameters_are_as_many_as_published(name: str, billions: tuple[float, float]) -> None:
+    shape = find_shape(name)
+    assert (shape.parameters / 1e9, shape.active_parameters / 1e9) == pytest.approx(billions, rel=0.01)
+
+
+def test_all_known_models_can_be_read() -> None:
+    assert {find_shape(name).name for name in known_models()} == set(known_models())
+
+
+def test_an_organisation_and_a_kind_do_not_count_in_a_name() -> None:
+    assert find_shape("Qwen/Qwen2.5-7B-Instruct") == find_shape("qwen2.5-7b")
+
+
+def test_the_cache_is_split_among_ranks_until_each_has_one_head() -> None:
+    shape = find_shape("Llama-3.1-8B")
+    assert shape.cache_bytes() == 131_072  # 2 · 32 layers · 8 heads · 128 · 2 bytes
+    assert [shape.cache_bytes(tp=tp) for tp in (2, 8, 16)] == [65_536, 16_384, 16_384]
+
+
+def test_latent_attention_caches_one_vector_for_all_heads() -> None:
+    assert find_shape("DeepSeek-V3").cache_bytes(tp=8) == 61 * (512 + 64) * 2
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(PlanError, match="did you mean 'Qwen3-8B'"):
+        find_shape("Qwen3-8C")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hidden_size": None}, "has no hidden_size"),
+        ({"num_hidden_layers": "32"}, "num_hidden_layers '32'; expected a positive integer"),
+        ({"layer_types": ["linear_attention"]}, "layers of type linear_attention"),
+    ],
+)
+def test_a_configuration_that_is_not_understood_is_refused(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    fields = {**known_models()["Llama-3.1-8B"], **change}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(PlanError, match=said):
+        read_shape(tmp_path)
