@@ -1,0 +1,362 @@
+"""A replica's continuous batch, in stretches of equal steps.
+
+    waiting ──start──▶ computing its tokens, a chunk a step ──▶ decoding ──▶ ended
+       ▲                                │                          │
+       └────────── preempted, when the cache is full ──────────────┘
+
+The rules are those of `engine.scheduling.scheduler`, and of vLLM: a step holds a token of each sequence that decodes,
+and further tokens of others within a budget. A sequence starts, in order, when it has a place, the cache has room for
+all its tokens, and the budget of the step has some left. The samples of a group share the cache of their prompt. When
+the cache is full, the last sequence in the order is sent back, and its tokens are computed again.
+
+A stretch is the steps until something changes: a sequence ends, the tokens of one have all been computed, or the cache
+is full. It is counted at once, so the work grows with the sequences and not with their tokens. Times are the caller's:
+`begin` says how long a stretch takes, `end` takes it in, and `cut` shortens it to the step under way.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from tailrace.planning.step_times.base import MixedStepTimes
+from tailrace.planning.step_times.operators import Pass
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A response that a batch makes."""
+
+    prompt: int
+    """Tokens of the prompt."""
+    length: int
+    """Tokens that the response will have: 1 or more."""
+    group: int = -1
+    """Sequences of one group share their prompt; those of -1 share it with none."""
+    priority: float = 0.0
+    """The larger starts first."""
+    made: int = 0
+    """Tokens of the response so far; up to date between stretches, see `Batch.made`."""
+    to_compute: int = 0
+    """Tokens whose keys and values are missing, while it runs and does not decode."""
+    arrival: int = -1
+    joined: int = 0
+    """The step with which it began to decode, less the tokens that it had then."""
+    is_running: bool = False
+    is_decoding: bool = False
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """The lower starts first, and is preempted last."""
+        return -self.priority, self.arrival
+
+
+class Ended(NamedTuple):
+    """What a stretch has brought."""
+
+    started: list[Sequence]
+    """Those whose first token came with its last step."""
+    ended: list[Sequence]
+
+
+@dataclass(slots=True)
+class _Stretch:
+    steps: int
+    step_s: float
+    chunk: int
+    """Tokens of prompts in each step."""
+
+
+@dataclass(slots=True)
+class _Group:
+    members: int
+    prompt: int
+    is_computed: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """One replica. Between two stretches, sequences are added and removed."""
+
+    times: MixedStepTimes
+    slots: int
+    """The most sequences that run together."""
+    cache_tokens: float
+    """Tokens that the cache holds."""
+    tp: int = 1
+    replicas: int = 1
+    """Replicas that decode at the same time, this one included."""
+    prefill_tokens: int = 2048
+    """The most tokens of prompts in a step."""
+    counts_decoding: bool = False
+    """Whether tokens that decode take from that budget, as with vLLM."""
+    block: int = 16
+    """Tokens of a block of the cache; half a block of each sequence stays empty."""
+    preemptions: int = 0
+    generated: int = 0
+    computed: int = 0
+    """Tokens of prompts, and of preempted responses, that were computed."""
+    _waiting: list[tuple[float, int, Sequence]] = field(default_factory=list)
+    _computing: deque[Sequence] = field(default_factory=deque)
+    _ends: list[tuple[int, int, Sequence]] = field(default_factory=list)
+    """A heap: the step with which a sequence ends, its arrival, and it. Those that left are skipped."""
+    _decoding: int = 0
+    _tokens: int = 0
+    """Cached tokens of all that decodes; a shared prompt counts for each."""
+    _own: int = 0
+    """Cached tokens of all that runs, without prompts."""
+    _prompts: int = 0
+    """Cached tokens of prompts; a shared one counts once."""
+    _groups: dict[int, _Group] = field(default_factory=dict)
+    _step: int = 0
+    _arrivals: int = 0
+    _stretch: _Stretch | None = None
+
+    @property
+    def running(self) -> int:
+        """Sequences that run."""
+        return self._decoding + len(self._computing)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have not started, or were preempted."""
+        return len(self._waiting)
+
+    @property
+    def held_tokens(self) -> float:
+        """Tokens that the cache holds."""
+        return self._own + self._prompts + self.running * self.block / 2
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a stretch is under way."""
+        return self._stretch is not None
+
+    def made(self, sequence: Sequence, elapsed_s: float = 0.0) -> int:
+        """Tokens of a response, `elapsed_s` after the stretch under way began."""
+        if not sequence.is_decoding:
+            return sequence.made
+        steps = 0
+        if self._stretch is not None:
+            steps = min(self._stretch.steps, int(elapsed_s / self._stretch.step_s))
+        return self._step + steps - sequence.joined
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait, behind those of the same priority. One that has begun goes on."""
+        sequence.arrival = self._arrivals
+        self._arrivals += 1
+        self._wait(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence."""
+        assert self._stretch is None
+        if sequence.is_running:
+            self._release(sequence)
+        else:
+            self._waiting = [entry for entry in self._waiting if entry[2] is not sequence]
+            self._waiting.sort()
+
+    def begin(self) -> float | None:
+        """Begin a stretch. Return its seconds; None where there is nothing to do."""
+        assert self._stretch is None
+        self._start_waiting()
+        self._make_room()
+        if not self._decoding and not self._computing:
+            return None
+        size = self._decoding
+        steps = self._steps_until_change()
+        chunk, work = 0, None
+        if self._computing:
+            chunk, work, steps = self._chunk(steps)
+        middle = self._tokens + size * (steps - 1) / 2
+        if work is None:
+            step_s = self.times.step_s(self.tp, size, middle, self.replicas)
+        else:
+            step_s = self.times.mixed_s(self.tp, size, middle, work)
+        self._stretch = _Stretch(steps, step_s, chunk)
+        return steps * step_s
+
+    def cut(self, elapsed_s: float) -> float:
+        """Let the stretch under way stop after the present step, `elapsed_s` after it began. Return its seconds."""
+        assert self._stretch is not None
+        stretch = self._stretch
+        stretch.steps = max(1, min(stretch.steps, int(elapsed_s / stretch.step_s) + 1))
+        return stretch.steps * stretch.step_s
+
+    def end(self) -> Ended:
+        """End the stretch under way."""
+        stretch, self._stretch = self._stretch, None
+        assert stretch is not None
+        grown = stretch.steps * self._decoding
+        self._step += stretch.steps
+        self._tokens += grown
+        self._own += grown
+        self.generated += grown
+        ended = self._take_ended()
+        started = self._take_computed(stretch.chunk * stretch.steps, ended)
+        return Ended(started, ended)
+
+    def _wait(self, sequence: Sequence) -> None:
+        heappush(self._waiting, (-sequence.priority, sequence.arrival, sequence))
+
+    def _start_waiting(self) -> None:
+        if not self._waiting:
+            return
+        budget = self._budget - sum(sequence.to_compute for sequence in self._computing)
+        passed: list[tuple[float, int, Sequence]] = []
+        while self._waiting and budget > 0 and self.running + len(passed) < self.slots:
+            entry = heappop(self._waiting)
+            sequence = entry[2]
+            group = self._groups.get(sequence.group)
+            if group is not None and not group.is_computed:
+                passed.append(entry)  # its prompt is being computed
+            elif self._has_room_for(sequence, group):
+                budget -= self._start(sequence, group)
+            else:
+                passed.append(entry)
+                break
+        for entry in passed:
+            heappush(self._waiting, entry)
+
+    @property
+    def _budget(self) -> int:
+        return max(1, self.prefill_tokens - self._decoding) if self.counts_decoding else self.prefill_tokens
+
+    def _has_room_for(self, sequence: Sequence, group: _Group | None) -> bool:
+        if not self.running:
+            return True  # what cannot be served at all is refused before
+        needed = sequence.made + (0 if group is not None else sequence.prompt) + self.block / 2
+        return self.held_tokens + needed + self.block * self.running <= self.cache_tokens
+
+    def _start(self, sequence: Sequence, group: _Group | None) -> int:
+        """Start a sequence. Return the tokens to compute."""
+        sequence.is_running = True
+        if group is not None:
+            group.members += 1
+            sequence.to_compute = max(1, sequence.made)
+        else:
+            self._prompts += sequence.prompt
+            if sequence.group != -1:
+                self._groups[sequence.group] = _Group(1, sequence.prompt, is_computed=False)
+            sequence.to_compute = sequence.prompt + sequence.made
+        self._own += sequence.made
+        self._computing.append(sequence)
+        return sequence.to_compute
+
+    def _make_room(self) -> None:
+        """Preempt the last sequences until each of the others has room for a token."""
+        while self.running > 1 and self._free < self._decoding:
+            last = max(self._running(), key=lambda sequence: sequence.order)
+            self._release(last)
+            self._wait(last)
+            self.preemptions += 1
+
+    @property
+    def _free(self) -> float:
+        return self.cache_tokens - self.held_tokens
+
+    def _running(self) -> list[Sequence]:
+        return [*self._computing, *(entry[2] for entry in self._ends if self._is_live(entry))]
+
+    def _is_live(self, entry: tuple[int, int, Sequence]) -> bool:
+        """Whether an entry of the heap is of a sequence that decodes since then."""
+        end, _, sequence = entry
+        return sequence.is_decoding and end == sequence.joined + sequence.length
+
+    def _release(self, sequence: Sequence) -> None:
+        """Take a running sequence out."""
+        if sequence.is_decoding:
+            sequence.made = self._step - sequence.joined
+            self._decoding -= 1
+            self._tokens -= sequence.prompt + sequence.made
+            sequence.is_decoding = False
+        else:
+            self._computing.remove(sequence)
+            sequence.to_compute = 0
+        sequence.is_running = False
+        self._own -= sequence.made
+        self._leave_group(sequence)
+
+    def _leave_group(self, sequence: Sequence) -> None:
+        group = self._groups.get(sequence.group)
+        if group is None:
+            self._prompts -= sequence.prompt
+            return
+        group.members -= 1
+        if not group.members:
+            self._prompts -= group.prompt
+            del self._groups[sequence.group]
+
+    def _steps_until_change(self) -> int:
+        """Steps of what decodes until one ends, or the cache is full."""
+        if not self._decoding:
+            return 2**40
+        while not self._is_live(self._ends[0]):
+            heappop(self._ends)
+        steps = self._ends[0][0] - self._step
+        return max(1, min(steps, int(self._free / self._decoding)))
+
+    def _chunk(self, most: int) -> tuple[int, Pass, int]:
+        """The tokens of prompts in each of the next steps, what these compute, and the number of such steps."""
+        budget = self._budget
+        first = self._computing[0].to_compute
+        steps = max(1, min(most, first // budget))
+        if steps > 1:
+            tokens = budget
+            return tokens, self._pass_of(self._computing[0], tokens, steps), steps
+        tokens, pairs, cached, logits = 0, 0.0, 0.0, 0
+        for sequence in self._computing:
+            part = min(sequence.to_compute, budget - tokens)
+            if part <= 0:
+                break
+            before = sequence.prompt + sequence.made - sequence.to_compute
+            tokens += part
+            pairs += part * (before + part / 2)
+            cached += before + part
+            logits += part == sequence.to_compute
+        return tokens, Pass(tokens=tokens, pairs=pairs, cached_tokens=cached, logits=logits), 1
+
+    def _pass_of(self, sequence: Sequence, tokens: int, steps: int) -> Pass:
+        """The mean of so many steps over the tokens of a long prompt."""
+        before = sequence.prompt + sequence.made - sequence.to_compute + tokens * (steps - 1) / 2
+        return Pass(tokens=tokens, pairs=tokens * (before + tokens / 2), cached_tokens=before + tokens, logits=0)
+
+    def _take_ended(self) -> list[Sequence]:
+        ended = []
+        while self._ends and (self._ends[0][0] <= self._step or not self._is_live(self._ends[0])):
+            entry = heappop(self._ends)
+            if self._is_live(entry):
+                self._release(entry[2])
+                ended.append(entry[2])
+        return ended
+
+    def _take_computed(self, tokens: int, ended: list[Sequence]) -> list[Sequence]:
+        """Spread computed tokens over the sequences; those that have all make their next token."""
+        self.computed += tokens
+        started = []
+        while tokens > 0 and self._computing:
+            sequence = self._computing[0]
+            part = min(tokens, sequence.to_compute)
+            sequence.to_compute -= part
+            tokens -= part
+            if sequence.to_compute:
+                break
+            self._computing.popleft()
+            self._begin_to_decode(sequence)
+            started.append(sequence)
+            if sequence.made == sequence.length:
+                self._release(sequence)
+                ended.append(sequence)
+        return started
+
+    def _begin_to_decode(self, sequence: Sequence) -> None:
+        if (group := self._groups.get(sequence.group)) is not None:
+            group.is_computed = True
+        sequence.made += 1
+        self.generated += 1
+        self._own += 1
+        self._decoding += 1
+        self._tokens += sequence.prompt + sequence.made
+        sequence.is_decoding = True
+        sequence.joined = self._step - sequence.made
+        heappush(self._ends, (sequence.joined + sequence.length, sequence.arrival, sequence))

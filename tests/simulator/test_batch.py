@@ -1,0 +1,132 @@
+"""Claims on a continuous batch that is advanced by stretches of steps."""
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.planning.step_times.operators import Pass
+from tailrace.simulator.batch import Batch, Sequence
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Steps of a second for each pass, a tenth for each sequence that decodes, a thousandth for each token of prompts."""
+
+    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+        return 1 + 0.1 * batch_size
+
+    def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
+        return 1 + 1e-3 * batch_size * rms_length
+
+    def mixed_s(self, tp: int, batch_size: float, context_tokens: float, chunk: Pass) -> float:
+        return 1 + 0.1 * batch_size + 1e-3 * chunk.tokens
+
+
+def batch(*, slots: int = 4, cache_tokens: float = 1e9, prefill_tokens: int = 100, block: int = 0) -> Batch:
+    return Batch(times=Plain(), slots=slots, cache_tokens=cache_tokens, prefill_tokens=prefill_tokens, block=block)
+
+
+def run(engine: Batch, sequences: List[Sequence]) -> tuple[float, dict[int, float]]:
+    """The seconds until all is done, and the time at which each sequence ended."""
+    for sequence in sequences:
+        engine.add(sequence)
+    now, ends = 0.0, {}
+    while (seconds := engine.begin()) is not None:
+        now += seconds
+        for sequence in engine.end().ended:
+            ends[sequence.arrival] = now
+    return now, ends
+
+
+def test_a_response_takes_a_step_for_its_prompt_and_one_for_each_further_token() -> None:
+    seconds, _ = run(batch(), [Sequence(prompt=50, length=5)])
+    assert seconds == pytest.approx(1.05 + 4 * 1.1)
+
+
+def test_a_long_prompt_is_computed_in_parts_beside_what_decodes() -> None:
+    engine = batch()
+    engine.add(Sequence(prompt=10, length=100))
+    assert engine.begin() == pytest.approx(1.01)
+    engine.end()
+    engine.add(Sequence(prompt=250, length=1))
+    assert engine.begin() == pytest.approx(2 * (1 + 0.1 + 0.1))  # two parts of 100 tokens
+    engine.end()
+    assert engine.begin() == pytest.approx(1 + 0.1 + 0.05)
+
+
+def test_a_group_computes_its_prompt_once() -> None:
+    engine = batch()
+    run(engine, [Sequence(prompt=80, length=3, group=7) for _ in range(4)])
+    assert engine.computed == 80 + 3  # each other one computes the prompt's last token, which gives the logits
+
+
+def test_the_larger_priority_starts_first() -> None:
+    order = [Sequence(prompt=1, length=2, priority=p) for p in (1.0, 3.0, 2.0)]
+    _, ends = run(batch(slots=1), order)
+    assert sorted(ends, key=lambda arrival: ends[arrival]) == [1, 2, 0]
+
+
+def test_the_last_is_preempted_when_the_cache_is_full_and_computes_its_tokens_again() -> None:
+    engine = batch(slots=2, cache_tokens=30)
+    _, ends = run(engine, [Sequence(prompt=10, length=15), Sequence(prompt=5, length=15)])
+    assert engine.preemptions == 1
+    assert ends[0] < ends[1]
+    assert engine.computed > 15
+    assert engine.held_tokens == 0
+
+
+def test_a_stretch_that_is_cut_ends_with_the_step_under_way() -> None:
+    engine = batch()
+    sequence = Sequence(prompt=1, length=100)
+    engine.add(sequence)
+    engine.begin()
+    engine.end()
+    engine.begin()
+    assert engine.made(sequence, elapsed_s=2.5 * 1.1) == 3
+    assert engine.cut(elapsed_s=2.5 * 1.1) == pytest.approx(3 * 1.1)
+    engine.end()
+    assert engine.made(sequence) == 4
+
+
+def test_a_response_goes_on_elsewhere_with_the_tokens_that_it_has() -> None:
+    engine = batch()
+    engine.add(begun := Sequence(prompt=10, length=20, made=12))
+    engine.begin()
+    engine.end()
+    assert (engine.computed, engine.made(begun)) == (22, 13)
+    engine.remove(begun)
+    assert (engine.running, engine.held_tokens, begun.made) == (0, 0, 13)
+
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 300), st.integers(1, 60), st.integers(-1, 3), st.integers(0, 3)), min_size=1, max_size=25
+)
+
+
+@given(REQUESTS, st.integers(1, 8), st.integers(400, 2000), st.data())
+@settings(max_examples=200, deadline=None)
+def test_stretches_take_as_long_as_single_steps(
+    requests: list[tuple[int, int, int, int]], slots: int, cache: int, data: st.DataObject
+) -> None:
+    """Cutting each stretch to one step changes neither the times nor the order: nothing is lost, nothing is made twice."""
+
+    def made(*, single: bool) -> tuple[list[tuple[float, int]], float, int]:
+        engine = batch(slots=slots, cache_tokens=cache)
+        prompts = {group: prompt for prompt, _, group, _ in requests}
+        for prompt, length, group, priority in requests:
+            prompt = prompt if group == -1 else prompts[group]
+            engine.add(Sequence(prompt=prompt, length=length, group=group, priority=priority))
+        now, ends = 0.0, []
+        while (seconds := engine.begin()) is not None:
+            now += engine.cut(0.0) if single else seconds
+            ends += [(round(now, 6), sequence.arrival) for sequence in engine.end().ended]
+        assert engine.running == engine.waiting == engine.held_tokens == 0
+        return sorted(ends), round(now, 6), engine.generated
+
+    stretches, steps = made(single=False), made(single=True)
+    assert len(stretches[0]) == len(requests)
+    assert stretches[2] == sum(length for _, length, _, _ in requests)
+    assert stretches == steps
