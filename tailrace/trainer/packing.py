@@ -1,4 +1,4 @@
-"""Packs samples into micro-batches: which samples go together, and how their tokens lie in one row.
+"""Packs samples into micro-batches: how the tokens of those that go together lie in one row.
 
     [prompt a][response a0][response a1][response a2][prompt b][response b0] …      T tokens, no padding
 
@@ -8,11 +8,12 @@ at its prompt's position; `attention.py` keeps responses from seeing each other.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
 from tailrace.errors import AlgorithmError
+from tailrace.planning import packing
+from tailrace.planning.packing import Lengths
 from tailrace.trainer.base import TrainSample
 from tailrace.types import FloatArray, IntArray
 
@@ -64,48 +65,12 @@ class PackedBatch:
 
 
 def plan_micro_batches(samples: Sequence[TrainSample], budget: int) -> list[list[GroupPart]]:
-    """Split samples into micro-batches of at most `budget` tokens, in the order given, by next-fit.
-
-    Neighbours of equal `group_id` form a group. A group stays whole if it fits into one micro-batch; a larger one is
-    split, each part repeating the prompt. A sample that exceeds the budget stands alone. Samples without any response
-    token have nothing to score and are left out.
-
-    Next-fit never looks back at a closed micro-batch. So planning a prefix that ends where a micro-batch ends, and then
-    the rest, gives the same micro-batches as planning everything at once.
-    """
-    batches: list[list[GroupPart]] = []
-    room = 0
-    for part in _parts(samples, budget):
-        if not batches or part.tokens > room:
-            batches.append([])
-            room = budget
-        batches[-1].append(part)
-        room -= part.tokens
-    return batches
-
-
-def _parts(samples: Sequence[TrainSample], budget: int) -> Iterator[GroupPart]:
-    scored = [index for index, sample in enumerate(samples) if len(sample.response_ids)]
-    for _, group in groupby(scored, key=lambda index: samples[index].group_id):
-        yield from _split(samples, list(group), budget)
-
-
-def _split(samples: Sequence[TrainSample], group: Sequence[int], budget: int) -> Iterator[GroupPart]:
-    prompt = len(samples[group[0]].prompt_ids)
-    taken: list[int] = []
-    tokens = prompt
-    for index in group:
-        response = len(samples[index].response_ids)
-        if taken and tokens + response > budget:
-            yield _part(samples, taken)
-            taken, tokens = [], prompt
-        taken.append(index)
-        tokens += response
-    yield _part(samples, taken)
-
-
-def _part(samples: Sequence[TrainSample], indices: Sequence[int]) -> GroupPart:
-    return GroupPart(indices=tuple(indices), samples=tuple(samples[index] for index in indices))
+    """Split samples into micro-batches of at most `budget` tokens; see `planning.packing.plan_micro_batches`."""
+    lengths = [Lengths(sample.group_id, len(sample.prompt_ids), len(sample.response_ids)) for sample in samples]
+    return [
+        [GroupPart(indices=part.samples, samples=tuple(samples[index] for index in part.samples)) for part in parts]
+        for parts in packing.plan_micro_batches(lengths, budget)
+    ]
 
 
 def pack(parts: Sequence[GroupPart]) -> PackedBatch:

@@ -1,0 +1,82 @@
+"""Chooses which samples of a batch are computed together, from their lengths."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+
+class Lengths(NamedTuple):
+    """The lengths of a sample."""
+
+    group: int
+    prompt_tokens: int
+    response_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPart:
+    """Samples of one group that share one copy of their prompt."""
+
+    samples: tuple[int, ...]
+    """Their places among those that were planned."""
+    prompt_tokens: int
+    response_tokens: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens: the prompt once, and every response."""
+        return self.prompt_tokens + sum(self.response_tokens)
+
+    @property
+    def pairs(self) -> float:
+        """Pairs of a token and one that it attends to."""
+        prompt = self.prompt_tokens
+        return prompt * prompt / 2 + sum(tokens * (prompt + tokens / 2) for tokens in self.response_tokens)
+
+
+def plan_micro_batches(samples: Sequence[Lengths], budget: int) -> list[list[GroupPart]]:
+    """Split samples into micro-batches of at most `budget` tokens, in the order given, by next-fit.
+
+    Neighbours of equal `group` form a group. A group stays whole if it fits into one micro-batch; a larger one is
+    split, each part repeating the prompt. A sample that exceeds the budget stands alone. Samples without any response
+    token have nothing to score and are left out.
+
+    Next-fit never looks back at a closed micro-batch. So planning a prefix that ends where a micro-batch ends, and then
+    the rest, gives the same micro-batches as planning everything at once.
+    """
+    batches: list[list[GroupPart]] = []
+    room = 0
+    for part in _parts(samples, budget):
+        if not batches or part.tokens > room:
+            batches.append([])
+            room = budget
+        batches[-1].append(part)
+        room -= part.tokens
+    return batches
+
+
+def _parts(samples: Sequence[Lengths], budget: int) -> Iterator[GroupPart]:
+    scored = [index for index, sample in enumerate(samples) if sample.response_tokens]
+    for _, group in groupby(scored, key=lambda index: samples[index].group):
+        yield from _split(samples, list(group), budget)
+
+
+def _split(samples: Sequence[Lengths], group: Sequence[int], budget: int) -> Iterator[GroupPart]:
+    prompt = samples[group[0]].prompt_tokens
+    taken: list[int] = []
+    tokens = prompt
+    for index in group:
+        response = samples[index].response_tokens
+        if taken and tokens + response > budget:
+            yield _part(samples, taken)
+            taken, tokens = [], prompt
+        taken.append(index)
+        tokens += response
+    yield _part(samples, taken)
+
+
+def _part(samples: Sequence[Lengths], taken: Sequence[int]) -> GroupPart:
+    return GroupPart(
+        tuple(taken), samples[taken[0]].prompt_tokens, tuple(samples[index].response_tokens for index in taken)
+    )
