@@ -30,6 +30,7 @@ from tailrace.engine.base import EngineLoad
 from tailrace.errors import ClusterError, EngineError, WorkerDied
 from tailrace.planning.dispatch.base import EngineState, Policy
 from tailrace.planning.dispatch.moving import MOST_BYTES, Move, MoveSeconds, Way, moves, recompute_s, transfer_s
+from tailrace.planning.dispatch.replanning import is_outdated
 from tailrace.planning.dispatch.simple import Pull
 from tailrace.planning.lengths.base import Asked, Expectation
 from tailrace.planning.order import first_in, longest_first, shortest_first
@@ -47,8 +48,6 @@ the other."""
 _ENDED = "the generation service has ended"
 _MOVES_EVERY_S = 0.5
 """Seconds between two choices of responses to move."""
-_CHANGED = 0.05
-"""The least share of the jobs that wait which has to begin before their places are decided anew."""
 _PROMPT_SHARE = 0.5
 """The most that computing a prompt once more may cost, as a part of a response to it in a full batch."""
 _SCOUT = 1e8
@@ -486,7 +485,8 @@ class GenerationService:
         if policy.plans and not all(engine.is_measured for engine in engines):
             policy = self._pull  # until it is known what steps cost
         waiting = sum(len(engine.planned) for engine in engines)
-        if policy.plans and _dry(engines) is not None and self._is_outdated(engines, waiting):
+        idle = any(not engine.in_hand for engine in engines)
+        if policy.plans and _dry(engines) is not None and is_outdated(self._planned, waiting, any_idle=idle):
             for engine in engines:  # what comes from another engine stays where it was to go
                 self._arrived += [job for job in engine.planned if not job.starts]
                 engine.planned = deque(job for job in engine.planned if job.starts)
@@ -499,14 +499,6 @@ class GenerationService:
             engine.planned = deque(sorted(planned, key=lambda job: job.turn))
         self._arrived = [jobs[place] for place in placement.later]
         self._planned = sum(len(engine.planned) for engine in engines)
-
-    def _is_outdated(self, engines: Sequence[Engine], waiting: int) -> bool:
-        """Whether enough has changed since the plan was made: a share of what waits, or anything if an engine is idle.
-
-        An engine that long responses have nearly for themselves has room all the time.
-        """
-        least = 0.0 if any(not engine.in_hand for engine in engines) else _CHANGED * self._planned
-        return abs(waiting - self._planned) > least
 
     async def _give(self, engine: Engine, life: int, parcels: Sequence[Parcel]) -> None:
         async with engine.turn:  # in the order of the decisions
