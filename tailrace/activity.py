@@ -85,13 +85,21 @@ class Activity:
                 told[f"{phase}/{part}"] += spent
         return told
 
+    def enter(self, phase: Phase) -> None:
+        """Count a phase from now on; `busy` and `waiting` do it for a block."""
+        self._change(phase, 1)
+
+    def leave(self, phase: Phase) -> None:
+        """End what `enter` began."""
+        self._change(phase, -1)
+
     @contextmanager
     def _in(self, phase: Phase) -> Iterator[None]:
-        self._change(phase, 1)
+        self.enter(phase)
         try:
             yield
         finally:
-            self._change(phase, -1)
+            self.leave(phase)
 
     def _change(self, phase: Phase, by: int) -> None:
         with self._lock:

@@ -2,13 +2,23 @@
 
 Actions of one time happen in the order in which they were entered, so that the same simulation always does the same.
 An action may enter others, and cancel what has not happened yet.
+
+A process is a generator that the agenda drives. It yields the seconds that it takes, or a `Change` that it waits for:
+
+    while not rows:
+        yield arrived           # a Change: others call `arrived.tell()`
+    yield 0.5                   # it works for half a second
+
+The agenda is its own code and not SimPy's: engines cancel and move their next event with every request that comes,
+which costs a heap entry here and several objects there, and a simulated run of a thousand devices has millions of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from heapq import heappop, heappush
 from itertools import count
 
 Action = Callable[[], None]
+Process = Generator["float | Change", None, None]
 
 
 class Entry:
@@ -44,6 +54,18 @@ class Agenda:
         """Have an action happen in `seconds`."""
         return self.at(self.now + seconds, action)
 
+    def start(self, process: Process) -> None:
+        """Drive a process from now on."""
+
+        def resume() -> None:
+            wait = next(process, None)
+            if isinstance(wait, Change):
+                wait.waiting.append(resume)
+            elif wait is not None:
+                self.after(wait, resume)
+
+        self.after(0.0, resume)
+
     def run(self, until: float = float("inf")) -> None:
         """Let all happen that has a time up to `until`, or until `stop`."""
         while self._heap and self._heap[0][0] <= until:
@@ -56,3 +78,17 @@ class Agenda:
     def stop(self) -> None:
         """Forget all that has not happened."""
         self._heap.clear()
+
+
+class Change:
+    """Something that processes wait for; they look for themselves whether it was what they wait for."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self.waiting: list[Action] = []
+        self._agenda = agenda
+
+    def tell(self) -> None:
+        """Let all that wait go on, at the present time."""
+        waiting, self.waiting = self.waiting, []
+        for resume in waiting:
+            self._agenda.after(0.0, resume)

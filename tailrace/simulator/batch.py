@@ -37,6 +37,8 @@ class Sequence:
     """The larger starts first."""
     made: int = 0
     """Tokens of the response so far; up to date between stretches, see `Batch.made`."""
+    cached: int = 0
+    """Tokens of the prompt whose keys and values the cache still has, from the turns before."""
     to_compute: int = 0
     """Tokens whose keys and values are missing, while it runs and does not decode."""
     arrival: int = -1
@@ -238,7 +240,8 @@ class Batch:
             self._prompts += sequence.prompt
             if sequence.group != -1:
                 self._groups[sequence.group] = _Group(1, sequence.prompt, is_computed=False)
-            sequence.to_compute = sequence.prompt + sequence.made
+            sequence.to_compute = max(1, sequence.prompt + sequence.made - sequence.cached)
+        sequence.cached = 0  # a preempted sequence has lost them
         self._own += sequence.made
         self._computing.append(sequence)
         return sequence.to_compute

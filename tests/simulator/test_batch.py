@@ -13,7 +13,7 @@ from tailrace.simulator.batch import Batch, Sequence
 
 @dataclass(frozen=True)
 class Plain:
-    """Steps of a second for each pass, a tenth for each sequence that decodes, a thousandth for each token of prompts."""
+    """Steps of a second, a tenth more for each sequence that decodes, a thousandth for each token of prompts."""
 
     def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
         return 1 + 0.1 * batch_size
@@ -111,7 +111,7 @@ REQUESTS = st.lists(
 def test_stretches_take_as_long_as_single_steps(
     requests: list[tuple[int, int, int, int]], slots: int, cache: int, data: st.DataObject
 ) -> None:
-    """Cutting each stretch to one step changes neither the times nor the order: nothing is lost, nothing is made twice."""
+    """Cutting each stretch to one step changes nothing: no token is lost, none is made twice, each ends when it did."""
 
     def made(*, single: bool) -> tuple[list[tuple[float, int]], float, int]:
         engine = batch(slots=slots, cache_tokens=cache)

@@ -1,0 +1,331 @@
+"""Engines in simulated time: replicas with continuous batches, and weights that are installed as the mode says.
+
+    give ──▶ held until the weights may begin it ──▶ the replica with the fewest ──▶ batch ──▶ tools ──▶ on_ended
+                            ▲                                                ▲                     │
+    arrive(version) ──▶ (delayed, sub_step: what has begun ends) ──▶ install │      the next turn ─┘
+
+The rules of the weights are those of `rollout.updater`.
+"""
+
+import collections.abc
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tailrace.activity import Activity
+from tailrace.config.weights import WeightsMode
+from tailrace.events import EventLog
+from tailrace.planning.dispatch.base import EngineState
+from tailrace.planning.drain import Work
+from tailrace.registers.events import EventKind
+from tailrace.simulator.agenda import Agenda, Change, Entry, Process
+from tailrace.simulator.batch import Batch, Sequence
+from tailrace.simulator.scenario import EngineKind
+from tailrace.workloads.replay import Script
+
+_STEP = 1e9
+"""By so much the priorities of one training step are above those of the next, as in `rollout.jobs`."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Response:
+    """One sample, on its way from its prompt to the trainer."""
+
+    step: int
+    group: int
+    number: int
+    script: Script
+    tokens: int
+    """Of the whole response."""
+    needed: int
+    """The oldest weight version that may begin it."""
+    expected: float
+    """Tokens that are expected of it."""
+    priority: float = 0.0
+    """The larger begins first, among those of a step."""
+    turn: int = 0
+    context: int = 0
+    """Tokens before its turn."""
+    start: float = 0.0
+    end: float = 0.0
+    first_version: int = -1
+    """The version that made its first token; -1 before that."""
+    last_version: int = 0
+
+
+class Turns:
+    """Lets one engine at a time take new weights."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self._is_taken = False
+        self._left = Change(agenda)
+
+    def take(self) -> Process:
+        """Wait for the turn."""
+        while self._is_taken:
+            yield self._left
+        self._is_taken = True
+
+    def leave(self) -> None:
+        """Pass it on."""
+        self._is_taken = False
+        self._left.tell()
+
+
+@dataclass(eq=False, slots=True)
+class _Replica:
+    batch: Batch
+    since: float = 0.0
+    """When the stretch under way began."""
+    entry: Entry | None = None
+    responses: dict[Sequence, Response] = field(default_factory=dict)
+
+
+class SimulatedEngine:
+    """One engine."""
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        name: str,
+        kind: EngineKind,
+        mode: WeightsMode,
+        log: EventLog,
+        *,
+        turns: Turns,
+        on_ended: Callable[[Response, "SimulatedEngine"], None],
+    ) -> None:
+        """`on_ended`: called with each response that has ended."""
+        self.name = name
+        self.kind = kind
+        self.version = 0
+        self.in_hand: dict[Response, Sequence | None] = {}
+        """Responses that it was given and that have not ended; what its batches have of them."""
+        self.installed = Change(agenda)
+        """Told when it has new weights."""
+        self.activity = Activity(log, "engine", breakdown=True)
+        self._agenda = agenda
+        self._mode = mode
+        self._log = log
+        self._turns = turns
+        self._on_ended = on_ended
+        self._replicas = [_Replica(_batch(kind)) for _ in range(kind.dp)]
+        self._held: list[Response] = []
+        """What waits for its weights."""
+        self._begun = 0
+        """Responses that have begun and have not ended."""
+        self._ended = Change(agenda)
+        self._arrived = 0
+        self._news = Change(agenda)
+        self._pauses = 0
+        self._computing = 0
+        """Replicas with a stretch under way."""
+        self._is_draining = False
+        agenda.start(self._update())
+
+    @property
+    def preemptions(self) -> int:
+        """Sequences that were preempted so far."""
+        return sum(replica.batch.preemptions for replica in self._replicas)
+
+    def state(self) -> EngineState:
+        """As a policy sees it."""
+        kind = self.kind
+        return EngineState(
+            name=self.name,
+            times=kind.times,
+            tp=kind.tp,
+            replicas=kind.dp,
+            slots=kind.slots,
+            cache_tokens=int(kind.cache_tokens),
+            running=_Works(self),
+        )
+
+    def give(self, responses: Iterable[Response]) -> None:
+        """Have it make responses, each as soon as its weights may begin it."""
+        for response in responses:
+            response.start = self._agenda.now
+            response.context = response.script.prompt_tokens
+            self._held.append(response)
+            self.in_hand[response] = None
+        self._begin_held()
+
+    def arrive(self, version: int) -> None:
+        """Note that weights have arrived."""
+        self._arrived = max(self._arrived, version)
+        self._news.tell()
+
+    def pause(self) -> float:
+        """Begin no further step until `resume`. Return the seconds until the steps under way have ended."""
+        self._pauses += 1
+        return max(self._cut(replica) for replica in self._replicas)
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._pauses -= 1
+        self._go()
+
+    def work(self, response: Response) -> Work:
+        """What is left of a response that it has."""
+        context, sequence = response.context, self.in_hand[response]
+        if sequence is not None:
+            replica = next(replica for replica in self._replicas if sequence in replica.responses)
+            context += replica.batch.made(sequence, self._agenda.now - replica.since)
+        return context, max(1, round(response.expected + response.script.prompt_tokens - context))
+
+    def _begin_held(self) -> None:
+        newest = max((response.needed for response in self._held), default=0)
+        drains = self._is_draining or (self._mode == "delayed" and newest > self.version)
+        if drains or not self._held:
+            return
+        begun = [response for response in self._held if response.needed <= self.version]
+        self._held = [response for response in self._held if response.needed > self.version]
+        self._begun += len(begun)
+        for response in begun:
+            self._add(response)
+        self._go()
+
+    def _add(self, response: Response) -> None:
+        """Give a turn of a response to the replica with the fewest."""
+        turns, turn = response.script.turns, response.turn
+        sequence = Sequence(
+            prompt=response.context,
+            length=turns[turn].generated_tokens,
+            group=-1 if turn else response.group,
+            priority=response.priority - _STEP * response.step,
+            cached=response.context - turns[turn - 1].returned_tokens - 1 if turn else 0,
+        )
+        replica = min(self._replicas, key=lambda each: len(each.responses))
+        replica.responses[sequence] = response
+        self.in_hand[response] = sequence
+        replica.batch.add(sequence)
+
+    def _go(self) -> None:
+        """Have what has changed take effect: now, or at the end of the step under way."""
+        for replica in self._replicas:
+            if replica.batch.is_busy:
+                self._cut(replica)
+            else:
+                self._begin(replica)
+
+    def _cut(self, replica: _Replica) -> float:
+        """Let the step under way be the last of its stretch. Return the seconds until its end."""
+        if replica.entry is None:
+            return 0.0
+        replica.entry.cancel()
+        end = replica.since + replica.batch.cut(self._agenda.now - replica.since)
+        replica.entry = self._agenda.at(end, lambda: self._end(replica))
+        return replica.entry.time - self._agenda.now
+
+    def _begin(self, replica: _Replica) -> None:
+        if self._pauses or (seconds := replica.batch.begin()) is None:
+            return
+        self._note(1)
+        replica.since = self._agenda.now
+        replica.entry = self._agenda.after(seconds, lambda: self._end(replica))
+
+    def _end(self, replica: _Replica) -> None:
+        replica.entry = None
+        started, ended = replica.batch.end()
+        for sequence in started:
+            response = replica.responses[sequence]
+            if response.first_version < 0:
+                response.first_version = self.version
+        for sequence in ended:
+            self._end_turn(replica.responses.pop(sequence))
+        if replica.entry is None:  # what has ended may have brought other work
+            self._begin(replica)
+        self._note(-1)
+
+    def _note(self, change: int) -> None:
+        """Count the replicas that compute."""
+        before, self._computing = self._computing, self._computing + change
+        if not before:
+            self.activity.enter("generation")
+        elif not self._computing:
+            self.activity.leave("generation")
+
+    def _end_turn(self, response: Response) -> None:
+        turn = response.script.turns[response.turn]
+        response.context += turn.generated_tokens + turn.returned_tokens
+        response.last_version = self.version
+        response.turn += 1
+        self.in_hand[response] = None
+        if response.turn < len(response.script.turns):
+            self._agenda.after(turn.tool_s, lambda: self._go_on(response))
+            return
+        del self.in_hand[response]
+        self._begun -= 1
+        response.end = self._agenda.now
+        self._ended.tell()
+        self._on_ended(response, self)
+
+    def _go_on(self, response: Response) -> None:
+        self._add(response)
+        self._go()
+
+    def _update(self) -> Process:
+        """Install each version that arrives."""
+        if self.kind.starts_s:
+            yield from self._install(0, self.kind.starts_s)
+        while True:
+            while self._arrived <= self.version:
+                yield self._news
+            if self._mode == "sub_step":
+                yield from self._turns.take()
+            if self._mode in ("delayed", "sub_step"):
+                yield from self._drain()
+            yield from self._install(self._arrived, self.kind.install_s)
+            self._is_draining = False
+            if self._mode == "sub_step":
+                self._turns.leave()
+            self.installed.tell()
+            self._begin_held()
+
+    def _drain(self) -> Process:
+        """Let all that has begun end. With `delayed`, others may begin meanwhile until none is left."""
+        self._is_draining = self._mode == "sub_step"
+        while self._begun:
+            yield self._ended
+        self._is_draining = True
+
+    def _install(self, version: int, seconds: float) -> Process:
+        yield self.pause()
+        start = self._agenda.now
+        self.activity.enter("weight_transfer")
+        yield seconds
+        self.activity.leave("weight_transfer")
+        self.version = version
+        self.resume()
+        if version:
+            with self._log.span(EventKind.UPDATE_WEIGHTS, "engine", version=version, worker=self.name) as span:
+                span.start = start
+
+
+class _Works(collections.abc.Sequence[Work]):
+    """What an engine has, for a policy that asks for it: most ask for the number alone."""
+
+    def __init__(self, engine: SimulatedEngine) -> None:
+        self._engine = engine
+
+    def __len__(self) -> int:
+        return len(self._engine.in_hand)
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[Work]:
+        return map(self._engine.work, list(self._engine.in_hand))
+
+
+def _batch(kind: EngineKind) -> Batch:
+    return Batch(
+        times=kind.times,
+        slots=kind.slots,
+        cache_tokens=kind.cache_tokens,
+        tp=kind.tp,
+        replicas=kind.dp,
+        prefill_tokens=kind.prefill_tokens,
+        counts_decoding=kind.counts_decoding,
+        block=kind.block,
+    )

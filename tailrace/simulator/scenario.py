@@ -1,0 +1,108 @@
+"""What is simulated: engines, a trainer, graders and the way of the weights between them, in plain numbers.
+
+All times come from here, all decisions from `planning`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from tailrace.config.rollout import DispatchConfig, Order
+from tailrace.config.weights import WeightsMode
+from tailrace.planning.packing import GroupPart
+from tailrace.planning.step_times.base import MixedStepTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKind:
+    """Engines that are alike."""
+
+    name: str = "rollout"
+    """Of their pool."""
+    engines: int = 1
+    times: MixedStepTimes
+    tp: int = 1
+    dp: int = 1
+    """Replicas of the model in an engine."""
+    slots: int = 128
+    """The most sequences that a replica decodes together."""
+    cache_tokens: float = 2.0**40
+    """Tokens that a replica's cache holds."""
+    prefill_tokens: int = 4096
+    counts_decoding: bool = False
+    """See `Batch`."""
+    block: int = 64
+    starts_s: float = 0.0
+    """Seconds from the start of the run until they can generate."""
+    arrive_s: float = 0.0
+    """Seconds from the publication of weights until they have arrived at such an engine."""
+    install_s: float = 0.0
+    """Seconds in which an engine stands still for them."""
+
+
+class TrainerTimes(Protocol):
+    """Seconds of a trainer's work. Ranks share samples, so each of these is the time of the slowest one."""
+
+    def update_s(self, micro_batch: Sequence[GroupPart]) -> float:
+        """Seconds of the forward and backward passes over a micro-batch."""
+        ...
+
+    def score_s(self, micro_batch: Sequence[GroupPart]) -> float:
+        """Seconds of the log-probabilities of a micro-batch."""
+        ...
+
+    def optimizer_s(self) -> float:
+        """Seconds of an optimizer step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerKind:
+    """The trainer of a model: of the policy, or of a critic."""
+
+    times: TrainerTimes
+    ranks: int = 1
+    """Ranks that share the samples."""
+    publish_s: float = 0.0
+    """Seconds of a step in which the trainer stands still to hand its weights on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scorer:
+    """Workers that compute log-probabilities with frozen weights: a reference."""
+
+    times: TrainerTimes
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A run."""
+
+    steps: int
+    groups_per_step: int
+    group_size: int
+    mini_batches: int = 1
+    """Optimizer steps of a training step."""
+    micro_batch_tokens: int = 4096
+    placement: Literal["colocated", "separated"] = "separated"
+    max_staleness: int = 0
+    streaming: bool = False
+    in_order: bool = False
+    weights: WeightsMode = "synchronous"
+    dispatch: DispatchConfig = field(default_factory=DispatchConfig)
+    order: Order = "first_in"
+    knows_lengths: Literal["nothing", "group_means", "lengths"] = "nothing"
+    """What is expected of responses: nothing, the mean of their group, or their length."""
+    engines: tuple[EngineKind, ...]
+    trainer: TrainerKind
+    reference: Scorer | None = None
+    critic: TrainerKind | None = None
+    graders: int = 1
+    grade_s: float = 0.0
+    """Seconds of a grading, where the workload does not say."""
+    hop_s: float = 0.0
+    """Seconds that a row takes from one task to the next, through the queue."""
+    step_s: float = 0.0
+    """Seconds of a training step besides all work: claims, acks, events."""
+    seed: int = 0

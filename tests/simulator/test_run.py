@@ -1,0 +1,186 @@
+"""Claims on simulated runs: schedules worked out by hand, and what holds for any run."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.config.rollout import DispatchConfig
+from tailrace.events import Event
+from tailrace.planning.packing import GroupPart
+from tailrace.registers.events import EventKind
+from tailrace.simulator.run import SimulatedRun
+from tailrace.simulator.scenario import EngineKind, Scenario, TrainerKind
+from tailrace.workloads.replay import Replay, Script, Turn
+from tests.simulator.test_batch import Plain
+
+
+@dataclass(frozen=True)
+class Paced:
+    """A trainer that computes so many tokens a second."""
+
+    tokens_per_s: float = 100.0
+
+    def update_s(self, micro_batch: Sequence[GroupPart]) -> float:
+        return sum(part.tokens for part in micro_batch) / self.tokens_per_s
+
+    def score_s(self, micro_batch: Sequence[GroupPart]) -> float:
+        return self.update_s(micro_batch) / 4
+
+    def optimizer_s(self) -> float:
+        return 2.0
+
+
+ENGINE = EngineKind(times=Plain(), slots=8, prefill_tokens=1000, arrive_s=0.5, install_s=0.25)
+SMALL = Scenario(
+    steps=2,
+    groups_per_step=2,
+    group_size=1,
+    micro_batch_tokens=100,
+    engines=(ENGINE,),
+    trainer=TrainerKind(times=Paced(), publish_s=0.75),
+)
+
+
+def lengths(*groups: Sequence[int], prompt: int = 10) -> Replay:
+    return Replay(
+        [[Script(prompt_tokens=prompt, turns=(Turn(generated_tokens=tokens),)) for tokens in group] for group in groups]
+    )
+
+
+def played(scenario: Scenario, replay: Replay) -> tuple[SimulatedRun, list[Event]]:
+    events: list[Event] = []
+    run = SimulatedRun(scenario, replay, sinks=(events.append,))
+    run.run()
+    return run, events
+
+
+def spans(events: Sequence[Event], *kinds: EventKind) -> list[tuple[str, int | None, float, float]]:
+    return [(e.task, e.step, round(e.start, 3), round(e.end, 3)) for e in events if e.task in kinds]
+
+
+def test_a_synchronous_run_has_the_schedule_worked_out_by_hand() -> None:
+    """Two prompts of 10 tokens: a step of 1.02 s, then steps of 1.2 s with both and of 1.1 s with one."""
+    _, events = played(SMALL, lengths([3], [5], [2], [2]))
+    generated = 1.02 + 2 * 1.2 + 2 * 1.1
+    trained = generated + 28 / 100 + 2.0 + 0.75  # 10 + 3 and 10 + 5 tokens; the optimizer; the publication
+    second = trained + 0.5 + 0.25  # the weights arrive, and are installed
+    expected: list[Any] = [
+        ("actor", 0, pytest.approx(generated), pytest.approx(generated + 0.28)),
+        ("optimizer", 0, pytest.approx(generated + 0.28), pytest.approx(generated + 2.28)),
+        ("step", 0, 0.0, pytest.approx(second)),
+        ("actor", 1, pytest.approx(second + 2.22), pytest.approx(second + 2.22 + 0.24)),
+        ("optimizer", 1, pytest.approx(second + 2.46), pytest.approx(second + 4.46)),
+        ("step", 1, pytest.approx(second), pytest.approx(second + 4.46 + 1.5)),
+    ]
+    assert spans(events, EventKind.ACTOR, EventKind.OPTIMIZER, EventKind.STEP) == expected
+
+
+def test_a_streaming_trainer_begins_with_the_first_group() -> None:
+    _, events = played(replace(SMALL, streaming=True, micro_batch_tokens=13), lengths([3], [5], [2], [2]))
+    actors = [event for event in events if event.task == EventKind.ACTOR and event.step == 0]
+    assert [(round(event.start, 3), event.tokens) for event in actors] == [(3.42, 3), (5.62, 5)]
+
+
+def test_one_step_ahead_the_engine_generates_while_the_trainer_trains() -> None:
+    ahead, synchronous = replace(SMALL, max_staleness=1, weights="in_flight", steps=4), replace(SMALL, steps=4)
+    replay = lengths(*[[20]] * 8)
+    run, events = played(ahead, replay)
+    assert run.agenda.now < played(synchronous, replay)[0].agenda.now
+    assert [event.metrics["staleness_max"] for event in events if event.task == EventKind.STEP] == [0, 1, 1, 1]
+
+
+def test_delayed_weights_wait_for_what_has_begun() -> None:
+    scenario = replace(SMALL, max_staleness=1, weights="delayed", steps=3)
+    _, events = played(scenario, lengths([3], [3], [40], [40], [3], [3]))
+    samples = [event for event in events if event.task == EventKind.SAMPLE]
+    assert all(event.version == event.info["last_version"] for event in samples)
+    in_flight = played(replace(scenario, weights="in_flight"), lengths([3], [3], [40], [40], [3], [3]))[1]
+    assert any(e.version != e.info["last_version"] for e in in_flight if e.task == EventKind.SAMPLE)
+
+
+def test_a_colocated_engine_stands_still_while_the_trainer_computes() -> None:
+    scenario = replace(SMALL, placement="colocated", max_staleness=1, weights="in_flight", steps=3)
+    replay = lengths(*[[10]] * 6)
+    assert (
+        played(scenario, replay)[0].agenda.now > played(replace(scenario, placement="separated"), replay)[0].agenda.now
+    )
+
+
+def test_tools_make_a_response_wait_and_its_next_turn_computes_only_what_they_return() -> None:
+    script = Script(
+        prompt_tokens=10,
+        turns=(Turn(generated_tokens=2, returned_tokens=100, tool_s=5.0), Turn(generated_tokens=2)),
+    )
+    _, events = played(replace(SMALL, steps=1, groups_per_step=1), Replay([[script]]))
+    (sample,) = [event for event in events if event.task == EventKind.SAMPLE]
+    assert sample.end == pytest.approx((1.01 + 1.1) + 5.0 + (1.101 + 1.1))
+    assert sample.tokens == 4
+
+
+def test_the_same_run_has_the_same_events() -> None:
+    scenario = replace(SMALL, engines=(replace(ENGINE, engines=3),), streaming=True, steps=2)
+    replay = lengths([3], [5], [7], [2])
+    assert played(scenario, replay)[1] == played(scenario, replay)[1]
+
+
+SCENARIOS = st.builds(
+    Scenario,
+    steps=st.just(3),
+    groups_per_step=st.integers(1, 5),
+    group_size=st.integers(1, 4),
+    mini_batches=st.integers(1, 2),
+    micro_batch_tokens=st.integers(1, 200),
+    placement=st.sampled_from(["colocated", "separated"]),
+    max_staleness=st.integers(0, 3),
+    streaming=st.booleans(),
+    in_order=st.booleans(),
+    weights=st.sampled_from(["synchronous", "delayed", "sub_step", "in_flight"]),
+    dispatch=st.builds(
+        DispatchConfig, policy=st.sampled_from(["pull", "round_robin", "least_loaded", "skewness_aware"])
+    ),
+    order=st.sampled_from(["first_in", "longest_first", "shortest_first"]),
+    knows_lengths=st.sampled_from(["nothing", "group_means", "lengths"]),
+    engines=st.lists(
+        st.builds(
+            EngineKind,
+            name=st.sampled_from(["a", "b"]),
+            engines=st.integers(1, 3),
+            times=st.just(Plain()),
+            dp=st.integers(1, 2),
+            slots=st.integers(1, 6),
+            cache_tokens=st.integers(100, 1000),
+            block=st.just(0),
+            starts_s=st.floats(0, 5),
+            arrive_s=st.floats(0, 5),
+            install_s=st.floats(0, 1),
+        ),
+        min_size=1,
+        max_size=2,
+    ).map(tuple),
+    trainer=st.builds(TrainerKind, times=st.just(Paced()), ranks=st.integers(1, 3), publish_s=st.floats(0, 2)),
+    graders=st.integers(1, 4),
+    grade_s=st.floats(0, 3),
+    hop_s=st.floats(0, 0.1),
+)
+
+
+@given(SCENARIOS, st.data())
+@settings(max_examples=150, deadline=None)
+def test_every_sample_is_trained_on_once_and_none_is_too_stale(scenario: Scenario, data: st.DataObject) -> None:
+    count = scenario.steps * scenario.groups_per_step
+    tokens = st.lists(st.integers(1, 40), min_size=scenario.group_size, max_size=scenario.group_size)
+    replay = lengths(*data.draw(st.lists(tokens, min_size=count, max_size=count)))
+    _, events = played(scenario, replay)
+    steps = [event for event in events if event.task == EventKind.STEP]
+    samples = [event for event in events if event.task == EventKind.SAMPLE]
+    made = Counter((event.info["group"], event.info["sample"]) for event in samples)
+    assert made == Counter((group, number) for group in range(count) for number in range(scenario.group_size))
+    assert sum(event.tokens or 0 for event in samples) == sum(s.tokens for group in replay.groups for s in group)
+    assert [event.step for event in steps] == list(range(scenario.steps))
+    assert sum(event.samples or 0 for event in steps) == count * scenario.group_size
+    assert all(event.metrics["staleness_max"] <= scenario.max_staleness for event in steps)
