@@ -312,6 +312,28 @@ def tp(
     profile_tp(config, force=force)
 
 
+@profile.command()
+def trainer(
+    recipe: Annotated[Path, typer.Argument(help="A recipe of `train`, or its name.", metavar="RECIPE", parser=_path)],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes of it, such as threads=1.", metavar="[KEY=VALUE]...")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often everything is measured; the medians count.")] = 3,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write the profile there, for machines.", metavar="FILE", parser=_path),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace that file where it exists.")] = False,
+) -> None:
+    """Measure what the updates of a recipe take on this machine, by the size of micro-batches."""
+    from tailrace.config.load import load_config
+
+    config = load_config(recipe, overrides or ())
+    from tailrace.commands.profile_trainer import profile_trainer
+
+    profile_trainer(config, json, rounds=rounds, force=force)
+
+
 @queue.command()
 def serve(
     recipe: Annotated[

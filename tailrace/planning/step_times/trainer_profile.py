@@ -1,0 +1,117 @@
+"""A trainer's times, measured on the machine: the profiled half of AsyncFlow's cost model (section 4.3).
+
+A forward and backward pass over a micro-batch takes base + token T + scored N + pair P seconds: T tokens of which N are
+of responses, whose logits are computed, and P pairs of a token and one that it attends to. The four numbers are the
+best ones of which none is negative, by relative error.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from scipy.optimize import nnls
+
+from tailrace.errors import UNREADABLE, PlanError, one_line
+from tailrace.planning.packing import GroupPart
+
+FORMAT = 1
+
+
+class MicroBatchPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A micro-batch, and the seconds that it took."""
+
+    tokens: int
+    scored: int
+    pairs: float
+    seconds: float
+
+    @classmethod
+    def of(cls, parts: Sequence[GroupPart], seconds: float) -> "MicroBatchPoint":
+        """The point of a micro-batch that took so long."""
+        tokens, scored, pairs = _amounts(parts)
+        return cls(tokens=tokens, scored=scored, pairs=pairs, seconds=seconds)
+
+
+class TrainerProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The measurements of one trainer; see `tailrace profile trainer`."""
+
+    tailrace_trainer_profile: int = FORMAT
+    model: str
+    hardware: str
+    precision: str
+    threads: int
+    update: list[MicroBatchPoint]
+    """Forward and backward passes."""
+    score: list[MicroBatchPoint]
+    """Log-probabilities."""
+    optimizer_s: float
+    """Seconds of an optimizer step."""
+    weights_s: float
+    """Seconds to read all weights in the dtype in which they travel."""
+
+
+class ProfiledTrainer:
+    """A trainer that takes as long as the one of a profile."""
+
+    def __init__(self, profile: TrainerProfile) -> None:
+        self._update = _Fit(profile.update)
+        self._score = _Fit(profile.score)
+        self._optimizer_s = profile.optimizer_s
+
+    def update_s(self, micro_batch: Sequence[GroupPart]) -> float:
+        """Seconds of the forward and backward passes over a micro-batch."""
+        return self._update.seconds(micro_batch)
+
+    def score_s(self, micro_batch: Sequence[GroupPart]) -> float:
+        """Seconds of the log-probabilities of a micro-batch."""
+        return self._score.seconds(micro_batch)
+
+    def optimizer_s(self) -> float:
+        """Seconds of an optimizer step."""
+        return self._optimizer_s
+
+    @property
+    def error(self) -> float:
+        """The root mean square of the relative errors of the fit to its own points."""
+        return max(self._update.error, self._score.error)
+
+
+class _Fit:
+    def __init__(self, points: Sequence[MicroBatchPoint]) -> None:
+        rows = np.array([(1.0, point.tokens, point.scored, point.pairs) for point in points])
+        seconds = np.array([point.seconds for point in points])
+        scale = rows.max(axis=0)  # columns differ by orders of magnitude
+        found, residual = nnls(rows / scale / seconds[:, None], np.ones(len(points)))
+        self._costs: list[float] = (found / scale).tolist()
+        self.error = float(residual / len(points) ** 0.5)
+
+    def seconds(self, parts: Sequence[GroupPart]) -> float:
+        base, token, scored, pair = self._costs
+        tokens, of_responses, pairs = _amounts(parts)
+        return base + token * tokens + scored * of_responses + pair * pairs
+
+
+def _amounts(parts: Sequence[GroupPart]) -> tuple[int, int, float]:
+    tokens = sum(part.tokens for part in parts)
+    scored = tokens - sum(part.prompt_tokens for part in parts)
+    return tokens, scored, sum(part.pairs for part in parts)
+
+
+def read_trainer_profile(path: Path) -> TrainerProfile:
+    """Read a profile that `tailrace profile trainer` has written.
+
+    Raises:
+        PlanError: there is no such file, or it is no such profile.
+    """
+    try:
+        profile = msgspec.json.decode(path.read_bytes(), type=TrainerProfile)
+    except OSError as error:
+        raise PlanError(f"{path} cannot be read: {error.strerror or one_line(error)}") from None
+    except UNREADABLE as error:
+        raise PlanError(
+            f"{path} is no profile of a trainer: {one_line(error)}; make one with tailrace profile trainer"
+        ) from None
+    if profile.tailrace_trainer_profile != FORMAT or not profile.update or not profile.score:
+        raise PlanError(f"{path} is a profile of another version; make it anew with tailrace profile trainer")
+    return profile

@@ -1,0 +1,39 @@
+"""A profile of a real trainer: complete, and never left half written."""
+
+from pathlib import Path
+
+import pytest
+
+from tailrace.commands.profile_trainer import profile_trainer
+from tailrace.config.load import load_config
+from tailrace.config.run import RunConfig
+from tailrace.errors import UserError
+from tailrace.planning.packing import Lengths, plan_micro_batches
+from tailrace.planning.step_times.trainer_profile import ProfiledTrainer, read_trainer_profile
+from tests.conftest import TinyModel
+from tests.helpers.bench import write_recipe
+
+
+def recipe(tmp_path: Path, tiny_model: TinyModel) -> RunConfig:
+    changes = ["trainer.micro_batch_tokens=64", "trainer.precision=fp32", "threads=1"]
+    return load_config(write_recipe(tmp_path, tiny_model), changes)
+
+
+def test_a_profile_foretells_micro_batches_of_other_shapes(tmp_path: Path, tiny_model: TinyModel) -> None:
+    config = recipe(tmp_path, tiny_model)
+    path = tmp_path / "trainer.json"
+    profile_trainer(config, path, rounds=1)
+    profile = read_trainer_profile(path)
+    assert (profile.threads, profile.precision, len(profile.update)) == (1, "fp32", len(profile.score))
+    assert max(point.tokens for point in profile.update) <= 64
+    (parts,) = plan_micro_batches([Lengths(0, 10, 20), Lengths(0, 10, 5)], 64)
+    times = ProfiledTrainer(profile)
+    assert 0 < times.score_s(parts) < times.update_s(parts)
+    assert times.optimizer_s() == profile.optimizer_s > 0
+
+
+def test_an_existing_profile_is_kept(tmp_path: Path, tiny_model: TinyModel) -> None:
+    (path := tmp_path / "trainer.json").write_text("mine")
+    with pytest.raises(UserError, match=r"trainer\.json exists"):
+        profile_trainer(recipe(tmp_path, tiny_model), path, rounds=1)
+    assert path.read_text() == "mine"
