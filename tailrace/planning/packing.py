@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
+from tailrace.planning.balance import partition
+
+_PIECES = 4
+"""The least number of pieces of a rank's share, so that shares differ by less than a piece."""
+
 
 class Lengths(NamedTuple):
     """The lengths of a sample."""
@@ -54,6 +59,22 @@ def plan_micro_batches(samples: Sequence[Lengths], budget: int) -> list[list[Gro
         batches[-1].append(part)
         room -= part.tokens
     return batches
+
+
+def shared(samples: Sequence[Lengths], ranks: int) -> list[list[int]]:
+    """Share samples among ranks, so that each has about as many tokens. A group stays together as far as that allows.
+
+    A group is cut into pieces of at most a quarter of a rank's share, each of which repeats the prompt.
+
+    Returns:
+        For each rank the places of its samples, ascending.
+    """
+    if ranks == 1:
+        return [list(range(len(samples)))]
+    most = sum(sample.response_tokens for sample in samples) / ranks / _PIECES
+    pieces = [part for part in _parts(samples, max(1, int(most)))]
+    shares = partition([piece.tokens for piece in pieces], ranks, equal_count=False)
+    return [sorted(index for piece in share for index in pieces[piece].samples) for share in shares]
 
 
 def _parts(samples: Sequence[Lengths], budget: int) -> Iterator[GroupPart]:

@@ -23,9 +23,8 @@ from typing import Any
 from tailrace.activity import Activity
 from tailrace.events import Event, EventLog, Sink
 from tailrace.planning.admission import oldest_version, staleness
-from tailrace.planning.balance import partition
 from tailrace.planning.dispatch.factory import make_policy
-from tailrace.planning.packing import GroupPart, Lengths, plan_micro_batches
+from tailrace.planning.packing import GroupPart, Lengths, plan_micro_batches, shared
 from tailrace.planning.remaining import LengthHistory
 from tailrace.registers.events import EventKind
 from tailrace.simulator.agenda import Agenda, Change, Process
@@ -243,23 +242,22 @@ class SimulatedRun:
             candidates = []
             while (number := first + len(candidates)) in by_number:
                 candidates.append(by_number[number])
+        budget = scenario.micro_batch_tokens * scenario.trainer.ranks
         claim: list[Group] = []
         tokens = 0
         for group in candidates:
-            if claim and tokens + group.tokens > scenario.micro_batch_tokens:
+            if claim and tokens + group.tokens > budget:
                 return claim
             claim.append(group)
             tokens += group.tokens
-        return claim if len(claim) == missing or tokens >= scenario.micro_batch_tokens else []
+        return claim if len(claim) == missing or tokens >= budget else []
 
     def _micro_batches(self, groups: Sequence[Group]) -> list[list[list[GroupPart]]]:
         """The micro-batches of each rank."""
-        ranks = self._scenario.trainer.ranks
-        parts = [list(range(len(groups)))]
-        if ranks > 1:
-            parts = partition([group.tokens for group in groups], ranks, equal_count=False)
         budget = self._scenario.micro_batch_tokens
-        return [plan_micro_batches([one for g in sorted(part) for one in groups[g].lengths], budget) for part in parts]
+        samples = [one for group in groups for one in group.lengths]
+        shares = shared(samples, self._scenario.trainer.ranks)
+        return [plan_micro_batches([samples[index] for index in share], budget) for share in shares]
 
     def _update_s(self, groups: Sequence[Group]) -> float:
         times = self._scenario.trainer.times

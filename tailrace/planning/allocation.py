@@ -1,0 +1,155 @@
+"""Which devices generate, which train, and in which arrangement."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tailrace.config.base import GIB
+from tailrace.errors import PlanError
+from tailrace.planning.hardware.base import Pool
+from tailrace.planning.memory import CONTEXT_BYTES, Memory, engine_memory, trainer_memory
+from tailrace.planning.model_shape.base import ModelShape
+from tailrace.planning.step_times.training import AnalyticTrainingTimes
+from tailrace.planning.step_times.training_setup import Layout, MicroBatch, TrainingSetup
+
+USED = 0.9
+"""The part of a device's memory that an engine may have, as with vLLM's default."""
+_DEGREES = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """The devices of a run."""
+
+    rollout: Pool
+    engines: int
+    tp: int = 1
+    """Devices of a replica of the model in an engine."""
+    dp: int = 1
+    """Replicas of an engine."""
+    trainer: Pool
+    layout: Layout
+    reference: Layout | None = None
+    """The arrangement of the frozen model, on devices of the trainer's pool; None where there is none."""
+    colocated: bool = False
+    """Whether engines and trainer have the same devices, in turns."""
+
+    @property
+    def rollout_devices(self) -> int:
+        """Devices that generate."""
+        return self.engines * self.tp * self.dp
+
+    @property
+    def devices(self) -> int:
+        """Devices of the run."""
+        reference = 0 if self.reference is None else self.reference.devices
+        if self.colocated:
+            return max(self.rollout_devices, self.layout.devices, reference)
+        return self.rollout_devices + self.layout.devices + reference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """What a trainer computes in a step, in the mean."""
+
+    tokens: float
+    """Of all samples; a prompt that a group shares counts once."""
+    mean_length: float
+    """Of a sequence, weighted by its tokens: by this many tokens does a token's attention grow."""
+    micro_batch_tokens: int
+    longest: int
+    """Tokens of the longest sample with its prompt, which is a micro-batch by itself where it is the longer one."""
+
+    def micro_batches(self, dp: int) -> list[MicroBatch]:
+        """Those of a rank."""
+        own = self.tokens / dp
+        count = max(1, math.ceil(own / self.micro_batch_tokens))
+        return [MicroBatch(tokens=own / count, squares=own / count * self.mean_length)] * count
+
+    @property
+    def largest(self) -> MicroBatch:
+        """The one that takes the most memory."""
+        tokens = max(self.micro_batch_tokens, self.longest)
+        return MicroBatch(tokens=tokens, squares=float(tokens) * self.longest)
+
+
+def engine_tokens(shape: ModelShape, pool: Pool, *, tp: int, step_tokens: float, slots: int) -> float:
+    """Tokens that a replica's cache has room for; 0 or less where the weights alone do not fit."""
+    memory = engine_memory(shape, tp=tp, cache_tokens=0, step_tokens=step_tokens, batch_size=slots)
+    left = USED * pool.device.memory_bytes - memory.peak - CONTEXT_BYTES
+    return left / shape.cache_bytes(tp=tp)
+
+
+def least_tp(shape: ModelShape, pool: Pool, *, tokens: int, step_tokens: float, slots: int) -> int:
+    """The least TP degree under which an engine holds the weights and a response of so many tokens.
+
+    Raises:
+        PlanError: there is none within a node.
+    """
+    degrees = [tp for tp in _DEGREES if tp <= pool.per_node and shape.heads % tp == 0]
+    for tp in degrees:
+        if engine_tokens(shape, pool, tp=tp, step_tokens=step_tokens, slots=slots) >= tokens:
+            return tp
+    most = degrees[-1]
+    room = engine_tokens(shape, pool, tp=most, step_tokens=step_tokens, slots=slots)
+    lacking = (tokens - room) * shape.cache_bytes(tp=most) / GIB
+    raise PlanError(
+        f"an engine of {shape.name} with room for {tokens} tokens lacks {lacking:.1f} GiB on each of {most} "
+        f"{pool.kind}, the most of a node that its {shape.heads} heads can be split among; use devices with more memory"
+    )
+
+
+def layouts(shape: ModelShape, pool: Pool, devices: int) -> Iterator[Layout]:
+    """Yield the arrangements of a trainer on so many devices: TP within a node, stages, and DP over what is left."""
+    for tp in _DEGREES:
+        if tp > min(devices, pool.per_node) or shape.heads % tp or devices % tp:
+            continue
+        for pp in _DEGREES:
+            if pp > shape.layers or devices % (tp * pp):
+                continue
+            dp = devices // (tp * pp)
+            for sharding in ("none", "optimizer", "full") if dp > 1 else ("none",):
+                for checkpointing in ("none", "full"):
+                    yield Layout(tp=tp, pp=pp, dp=dp, sharding=sharding, checkpointing=checkpointing)
+
+
+def best_layout(shape: ModelShape, pool: Pool, devices: int, batches: Batches) -> tuple[Layout, float]:
+    """Return the quickest arrangement whose memory fits, and its seconds of a step.
+
+    Raises:
+        PlanError: none fits; the message says by how much the nearest one does not.
+    """
+    best: tuple[Layout, float] | None = None
+    nearest: Memory | None = None
+    for layout in layouts(shape, pool, devices):
+        setup = TrainingSetup(shape=shape, layout=layout)
+        memory = trainer_memory(setup, batches.largest)
+        if not memory.fits(pool.device):
+            nearest = memory if nearest is None or memory.peak < nearest.peak else nearest
+            continue
+        seconds = AnalyticTrainingTimes(setup, pool).step_s(batches.micro_batches(layout.dp))
+        if best is None or seconds < best[1]:
+            best = layout, seconds
+    if best is None:
+        assert nearest is not None, "there is a layout for any number of devices"
+        nearest.check(pool.device, f"each of {devices} {pool.kind}")
+    assert best is not None
+    return best
+
+
+def mean_batches(
+    groups: Sequence[tuple[int, Sequence[int]]], *, groups_per_step: int, micro_batch_tokens: int
+) -> Batches:
+    """Return what a step of a workload has in the mean.
+
+    Args:
+        groups: tokens of the prompt and of each response, of several steps' groups.
+    """
+    tokens = sum(prompt + sum(responses) for prompt, responses in groups)
+    pairs = sum(prompt**2 + sum(n * (2 * prompt + n) for n in responses) for prompt, responses in groups)
+    return Batches(
+        tokens=tokens / len(groups) * groups_per_step,
+        mean_length=pairs / tokens,
+        micro_batch_tokens=micro_batch_tokens,
+        longest=max(prompt + max(responses) for prompt, responses in groups),
+    )

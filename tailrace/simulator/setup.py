@@ -1,0 +1,152 @@
+"""A scenario from a recipe, a model, and the devices that it gets."""
+
+from collections.abc import Callable
+
+from tailrace.config.engine import NativeEngineConfig, VllmEngineConfig
+from tailrace.config.run import RunConfig
+from tailrace.errors import PlanError
+from tailrace.planning.allocation import Allocation, Batches, engine_tokens, mean_batches
+from tailrace.planning.broadcast import ROOT, Site, broadcast_tree
+from tailrace.planning.hardware.base import Cluster, Pool
+from tailrace.planning.model_shape.base import ModelShape
+from tailrace.planning.step_times.base import MixedStepTimes
+from tailrace.planning.step_times.collectives import Group, all_gather_s
+from tailrace.planning.step_times.generation import AnalyticStepTimes
+from tailrace.planning.step_times.training import AnalyticTrainingTimes
+from tailrace.planning.step_times.training_setup import TrainingSetup
+from tailrace.simulator.scenario import EngineKind, Scenario, Scorer, TrainerKind
+from tailrace.workloads.replay import Replay
+
+SLOTS = 256
+"""The most sequences that a replica decodes together on an accelerator, where the recipe does not say."""
+PREFILL_TOKENS = 8192
+"""Tokens of prompts in a step there."""
+_FAN_OUT = 2
+"""Children of a member of the tree along which weights are sent, as in `transfer.weights`."""
+_HOP_S = 0.002
+"""Seconds of a row from one task to the next, through the queue: a claim and an ack, see docs/benchmarks.md."""
+_STEP_S = 0.02
+"""Seconds of a training step beside all work."""
+
+
+def step_batches(config: RunConfig, replay: Replay) -> Batches:
+    """Return what a training step of a recipe has in the mean of a workload."""
+    size = config.algorithm.group_size
+    groups = [(group[0].prompt_tokens, [script.tokens for script in group[:size]]) for group in replay.groups]
+    return mean_batches(
+        groups, groups_per_step=config.groups_per_step, micro_batch_tokens=config.trainer.micro_batch_tokens
+    )
+
+
+def slots_of(config: RunConfig) -> int:
+    """The most sequences that a replica decodes together."""
+    engine = config.engine
+    given = isinstance(engine, NativeEngineConfig | VllmEngineConfig) and "max_batch_size" in engine.model_fields_set
+    return engine.max_batch_size if given else SLOTS  # type: ignore[union-attr]
+
+
+def scenario_of(
+    config: RunConfig,
+    shape: ModelShape,
+    cluster: Cluster,
+    allocation: Allocation,
+    *,
+    steps: int,
+    times: Callable[[Pool], MixedStepTimes] | None = None,
+) -> Scenario:
+    """Return the scenario of a recipe.
+
+    `times`: the steps of engines on a pool; by default they are added up over operators.
+
+    Raises:
+        PlanError: an engine has no room for its weights, or there is no link between two pools.
+    """
+    pool, tp, slots = allocation.rollout, allocation.tp, slots_of(config)
+    cache = engine_tokens(shape, pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=slots)
+    if cache <= 0:
+        raise PlanError(f"an engine of {shape.name} with TP {tp} does not fit on {pool.kind}; raise its TP degree")
+    setup = TrainingSetup(shape=shape, layout=allocation.layout)
+    trainer = AnalyticTrainingTimes(setup, allocation.trainer)
+    steps_of_engines = AnalyticStepTimes(shape, pool) if times is None else times(pool)
+    weights = 2.0 * shape.parameters
+    arrive = [0.0] * allocation.engines
+    if not allocation.colocated:
+        arrive = _arrivals(cluster, allocation, weights)
+    install_s = weights / tp / (pool.device.host_gb_s * 1e9)
+    return Scenario(
+        steps=steps,
+        groups_per_step=config.groups_per_step,
+        group_size=config.algorithm.group_size,
+        mini_batches=config.mini_batches_per_step,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        placement="colocated" if allocation.colocated else "separated",
+        max_staleness=config.pipeline.max_staleness,
+        streaming=config.pipeline.streaming,
+        in_order=config.pipeline.in_order,
+        weights=config.weights_mode,
+        dispatch=config.rollout.dispatch,
+        order=config.rollout.order,
+        knows_lengths="nothing" if config.rollout.lengths is None else "group_means",
+        engines=tuple(
+            EngineKind(
+                engines=1,
+                name=f"rollout-{number}",
+                times=steps_of_engines,
+                tp=tp,
+                dp=allocation.dp,
+                slots=slots,
+                cache_tokens=cache,
+                prefill_tokens=PREFILL_TOKENS,
+                block=16,
+                arrive_s=seconds,
+                install_s=install_s,
+            )
+            for number, seconds in enumerate(arrive)
+        ),
+        trainer=TrainerKind(
+            times=trainer,
+            ranks=allocation.layout.dp,
+            publish_s=all_gather_s(weights, Group.of(allocation.trainer, allocation.layout.devices)),
+        ),
+        reference=_reference(shape, allocation),
+        graders=config.rewards.workers,
+        hop_s=_HOP_S,
+        step_s=_STEP_S,
+        seed=config.seed,
+    )
+
+
+def _reference(shape: ModelShape, allocation: Allocation) -> Scorer | None:
+    """The workers of a reference, where the algorithm has one. Colocated, it waits for its turn as they do."""
+    if allocation.reference is None:
+        return None
+    setup = TrainingSetup(shape=shape, layout=allocation.reference)
+    return Scorer(times=AnalyticTrainingTimes(setup, allocation.trainer))
+
+
+def _arrivals(cluster: Cluster, allocation: Allocation, weights: float) -> list[float]:
+    """Seconds from the publication of weights until each engine has them.
+
+    They go along the tree of the weight transfer, in pieces, so that a member passes on what it is still getting. All
+    devices of a member take part, each with a part of the weights. Engines of one host share what has come there.
+    """
+    rollout, trainer = allocation.rollout, allocation.trainer
+    link = cluster.between(trainer, rollout)
+    own = allocation.tp * allocation.dp
+    sites = [
+        Site(name=str(number), host=f"host-{number * own // rollout.per_node}", datacentre=rollout.datacentre)
+        for number in range(allocation.engines)
+    ]
+    root = Site(name=ROOT, host="trainer", datacentre=trainer.datacentre)
+    parents = broadcast_tree(root, sites, fan_out=_FAN_OUT)
+    hosts = {site.name: site.host for site in sites}
+    lanes = min(own, rollout.per_node) * rollout.network.bytes_per_s / _FAN_OUT  # a member has as many children
+    far = trainer.datacentre != rollout.datacentre
+    crossing_s = link.seconds(weights) if far else 0.0
+
+    def hops(name: str) -> int:
+        parent = parents[name]
+        return 0 if parent == ROOT else hops(parent) + (hosts[parent] != hosts[name])
+
+    latency_s = rollout.network.latency_s
+    return [max(crossing_s, weights / lanes) + latency_s * (1 + hops(site.name)) for site in sites]
