@@ -28,7 +28,6 @@ from tailrace.planning.packing import Lengths, plan_micro_batches
 from tailrace.planning.step_times.trainer_profile import MicroBatchPoint, ProfiledTrainer, TrainerProfile
 from tailrace.report.run_data import write_file
 from tailrace.report.text import number, percent
-from tailrace.tasks.actor import checked
 from tailrace.trainer.base import Loss, Trainer, TrainSample
 from tailrace.trainer.factory import make_run_trainer
 
@@ -95,7 +94,7 @@ def _loss(config: RunConfig) -> tuple[Loss, list[str]]:
     """The loss of the policy, and the columns with a number for each token that it reads."""
     for task in make_algorithm(config.algorithm).tasks:
         if isinstance(task.work, Train) and task.work.make_trainer is None:
-            return checked(task.work.loss), [name for name in task.reads if COLUMNS.get(name) is ColumnKind.FLOATS]
+            return task.work.loss, [name for name in task.reads if COLUMNS.get(name) is ColumnKind.FLOATS]
     raise AssertionError("a table has a task that trains the policy")
 
 

@@ -1,6 +1,6 @@
 """A scenario from a recipe, a model, and the devices that it gets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tailrace.config.engine import NativeEngineConfig, VllmEngineConfig
 from tailrace.config.run import RunConfig
@@ -61,18 +61,10 @@ def scenario_of(
     Raises:
         PlanError: an engine has no room for its weights, or there is no link between two pools.
     """
-    pool, tp, slots = allocation.rollout, allocation.tp, slots_of(config)
-    cache = engine_tokens(shape, pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=slots)
-    if cache <= 0:
-        raise PlanError(f"an engine of {shape.name} with TP {tp} does not fit on {pool.kind}; raise its TP degree")
     setup = TrainingSetup(shape=shape, layout=allocation.layout)
     trainer = AnalyticTrainingTimes(setup, allocation.trainer)
-    steps_of_engines = AnalyticStepTimes(shape, pool) if times is None else times(pool)
-    weights = 2.0 * shape.parameters
-    arrive = [0.0] * allocation.engines
-    if not allocation.colocated:
-        arrive = _arrivals(cluster, allocation, weights)
-    install_s = weights / tp / (pool.device.host_gb_s * 1e9)
+    source = AnalyticStepTimes(shape, allocation.rollout) if times is None else times(allocation.rollout)
+    gathered = Group.of(allocation.trainer, allocation.layout.devices)
     return Scenario(
         steps=steps,
         groups_per_step=config.groups_per_step,
@@ -87,33 +79,42 @@ def scenario_of(
         dispatch=config.rollout.dispatch,
         order=config.rollout.order,
         knows_lengths="nothing" if config.rollout.lengths is None else "group_means",
-        engines=tuple(
-            EngineKind(
-                engines=1,
-                name=f"rollout-{number}",
-                times=steps_of_engines,
-                tp=tp,
-                dp=allocation.dp,
-                slots=slots,
-                cache_tokens=cache,
-                prefill_tokens=PREFILL_TOKENS,
-                block=16,
-                arrive_s=seconds,
-                install_s=install_s,
-            )
-            for number, seconds in enumerate(arrive)
-        ),
-        trainer=TrainerKind(
-            times=trainer,
-            ranks=allocation.layout.dp,
-            publish_s=all_gather_s(weights, Group.of(allocation.trainer, allocation.layout.devices)),
-        ),
+        engines=tuple(_engines(config, shape, cluster, allocation, source)),
+        trainer=TrainerKind(times=trainer, ranks=allocation.layout.dp, publish_s=all_gather_s(_bytes(shape), gathered)),
         reference=_reference(shape, allocation),
         graders=config.rewards.workers,
         hop_s=_HOP_S,
         step_s=_STEP_S,
         seed=config.seed,
     )
+
+
+def _bytes(shape: ModelShape) -> float:
+    """Bytes of the weights on their way to engines."""
+    return 2.0 * shape.parameters
+
+
+def _engines(
+    config: RunConfig, shape: ModelShape, cluster: Cluster, allocation: Allocation, times: MixedStepTimes
+) -> Iterator[EngineKind]:
+    pool, tp, slots = allocation.rollout, allocation.tp, slots_of(config)
+    cache = engine_tokens(shape, pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=slots)
+    if cache <= 0:
+        raise PlanError(f"an engine of {shape.name} with TP {tp} does not fit on {pool.kind}; raise its TP degree")
+    arrivals = [0.0] * allocation.engines if allocation.colocated else _arrivals(cluster, allocation, _bytes(shape))
+    for number, seconds in enumerate(arrivals):
+        yield EngineKind(
+            name=f"rollout-{number}",
+            times=times,
+            tp=tp,
+            dp=allocation.dp,
+            slots=slots,
+            cache_tokens=cache,
+            prefill_tokens=PREFILL_TOKENS,
+            block=16,
+            arrive_s=seconds,
+            install_s=_bytes(shape) / tp / (pool.device.host_gb_s * 1e9),
+        )
 
 
 def _reference(shape: ModelShape, allocation: Allocation) -> Scorer | None:
