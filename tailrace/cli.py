@@ -641,6 +641,44 @@ def bench(
 
 
 @app.command()
+def simulate(
+    recipe: Annotated[Path, typer.Argument(help="A recipe of `train`, or its name.", metavar="RECIPE", parser=_path)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Changes of it, such as cluster.rollout.workers=8.", metavar="[KEY=VALUE]..."),
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option("--cluster", help="64xH100, 32xH20+64xH800, or a .yaml file.", metavar="CLUSTER")
+    ] = ...,  # type: ignore[assignment]
+    workload: Annotated[
+        str,
+        typer.Option(
+            "--workload", help="A workload of the library, or a file of one: see `trace`.", metavar="WORKLOAD"
+        ),
+    ] = ...,  # type: ignore[assignment]
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="A known model or a directory with its config.json; by default the recipe's."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps to simulate; the first one does not count.")] = 4,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", help="Write events and the report into this new directory.", parser=_path),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON line instead of a table.")] = False,
+) -> None:
+    """Tell what a recipe would take on devices that need not be there, without any of them."""
+    from tailrace.config.load import load_config
+
+    config = load_config(recipe, overrides or ())
+    from tailrace.commands.simulate import print_simulated
+    from tailrace.commands.simulate import simulate as simulate_run
+
+    found = simulate_run(config, cluster=cluster, workload=workload, model=model, steps=steps, report=report)
+    print_simulated(found, json=json)
+
+
+@app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", metavar="RUN", parser=_path)],
 ) -> None:

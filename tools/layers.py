@@ -61,6 +61,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
             "models",
             "planning",
             "report",
+            "simulator",
         },
         "cli": NOUNS | {"run", "commands", "report", "workloads"},
         "__main__": {"cli"},

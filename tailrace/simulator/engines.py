@@ -298,7 +298,7 @@ class SimulatedEngine:
         self.version = version
         self.resume()
         if version:
-            with self._log.span(EventKind.UPDATE_WEIGHTS, "engine", version=version, worker=self.name) as span:
+            with self._log.span(EventKind.UPDATE_WEIGHTS, "engine", version=version) as span:
                 span.start = start
 
 

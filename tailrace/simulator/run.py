@@ -14,7 +14,7 @@
 It emits the events of a real run, so that everything which reads those reads these.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
@@ -37,8 +37,8 @@ from tailrace.workloads.replay import Replay
 class VirtualLog(EventLog):
     """A log whose clock is an agenda's."""
 
-    def __init__(self, agenda: Agenda, sinks: tuple[Sink, ...]) -> None:
-        super().__init__(sinks=sinks, origin=0.0)
+    def __init__(self, agenda: Agenda, sinks: tuple[Sink, ...], worker: str = "") -> None:
+        super().__init__(sinks=sinks, worker=worker, origin=0.0)
         self._agenda = agenda
 
     def now(self) -> float:
@@ -85,19 +85,16 @@ class SimulatedRun:
         """Of the weights that the trainer has published."""
         self._published = Change(self.agenda)
         turns = Turns(self.agenda)
-        self.engines = [
-            SimulatedEngine(
-                self.agenda,
-                f"{kind.name}-{number}",
-                kind,
-                scenario.weights,
-                self.log,
-                turns=turns,
-                on_ended=self._grade,
-            )
-            for kind in scenario.engines
-            for number in range(kind.engines)
-        ]
+        counts: Counter[str] = Counter()
+        self.engines: list[SimulatedEngine] = []
+        for kind in scenario.engines:
+            for _ in range(kind.engines):
+                name = f"{kind.name}-{counts[kind.name]}"
+                counts[kind.name] += 1
+                log = self._log_of(name, sinks)
+                self.engines.append(
+                    SimulatedEngine(self.agenda, name, kind, scenario.weights, log, turns=turns, on_ended=self._grade)
+                )
         policy = make_policy(scenario.dispatch, LengthHistory(), seed=scenario.seed)
         splits = scenario.knows_lengths == "lengths" and policy.plans
         self._service = SimulatedService(self.engines, policy, group_size=scenario.group_size, splits=splits)
@@ -107,7 +104,12 @@ class SimulatedRun:
         self._ready: dict[int, deque[Group]] = {}
         """Groups that can be trained on, by step, in the order in which they became so."""
         self._arrived = Change(self.agenda)
-        self.trainer_activity = Activity(self.log, "trainer", breakdown=True)
+        self._trainer_log = self._log_of("trainer-0", sinks)
+        self._activity = Activity(self._trainer_log, "trainer", breakdown=True)
+
+    def _log_of(self, worker: str, sinks: tuple[Sink, ...]) -> VirtualLog:
+        """The log of a worker; colocated, all work is that of one process."""
+        return VirtualLog(self.agenda, sinks, worker if self._scenario.placement == "separated" else "")
 
     def run(self) -> None:
         """Simulate to the end."""
@@ -218,7 +220,7 @@ class SimulatedRun:
         """Wait for groups of a step: all of them, or a micro-batch's worth. Return them."""
         scenario = self._scenario
         missing = scenario.groups_per_step - taken
-        self.trainer_activity.enter("data")
+        self._activity.enter("data")
         while True:
             ready = self._ready.get(step, deque())
             first = step * scenario.groups_per_step + taken
@@ -226,7 +228,7 @@ class SimulatedRun:
             if claim:
                 break
             yield self._arrived
-        self.trainer_activity.leave("data")
+        self._activity.leave("data")
         for group in claim:
             ready.remove(group)
         return claim
@@ -273,9 +275,9 @@ class SimulatedRun:
         if colocated:
             yield max(engine.pause() for engine in colocated)
         start = self.agenda.now
-        self.trainer_activity.enter("update")
+        self._activity.enter("update")
         yield seconds
-        self.trainer_activity.leave("update")
+        self._activity.leave("update")
         for engine in colocated:
             engine.resume()
         samples = sum(len(group.responses) for group in groups)
@@ -287,25 +289,26 @@ class SimulatedRun:
         scenario = self._scenario
         if scenario.trainer.publish_s:
             start = self.agenda.now
-            self.trainer_activity.enter("weight_transfer")
+            self._activity.enter("weight_transfer")
             yield scenario.trainer.publish_s
-            self.trainer_activity.leave("weight_transfer")
+            self._activity.leave("weight_transfer")
             self._emit(EventKind.WEIGHTS_PUBLISH, "trainer", start, version=version)
         for engine in self.engines:
             self.agenda.after(engine.kind.arrive_s, _arrival(engine, version))
         if scenario.weights == "synchronous":
             start = self.agenda.now
-            self.trainer_activity.enter("weights")
+            self._activity.enter("weights")
             for engine in self.engines:
                 while engine.version < version:
                     yield engine.installed
-            self.trainer_activity.leave("weights")
+            self._activity.leave("weights")
             self._emit(EventKind.WEIGHTS_WAIT, "trainer", start, version=version)
         self.version = version
         self._published.tell()
 
     def _emit(self, kind: EventKind, actor: str, start: float, **fields: Any) -> None:
-        self.log.emit(Event(task=kind, actor=actor, start=start, end=self.agenda.now, **fields))
+        log = self._trainer_log if actor == "trainer" else self.log
+        log.emit(Event(task=kind, actor=actor, start=start, end=self.agenda.now, **fields))
 
     def _tell_sample(self, response: Response, engine: SimulatedEngine) -> None:
         self._emit(
@@ -328,7 +331,7 @@ class SimulatedRun:
     def _tell_step(self, step: int, start: float, groups: Sequence[Group]) -> None:
         for engine in self.engines:
             engine.activity.emit()
-        self.trainer_activity.emit()
+        self._activity.emit()
         responses = [response for group in groups for response in group.responses]
         tokens = [sum(turn.generated_tokens for turn in response.script.turns) for response in responses]
         ages = [staleness(step, response.first_version) for response in responses]

@@ -102,9 +102,8 @@ def _engines(
     if cache <= 0:
         raise PlanError(f"an engine of {shape.name} with TP {tp} does not fit on {pool.kind}; raise its TP degree")
     arrivals = [0.0] * allocation.engines if allocation.colocated else _arrivals(cluster, allocation, _bytes(shape))
-    for number, seconds in enumerate(arrivals):
+    for seconds in arrivals:
         yield EngineKind(
-            name=f"rollout-{number}",
             times=times,
             tp=tp,
             dp=allocation.dp,

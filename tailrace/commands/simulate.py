@@ -1,0 +1,244 @@
+"""`tailrace simulate`: what a recipe would take on devices that need not be there.
+
+The recipe says how many engines there are and of which TP degree (`cluster.rollout.workers`, `engine.tp`,
+`engine.dp`); the trainer has all other devices, in the arrangement that is predicted to be the quickest. Lengths are
+those of a workload.
+"""
+
+import json as json_module
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import tailrace
+from tailrace.config.engine import NativeEngineConfig
+from tailrace.config.run import RunConfig
+from tailrace.config.written import shown
+from tailrace.errors import PlanError
+from tailrace.events import Event, EventFile
+from tailrace.planning.allocation import Allocation, best_layout
+from tailrace.planning.hardware.base import Cluster
+from tailrace.planning.hardware.clusters import open_cluster
+from tailrace.planning.memory import Memory, engine_memory, trainer_memory
+from tailrace.planning.model_shape.base import ModelShape
+from tailrace.planning.model_shape.catalogue import find_shape
+from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
+from tailrace.registers import run_files
+from tailrace.registers.events import EventKind
+from tailrace.report.page import write_report
+from tailrace.report.text import number, percent
+from tailrace.run.directory import RunDirectory
+from tailrace.run.step_metrics import TaskTimes
+from tailrace.run.worker_metrics import WorkerMetrics
+from tailrace.simulator.run import SimulatedRun
+from tailrace.simulator.scenario import Scenario
+from tailrace.simulator.setup import PREFILL_TOKENS, scenario_of, step_batches
+from tailrace.simulator.summary import Summary, Summing
+from tailrace.workloads.replay import Replay
+from tailrace.workloads.samplers.factory import open_workload
+
+WARM_UP = 1
+"""Steps that do not count: the first one has nothing that ran ahead of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """The outcome of a simulation."""
+
+    allocation: Allocation
+    engine: Memory
+    trainer: Memory
+    summary: Summary
+
+
+def simulate(
+    config: RunConfig, *, cluster: str, workload: str, model: str | None, steps: int, report: Path | None = None
+) -> Simulated:
+    """Simulate a recipe. `model`: a known name or a directory; by default that of the recipe.
+
+    `report`: the directory of a run that does not exist yet; it gets the events and the report.
+
+    Raises:
+        PlanError: the model does not fit, the cluster is too small, or one of the names is not known.
+        TraceError: there is no such workload.
+        UserError: the directory cannot be made.
+    """
+    machines, shape = open_cluster(cluster), find_shape(model or config.model.path)
+    replay = _replay(config, shape, workload, steps)
+    allocation = allocation_of(config, shape, machines, replay)
+    scenario = scenario_of(config, shape, machines, allocation, steps=steps)
+    summing = Summing(min(WARM_UP, steps - 1))
+    if report is None:
+        run = SimulatedRun(scenario, replay, sinks=(summing,))
+        run.run()
+    else:
+        run = _written(config, scenario, replay, summing, report)
+    setup = TrainingSetup(shape=shape, layout=allocation.layout)
+    return Simulated(
+        allocation=allocation,
+        engine=engine_memory(
+            shape,
+            tp=allocation.tp,
+            cache_tokens=scenario.engines[0].cache_tokens,
+            step_tokens=PREFILL_TOKENS,
+            batch_size=scenario.engines[0].slots,
+        ),
+        trainer=trainer_memory(setup, step_batches(config, replay).largest),
+        summary=summing.summary(preemptions=sum(engine.preemptions for engine in run.engines)),
+    )
+
+
+def allocation_of(config: RunConfig, shape: ModelShape, cluster: Cluster, replay: Replay) -> Allocation:
+    """Return the devices that a recipe's engines have, and the arrangement of its trainer on all others.
+
+    Where the cluster has several pools, the first one generates and the last one trains.
+
+    Raises:
+        PlanError: the engines leave no device for the trainer, or the trainer fits in no arrangement.
+    """
+    rollout, trainer = cluster.pools[0], cluster.pools[-1]
+    engine = config.engine
+    tp, dp = (engine.tp, engine.dp) if isinstance(engine, NativeEngineConfig) else (1, 1)
+    engines = config.cluster.rollout.total if config.pipeline.placement == "separated" else rollout.devices // (tp * dp)
+    taken = engines * tp * dp
+    colocated = config.pipeline.placement == "colocated"
+    left = trainer.devices - (taken if rollout is trainer and not colocated else 0)
+    if taken > rollout.devices or left < 1:
+        raise PlanError(
+            f"{engines} engines of {tp * dp} devices take {taken} of {rollout.devices} {rollout.kind}, which leaves "
+            f"{max(0, left)} for the trainer; change cluster.rollout.workers, engine.tp or engine.dp"
+        )
+    layout, _ = best_layout(shape, trainer, left, step_batches(config, replay))
+    reference = None
+    if config.algorithm.type == "grpo" and config.algorithm.kl.coefficient:
+        reference = Layout(tp=tp)
+    return Allocation(
+        rollout=rollout,
+        engines=engines,
+        tp=tp,
+        dp=dp,
+        trainer=trainer,
+        layout=layout,
+        reference=reference,
+        colocated=colocated,
+    )
+
+
+def _replay(config: RunConfig, shape: ModelShape, workload: str, steps: int) -> Replay:
+    trace = open_workload(workload).sample(
+        steps=steps, groups=config.groups_per_step, group_size=config.algorithm.group_size, seed=config.seed
+    )
+    replay = Replay.of(trace)
+    longest = max(script.prompt_tokens + script.tokens for group in replay.groups for script in group)
+    if longest > shape.context:
+        raise PlanError(
+            f"the workload {workload!r} has a sample of {longest} tokens, and {shape.name} takes {shape.context}; use "
+            "a model with a longer context, or another workload"
+        )
+    limit = config.sampling.max_new_tokens
+    return replay.map(lambda script: script.cut(limit))
+
+
+def _written(config: RunConfig, scenario: Scenario, replay: Replay, summing: Summing, report: Path) -> SimulatedRun:
+    """Simulate with a file of events, and write the report beside it."""
+    directory = RunDirectory(report)
+    directory.check_new()
+    directory.check_makeable()
+    report.mkdir(parents=True)
+    file = EventFile(report / run_files.EVENTS)
+    try:
+        run = SimulatedRun(scenario, replay, sinks=(TaskTimes(), WorkerMetrics(), file, summing))
+        info = {
+            "config": shown(config.resolved),
+            "tailrace": tailrace.__version__,
+            "total_steps": scenario.steps,
+            "machine": "simulated",
+        }
+        run.log.emit(Event(task=EventKind.RUN, actor="driver", start=0.0, end=0.0, info=info))
+        run.run()
+        end = run.agenda.now
+        run.log.emit(Event(task=EventKind.END, actor="driver", start=end, end=end, info={"how": "finished"}))
+    finally:
+        file.close()
+    write_report(report)
+    return run
+
+
+def print_simulated(found: Simulated, *, json: bool) -> None:
+    """Print the outcome, as a table or as a JSON line."""
+    if json:
+        print(json_module.dumps(_document(found)))
+        return
+    allocation, summary = found.allocation, found.summary
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in (
+        ("engines", _engines_text(allocation)),
+        ("trainer", _layout_text(allocation)),
+        ("seconds a step", f"{summary.step_s:.1f}, of {summary.steps} steps"),
+        ("samples a second", number(summary.samples_per_s)),
+        ("response tokens a second", f"{number(summary.tokens_per_s)}, {_per_device(found)} a device"),
+        ("engines generate", percent(summary.generating)),
+        ("trainer trains, waits for samples, weights", _trainer_text(summary)),
+        ("longest response", f"{summary.longest_s:.1f} s"),
+        ("staleness", f"{summary.staleness:.2f}"),
+        ("memory of an engine's device", _memory_text(found.engine)),
+        ("memory of a trainer's device", _memory_text(found.trainer)),
+        ("preempted responses", str(summary.preemptions)),
+        ("cost of 1,000 steps", f"{_cost(found):,.0f} USD"),
+    ):
+        table.add_row(f"[dim]{name}[/]", value)
+    Console(highlight=False).print(table)
+
+
+def _document(found: Simulated) -> dict[str, Any]:
+    allocation = found.allocation
+    return {
+        "simulated": True,
+        "rollout": {
+            "kind": allocation.rollout.kind,
+            "engines": allocation.engines,
+            "tp": allocation.tp,
+            "dp": allocation.dp,
+        },
+        "trainer": {"kind": allocation.trainer.kind, **asdict(allocation.layout)},
+        **asdict(found.summary),
+        "engine_bytes": found.engine.peak,
+        "trainer_bytes": found.trainer.peak,
+        "usd_per_1000_steps": _cost(found),
+    }
+
+
+def _engines_text(allocation: Allocation) -> str:
+    return f"{allocation.engines} on {allocation.rollout.kind}, TP {allocation.tp} · DP {allocation.dp}"
+
+
+def _layout_text(allocation: Allocation) -> str:
+    layout = allocation.layout
+    kept = "" if layout.checkpointing == "none" else ", layers computed again"
+    arrangement = f"TP {layout.tp} · PP {layout.pp} · DP {layout.dp}, sharding {layout.sharding}{kept}"
+    return f"{layout.devices} {allocation.trainer.kind}, {arrangement}"
+
+
+def _trainer_text(summary: Summary) -> str:
+    return ", ".join(map(percent, (summary.training, summary.waiting_for_samples, summary.weights)))
+
+
+def _memory_text(memory: Memory) -> str:
+    return f"{memory.peak / 2**30:.1f} GiB at the worst instant, the {memory.worst}"
+
+
+def _per_device(found: Simulated) -> str:
+    return number(found.summary.tokens_per_s / found.allocation.devices)
+
+
+def _cost(found: Simulated) -> float:
+    """USD of 1,000 steps."""
+    allocation = found.allocation
+    trainers = allocation.layout.devices + (allocation.reference.devices if allocation.reference else 0)
+    rollout = allocation.rollout_devices * allocation.rollout.usd_per_hour
+    hour = max(rollout, trainers * allocation.trainer.usd_per_hour) if allocation.colocated else 0.0
+    hour = hour or rollout + trainers * allocation.trainer.usd_per_hour
+    return hour / 3600 * found.summary.step_s * 1000

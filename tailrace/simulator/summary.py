@@ -1,0 +1,86 @@
+"""The figures of a simulated run."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tailrace.events import Event
+from tailrace.registers.events import EventKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Means over the steps that count."""
+
+    steps: int
+    """Steps that count."""
+    step_s: float
+    """Seconds of a step, from the end of one to that of the next."""
+    samples_per_s: float
+    tokens_per_s: float
+    """Tokens of responses."""
+    generating: float
+    """Part of the time in which an engine computes; the mean of the engines."""
+    training: float
+    """Part of the time in which the trainer computes."""
+    waiting_for_samples: float
+    """Part of the time in which the trainer waits for samples."""
+    weights: float
+    """Part of the time in which the trainer hands weights on, or waits until engines have them."""
+    staleness: float
+    """Mean staleness of the samples, in versions."""
+    longest_s: float
+    """Seconds of the longest response of a step, from its prompt on."""
+    preemptions: int
+    """In all steps."""
+
+
+class Summing:
+    """A sink that sums up a run."""
+
+    def __init__(self, warm_up: int) -> None:
+        """`warm_up`: steps that do not count."""
+        self._warm_up = warm_up
+        self._steps: list[Event] = []
+        self._shares: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._longest: dict[int, float] = defaultdict(float)
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event."""
+        if event.task == EventKind.STEP:
+            self._steps.append(event)
+        elif event.task == EventKind.BREAKDOWN and len(self._steps) >= self._warm_up:
+            for phase, seconds in event.metrics.items():
+                self._shares[event.actor][phase] += seconds
+        elif event.task == EventKind.SAMPLE and event.step is not None:
+            self._longest[event.step] = max(self._longest[event.step], event.end - event.start)
+
+    def summary(self, *, preemptions: int) -> Summary:
+        """The figures; the run has ended."""
+        counted = self._steps[self._warm_up :]
+        ends = [0.0, *(event.end for event in self._steps)]
+        seconds = ends[-1] - ends[self._warm_up]
+        engine, trainer = self._parts("engine"), self._parts("trainer")
+        return Summary(
+            steps=len(counted),
+            step_s=seconds / len(counted),
+            samples_per_s=_sum(event.samples for event in counted) / seconds,
+            tokens_per_s=_sum(event.tokens for event in counted) / seconds,
+            generating=engine.get("generation", 0.0),
+            training=trainer.get("update", 0.0),
+            waiting_for_samples=trainer.get("data", 0.0),
+            weights=trainer.get("weights", 0.0) + trainer.get("weight_transfer", 0.0),
+            staleness=statistics.fmean(event.metrics["staleness_mean"] for event in counted),
+            longest_s=statistics.fmean(self._longest[event.step or 0] for event in counted),
+            preemptions=preemptions,
+        )
+
+    def _parts(self, actor: str) -> dict[str, float]:
+        spent = self._shares[actor]
+        total = sum(spent.values())
+        return {phase: seconds / total for phase, seconds in spent.items()} if total else {}
+
+
+def _sum(counts: Iterable[int | None]) -> int:
+    return sum(count or 0 for count in counts)
