@@ -5,12 +5,11 @@ T of all its sequences together. It is linear in T between points of one B, then
 """
 
 import math
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Protocol
 
+from tailrace.planning.curves import Curve, Surface
 from tailrace.planning.tp_profile import TPProfile
 
 MOST_CORRECTION = math.log(4.0)
@@ -48,7 +47,7 @@ class LatencyPredictor:
         for d in profile.decode:
             points[d.tp][d.replicas][d.batch_size].append((d.context_tokens, d.seconds))
         self._decode = {
-            tp: tuple((replicas, _surface(by_size)) for replicas, by_size in sorted(by_replicas.items()))
+            tp: tuple((replicas, Surface.through(by_size)) for replicas, by_size in sorted(by_replicas.items()))
             for tp, by_replicas in points.items()
         }
         prefills: defaultdict[int, _Points] = defaultdict(_no_points)
@@ -56,7 +55,7 @@ class LatencyPredictor:
             prefills[p.tp][p.batch_size].append((p.length, p.seconds))
         # no tokens take no time; this point also extends the curve to the left where a size has one point only
         self._prefill = {
-            tp: tuple((size, _curve([(0, 0.0), *measured])) for size, measured in sorted(by_size.items()))
+            tp: tuple((size, Curve.through([(0, 0.0), *measured])) for size, measured in sorted(by_size.items()))
             for tp, by_size in prefills.items()
         }
 
@@ -86,7 +85,7 @@ class LatencyPredictor:
         Raises:
             KeyError: the degree was not profiled.
         """
-        below, low = 0, 0.0
+        below, low = 0.0, 0.0
         for size, curve in self._prefill[tp]:
             seconds = curve.at(rms_length)
             if batch_size <= size:
@@ -142,78 +141,12 @@ def rms(lengths: Iterable[float]) -> float:
     return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
 
 
-_Points = defaultdict[int, list[tuple[int, float]]]
+_Points = defaultdict[float, list[tuple[float, float]]]
 """Points by batch size: (T or L, seconds)."""
 
 
 def _no_points() -> _Points:
     return defaultdict(list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Curve:
-    """A piecewise linear function. It uses tuples and bisect: numpy takes longer for one number."""
-
-    xs: tuple[int, ...]
-    ys: tuple[float, ...]
-    slopes: tuple[float, ...]
-    """Slope to the right of each point."""
-    before: float
-    """Slope to the left of the first point."""
-
-    def at(self, x: float) -> float:
-        index = bisect_right(self.xs, x) - 1
-        if index < 0:
-            return max(0.0, self.ys[0] + self.before * (x - self.xs[0]))
-        return self.ys[index] + self.slopes[index] * (x - self.xs[index])
-
-
-@dataclass(frozen=True, slots=True)
-class _Surface:
-    """A curve for each batch size."""
-
-    sizes: tuple[int, ...]
-    curves: tuple[_Curve, ...]
-    before: float
-    """Seconds a sequence below the smallest size."""
-    after: float
-    """Seconds a sequence above the largest size: a constant, so that a function monotone in T stays so."""
-
-    def at(self, size: float, tokens: float) -> float:
-        index = bisect_right(self.sizes, size) - 1
-        if index < 0:
-            return max(0.0, self.curves[0].at(tokens) + self.before * (size - self.sizes[0]))
-        found, low = self.sizes[index], self.curves[index].at(tokens)
-        if size == found:
-            return low
-        if index == len(self.sizes) - 1:
-            return low + self.after * (size - found)
-        high = self.curves[index + 1].at(tokens)
-        return low + (size - found) / (self.sizes[index + 1] - found) * (high - low)
-
-
-def _curve(points: Sequence[tuple[int, float]]) -> _Curve:
-    ordered = sorted(points)
-    xs, ys = tuple(x for x, _ in ordered), tuple(y for _, y in ordered)
-    if len(xs) == 1:
-        return _Curve(xs, ys, (0.0,), 0.0)
-    inner = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
-    return _Curve(xs, ys, (*inner, max(0.0, inner[-1])), max(0.0, inner[0]))
-
-
-def _surface(by_size: _Points) -> _Surface:
-    sizes = tuple(sorted(by_size))
-    curves = tuple(_curve(by_size[size]) for size in sizes)
-    if len(sizes) == 1:
-        return _Surface(sizes, curves, 0.0, 0.0)
-    return _Surface(sizes, curves, _between(sizes, curves, 0), _between(sizes, curves, len(sizes) - 2))
-
-
-def _between(sizes: tuple[int, ...], curves: tuple[_Curve, ...], index: int) -> float:
-    """Seconds a sequence from one size to the next, at the largest T that was measured with both."""
-    tokens = min(curves[index].xs[-1], curves[index + 1].xs[-1])
-    rise = curves[index + 1].at(tokens) - curves[index].at(tokens)
-    return max(0.0, rise / (sizes[index + 1] - sizes[index]))
 
 
 def _bounded(logarithm: float) -> float:
