@@ -39,9 +39,15 @@ class Group:
 def all_reduce_s(size: float, group: Group, reach: float = 1.0) -> float:
     """Seconds until all devices have the sum of their tensors of `size` bytes.
 
+    In one node, small tensors are sent whole to all others, at one latency.
+
     `reach`: the part of a link's bandwidth that exchanges reach.
     """
-    return reduce_scatter_s(size, group, reach) + all_gather_s(size, group, reach)
+    seconds = reduce_scatter_s(size, group, reach) + all_gather_s(size, group, reach)
+    if group.nodes > 1 or group.devices == 1:
+        return seconds
+    whole = size * (group.devices - 1) / (group.inside.bytes_per_s * reach)
+    return min(seconds, group.inside.latency_s + whole)
 
 
 def reduce_scatter_s(size: float, group: Group, reach: float = 1.0) -> float:

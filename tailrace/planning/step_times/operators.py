@@ -10,7 +10,16 @@ from typing import Literal
 
 from tailrace.planning.model_shape.base import Experts, ModelShape
 
-Kind = Literal["product", "attention", "memory", "exchange"]
+Kind = Literal["product", "grouped", "attention", "memory", "exchange"]
+
+ATTENTION_LAUNCHES = 5
+"""Kernels of attention: rotation, norms, writing the cache, and the combination of parts of a context."""
+PROMPT_LAUNCHES = 16
+"""Kernels that attention of prompts costs besides: it is launched by the host, outside of a graph."""
+EXPERT_LAUNCHES = 12
+"""Kernels of the experts of a layer: choosing, sorting, two grouped products, and adding up."""
+SKEW = 0.5
+"""The busiest of n ranks with experts has n ** SKEW times the tokens of the mean one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +34,8 @@ class Operator:
     exchanged_bytes: float = 0.0
     """Bytes of the tensor that all ranks sum up."""
     count: float = 1.0
+    launches: float = 1.0
+    """Kernels, each of which takes time beside its work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,37 +80,59 @@ def joined(*parts: Pass) -> Pass:
     )
 
 
-def operators(shape: ModelShape, work: Pass, *, tp: int = 1, element_bytes: float = 2.0) -> Iterator[Operator]:
-    """Yield the operators of one rank in a pass. Embeddings, norms and activations are counted as reads of memory."""
-    m, hidden = work.tokens, shape.hidden
-    yield from _attention(shape, work, tp, element_bytes)
+def vector_bytes(element_bytes: float) -> float:
+    """Bytes of an element of vectors between products whose weights have `element_bytes`: 2 where these have fewer."""
+    return max(2.0, element_bytes)
+
+
+def operators(
+    shape: ModelShape, work: Pass, *, tp: int = 1, element_bytes: float = 2.0, cache_bytes: float | None = None
+) -> Iterator[Operator]:
+    """Yield the operators of one rank in a pass. Embeddings, norms and activations are counted as reads of memory.
+
+    `element_bytes`: of an element of weights. `cache_bytes`: of one of keys and values; by default as in vectors. The
+    head has the type of vectors.
+    """
+    m, hidden, vector = work.tokens, shape.hidden, vector_bytes(element_bytes)
+    yield from _attention(shape, work, tp, element_bytes, vector if cache_bytes is None else cache_bytes)
+    if work.tokens > work.logits:
+        yield Operator(kind="memory", name="attention of prompts", count=shape.layers, launches=PROMPT_LAUNCHES)
     dense, sparse = shape.dense_layers, shape.expert_layers
     if dense:
         inner = shape.intermediate / tp
         yield _product("gate and up", m, hidden, 2 * inner, element_bytes, dense)
         yield _product("down", m, inner, hidden, element_bytes, dense)
-        yield Operator(kind="memory", name="activation", read_bytes=3 * m * inner * element_bytes, count=dense)
+        yield Operator(kind="memory", name="activation", read_bytes=3 * m * inner * vector, count=dense)
     if shape.experts is not None and sparse:
         yield from _experts(shape.experts, hidden, m, tp, element_bytes, sparse)
     # two norms with their residuals: each reads two vectors of a token and writes two
-    yield Operator(kind="memory", name="norm", read_bytes=4 * m * hidden * element_bytes, count=2 * shape.layers)
+    yield Operator(kind="memory", name="norm", read_bytes=4 * m * hidden * vector, count=2 * shape.layers)
     if tp > 1:
-        yield Operator(
-            kind="exchange", name="all-reduce", exchanged_bytes=m * hidden * element_bytes, count=2 * shape.layers
-        )
-    yield _product("head", work.logits, hidden, shape.vocab / tp, element_bytes, 1)
+        yield Operator(kind="exchange", name="all-reduce", exchanged_bytes=m * hidden * vector, count=2 * shape.layers)
+    yield _product("head", work.logits, hidden, shape.vocab / tp, vector, 1)
     yield Operator(kind="memory", name="logits", read_bytes=3 * 4 * work.logits * shape.vocab / tp)
 
 
 def _product(name: str, m: float, k: float, n: float, element_bytes: float, count: float) -> Operator:
     """A product of [m, k] and [k, n]."""
-    read = (m * k + k * n + m * n) * element_bytes
+    read = (m * k + k * n) * element_bytes + m * n * vector_bytes(element_bytes)
     return Operator(kind="product", name=name, flops=2 * m * k * n, read_bytes=read, count=count)
 
 
-def _attention(shape: ModelShape, work: Pass, tp: int, element_bytes: float) -> Iterator[Operator]:
+def _attend(flops: float, read_bytes: float, count: float) -> Operator:
+    return Operator(
+        kind="attention",
+        name="attention",
+        flops=flops,
+        read_bytes=read_bytes,
+        count=count,
+        launches=ATTENTION_LAUNCHES,
+    )
+
+
+def _attention(shape: ModelShape, work: Pass, tp: int, element_bytes: float, cache_bytes: float) -> Iterator[Operator]:
     m, hidden, layers = work.tokens, shape.hidden, shape.layers
-    cached = work.cached_tokens * shape.cache_bytes(tp=tp, element_bytes=element_bytes) / layers
+    cached = work.cached_tokens * shape.cache_bytes(tp=tp, element_bytes=cache_bytes) / layers
     heads = shape.heads / tp
     if (latent := shape.latent) is not None:
         head = latent.nope_dim + latent.rope_dim
@@ -110,26 +143,34 @@ def _attention(shape: ModelShape, work: Pass, tp: int, element_bytes: float) -> 
         up = heads * (latent.nope_dim + latent.value_dim)
         yield _product("cache up", m, latent.kv_rank, up, element_bytes, layers)
         flops = 2 * work.pairs * heads * (head + latent.value_dim)
-        yield Operator(kind="attention", name="attention", flops=flops, read_bytes=cached, count=layers)
+        yield _attend(flops, cached, layers)
         yield _product("output", m, heads * latent.value_dim, hidden, element_bytes, layers)
         return
     kv = max(1.0, shape.kv_heads / tp) * shape.head_dim
     query = heads * shape.head_dim
     yield _product("query, key and value", m, hidden, query + 2 * kv, element_bytes, layers)
     flops = 4 * work.pairs * query
-    yield Operator(kind="attention", name="attention", flops=flops, read_bytes=cached, count=layers)
+    yield _attend(flops, cached, layers)
     yield _product("output", m, query, hidden, element_bytes, layers)
 
 
 def _experts(experts: Experts, hidden: int, m: float, tp: int, element_bytes: float, layers: int) -> Iterator[Operator]:
-    """Each rank has a part of the experts. Those that no token is sent to are not read."""
+    """Each rank has a part of the experts. Those that no token is sent to are not read. The busiest rank counts."""
     yield _product("router", m, hidden, experts.count, element_bytes, layers)
     touched = experts.count * (1 - (1 - experts.per_token / experts.count) ** m)
-    rows, inner = m * experts.per_token, experts.intermediate
+    rows, inner = m * experts.per_token * tp ** (SKEW - 1), experts.intermediate
     weights = 3 * hidden * inner
-    flops = 2 * rows * weights / tp
-    read = (touched * weights + rows * (2 * hidden + 3 * inner)) * element_bytes / tp
-    yield Operator(kind="product", name="experts", flops=flops, read_bytes=read, count=layers)
+    yield Operator(
+        kind="grouped",
+        name="experts",
+        flops=2 * rows * weights,
+        read_bytes=touched * weights * element_bytes / tp,
+        count=layers,
+        launches=EXPERT_LAUNCHES,
+    )
+    # the vectors are gathered, written, read for the sum, and between the products
+    moved = rows * (3 * hidden + 3 * inner) * vector_bytes(element_bytes)
+    yield Operator(kind="memory", name="vectors of experts", read_bytes=moved, count=layers, launches=0.0)
     if experts.shared_intermediate:
         inner_size = experts.shared_intermediate / tp
         yield _product("shared experts, up", m, hidden, 2 * inner_size, element_bytes, layers)

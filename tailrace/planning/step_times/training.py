@@ -14,14 +14,14 @@ attention. Layers that were not kept are computed once more.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tailrace.errors import PlanError
 from tailrace.planning.hardware.base import Pool
 from tailrace.planning.packing import GroupPart
 from tailrace.planning.step_times.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
 from tailrace.planning.step_times.operators import Operator, Pass, operators
-from tailrace.planning.step_times.rates import DEFAULT, Rates, seconds
+from tailrace.planning.step_times.rates import Rates, seconds
 from tailrace.planning.step_times.training_setup import Head, MicroBatch, TrainingSetup, matrices
 
 INEFFICIENCY: Mapping[str, float] = {"A6000": 1.6, "H100": 2.0, "H200": 1.9}
@@ -32,9 +32,19 @@ did not use the device (docs/planning.md)."""
 TYPICAL_INEFFICIENCY = 1.9
 """The same for other kinds."""
 
-TRAINING = replace(DEFAULT, attention=0.6)
-"""Rates on long packed sequences. FlashAttention reaches about 0.6 there, forward and backward together: version 2 on
-A100 (Dao 2023, section 4), version 3 on H100 (Shah et al. 2024, section 4)."""
+TRAINING = Rates(
+    product=0.72,
+    grouped=0.72,
+    product_memory=0.82,
+    attention=0.6,
+    attention_memory=0.9,
+    memory=0.75,
+    exchange=0.75,
+    launch_s=2.5e-6,
+)
+"""Rates on long packed sequences, where each expert has many rows; `INEFFICIENCY` is for these. FlashAttention reaches
+about 0.6 there, forward and backward together: version 2 on A100 (Dao 2023, section 4), version 3 on H100 (Shah et al.
+2024, section 4)."""
 
 OPTIMIZER_BYTES = 40
 """Bytes of memory for a parameter in AdamW: weight, gradient and moments are read (16) and all but the gradient are
@@ -50,7 +60,10 @@ weighted in fp32 (2 + 4), and added to its token's sum (4 + 4)."""
 COPIED_BYTES = 4
 """Bytes of memory for a gathered parameter: it is copied out of what the exchange has brought (2 + 2)."""
 
-_BACKWARD = {"product": 2.0, "attention": 2.5, "memory": 2.0, "exchange": 1.0}
+_COUNTED_ELSEWHERE = ("head", "logits", "vectors of experts", "attention of prompts")
+"""Operators of an engine's pass that a trainer has in another way, or not at all."""
+
+_BACKWARD = {"product": 2.0, "grouped": 2.0, "attention": 2.5, "memory": 2.0, "exchange": 1.0}
 """How many times longer a backward pass takes than the forward pass."""
 
 
@@ -146,7 +159,7 @@ class AnalyticTrainingTimes:
         return ideal if operator.kind in ("attention", "exchange") else ideal * self._inefficiency
 
     def _times(self, operator: Operator) -> float:
-        frozen = self._setup.adapters is not None and operator.kind == "product"
+        frozen = self._setup.adapters is not None and operator.kind in ("product", "grouped")
         return 1.0 if frozen else _BACKWARD[operator.kind]
 
     def _gather_s(self) -> float:
@@ -197,7 +210,7 @@ def _layers(setup: TrainingSetup, batch: MicroBatch) -> Iterator[Operator]:
     m = batch.tokens
     work = Pass(tokens=m, pairs=batch.squares / 2, cached_tokens=m, logits=0)
     for operator in operators(shape, work, tp=tp, element_bytes=size):
-        if operator.name not in ("head", "logits"):
+        if operator.name not in _COUNTED_ELSEWHERE:
             yield operator
     rotated = m * (shape.heads + shape.kv_heads) * shape.head_dim / tp
     yield Operator(kind="memory", name="rotation", read_bytes=2 * rotated * size, count=shape.layers)

@@ -19,7 +19,10 @@ def times(model: str, kind: str = "H100") -> AnalyticStepTimes:
     return AnalyticStepTimes(find_shape(model), open_cluster(f"8x{kind}").pools[0])
 
 
-@pytest.mark.parametrize(("key", "model"), [("8b", "Qwen3-8B"), ("14b", "Qwen3-14B"), ("32b", "Qwen3-32B")])
+@pytest.mark.parametrize(
+    ("key", "model"),
+    [("8b", "Qwen3-8B"), ("14b", "Qwen3-14B"), ("32b", "Qwen3-32B"), ("235b", "Qwen3-235B-A22B")],
+)
 def test_decode_steps_are_near_those_added_up_from_measured_kernels(key: str, model: str) -> None:
     """Without any figure of these models, within a fifth, and within a tenth in the median."""
     tp, analytic = MEASURED[key]["tp"], times(model)
@@ -62,3 +65,13 @@ def test_a_joined_pass_reads_the_weights_once() -> None:
 def test_experts_that_no_token_is_sent_to_are_not_read() -> None:
     engine, all_of_them = times("Qwen3-30B-A3B"), times("Qwen3-32B")
     assert engine.step_s(1, 1, 512, 1) < all_of_them.step_s(1, 1, 512, 1) / 4
+
+
+def test_weights_in_8_bits_leave_vectors_cache_and_head_in_16() -> None:
+    shape, work = find_shape("Qwen3-8B"), decode(8, 8 * 512)
+    wide, narrow = ({o.name: o for o in operators(shape, work, tp=2, element_bytes=size)} for size in (2.0, 1.0))
+    for name in ("attention", "norm", "all-reduce", "head"):
+        assert narrow[name] == wide[name]
+    assert narrow["down"].read_bytes == pytest.approx(wide["down"].read_bytes / 2, rel=0.01)
+    cached = {o.name: o for o in operators(shape, work, tp=2, element_bytes=1.0, cache_bytes=1.0)}
+    assert cached["attention"].read_bytes == wide["attention"].read_bytes / 2
