@@ -12,7 +12,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from aiconfigurator_core.sdk.engine import EngineHandle  # type: ignore[import-not-found]  # not a dependency
+from aiconfigurator_core.sdk.engine import EngineHandle
 
 OUTPUT = Path(__file__).with_name("h100_steps.json")
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -39,7 +39,7 @@ from tools.locks import FROM_SOURCE, Target, missing, of_report, pins, read_lock
 ROOT = Path(__file__).parents[1]
 INDEX = "https://pypi.org/simple"
 PYTHONS = ("3.11", "3.12", "3.13")
-EXTRAS = "conformance,datasets,gguf,lightgbm,quickstart,redis"
+EXTRAS = "conformance,datasets,gguf,lightgbm,plan,quickstart,redis"
 _PRESENT = ("pip", "tailrace")
 """Packages that a lock does not need: a virtual environment begins with pip, and tailrace is this repository."""
 _PACKAGED = ("tailrace", "recipes", "pyproject.toml", "README.md", "LICENSE")
