@@ -334,6 +334,25 @@ def trainer(
     profile_trainer(config, json, rounds=rounds, force=force)
 
 
+@profile.command()
+def machine(
+    recipe: Annotated[Path, typer.Argument(help="A recipe of `train`, or its name.", metavar="RECIPE", parser=_path)],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes of it.", metavar="[KEY=VALUE]...")] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write the profile there, for machines.", metavar="FILE", parser=_path),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace that file where it exists.")] = False,
+) -> None:
+    """Measure a recipe's engine and trainer on this machine, by themselves and beside each other. Takes minutes."""
+    from tailrace.config.load import load_config
+
+    config = load_config(recipe, overrides or ())
+    from tailrace.commands.profile_machine import profile_machine
+
+    profile_machine(config, json, force=force)
+
+
 @queue.command()
 def serve(
     recipe: Annotated[

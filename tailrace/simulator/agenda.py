@@ -3,11 +3,13 @@
 Actions of one time happen in the order in which they were entered, so that the same simulation always does the same.
 An action may enter others, and cancel what has not happened yet.
 
-A process is a generator that the agenda drives. It yields the seconds that it takes, or a `Change` that it waits for:
+A process is a generator that the agenda drives. It yields the seconds that it takes, a `Change` that it waits for, or
+both, for whichever comes first:
 
     while not rows:
         yield arrived           # a Change: others call `arrived.tell()`
     yield 0.5                   # it works for half a second
+    yield 0.5, interrupted      # or less
 
 The agenda is its own code and not SimPy's: engines cancel and move their next event with every request that comes,
 which costs a heap entry here and several objects there, and a simulated run of a thousand devices has millions of them.
@@ -16,9 +18,11 @@ which costs a heap entry here and several objects there, and a simulated run of 
 from collections.abc import Callable, Generator
 from heapq import heappop, heappush
 from itertools import count
+from typing import Any
 
 Action = Callable[[], None]
-Process = Generator["float | Change", None, None]
+Process = Generator[Any, None, None]
+"""Yields what it waits for: `float | Change | tuple[float, Change]`."""
 
 
 class Entry:
@@ -58,13 +62,28 @@ class Agenda:
         """Drive a process from now on."""
 
         def resume() -> None:
-            wait = next(process, None)
-            if isinstance(wait, Change):
-                wait.waiting.append(resume)
-            elif wait is not None:
-                self.after(wait, resume)
+            match next(process, None):
+                case Change() as change:
+                    change.waiting.append(resume)
+                case (seconds, change):
+                    self._resume_once(seconds, change, resume)
+                case None:
+                    pass
+                case seconds:
+                    self.after(seconds, resume)
 
         self.after(0.0, resume)
+
+    def _resume_once(self, seconds: float, change: "Change", resume: Action) -> None:
+        """Go on after so long, or with the change."""
+
+        def first() -> None:
+            if entry.action is not None:  # not when the seconds were over before
+                entry.cancel()
+                resume()
+
+        entry = self.after(seconds, resume)
+        change.waiting.append(first)
 
     def run(self, until: float = float("inf")) -> None:
         """Let all happen that has a time up to `until`, or until `stop`."""

@@ -94,6 +94,8 @@ class Batch:
     """Whether tokens that decode take from that budget, as with vLLM."""
     block: int = 16
     """Tokens of a block of the cache; half a block of each sequence stays empty."""
+    pace: float = 1.0
+    """How many times longer than `times` steps take, from the next stretch on."""
     preemptions: int = 0
     generated: int = 0
     computed: int = 0
@@ -175,8 +177,8 @@ class Batch:
             step_s = self.times.step_s(self.tp, size, middle, self.replicas)
         else:
             step_s = self.times.mixed_s(self.tp, size, middle, work)
-        self._stretch = _Stretch(steps, step_s, chunk)
-        return steps * step_s
+        self._stretch = stretch = _Stretch(steps, step_s * self.pace, chunk)
+        return steps * stretch.step_s
 
     def cut(self, elapsed_s: float) -> float:
         """Let the stretch under way stop after the present step, `elapsed_s` after it began. Return its seconds."""

@@ -94,8 +94,9 @@ class SimulatedEngine:
         *,
         turns: Turns,
         on_ended: Callable[[Response, "SimulatedEngine"], None],
+        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_ended`: called with each response that has ended."""
+        """`on_ended`: called with each response that has ended. `on_turn`: called when it begins or ends to compute."""
         self.name = name
         self.kind = kind
         self.version = 0
@@ -109,6 +110,7 @@ class SimulatedEngine:
         self._log = log
         self._turns = turns
         self._on_ended = on_ended
+        self._on_turn = on_turn
         self._replicas = [_Replica(_batch(kind)) for _ in range(kind.dp)]
         self._held: list[Response] = []
         """What waits for its weights."""
@@ -122,6 +124,11 @@ class SimulatedEngine:
         """Replicas with a stretch under way."""
         self._is_draining = False
         agenda.start(self._update())
+
+    @property
+    def computes(self) -> bool:
+        """Whether a step is under way."""
+        return self._computing > 0
 
     @property
     def preemptions(self) -> int:
@@ -159,6 +166,13 @@ class SimulatedEngine:
         """Begin no further step until `resume`. Return the seconds until the steps under way have ended."""
         self._pauses += 1
         return max(self._cut(replica) for replica in self._replicas)
+
+    def keep_pace(self, pace: float) -> None:
+        """Take so many times longer for a step, from the end of the one under way on."""
+        if pace != self._replicas[0].batch.pace:
+            for replica in self._replicas:
+                replica.batch.pace = pace
+            self._go()
 
     def resume(self) -> None:
         """Go on after `pause`."""
@@ -242,8 +256,10 @@ class SimulatedEngine:
         before, self._computing = self._computing, self._computing + change
         if not before:
             self.activity.enter("generation")
+            self._on_turn()
         elif not self._computing:
             self.activity.leave("generation")
+            self._on_turn()
 
     def _end_turn(self, response: Response) -> None:
         turn = response.script.turns[response.turn]

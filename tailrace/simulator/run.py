@@ -33,6 +33,9 @@ from tailrace.simulator.scenario import Scenario, TrainerTimes
 from tailrace.simulator.service import SimulatedService
 from tailrace.workloads.replay import Replay
 
+_ROUNDING_S = 1e-9
+"""Work of so many seconds counts as done."""
+
 
 class VirtualLog(EventLog):
     """A log whose clock is an agenda's."""
@@ -84,6 +87,8 @@ class SimulatedRun:
         self.version = 0
         """Of the weights that the trainer has published."""
         self._published = Change(self.agenda)
+        self._turned = Change(self.agenda)
+        """Told when an engine begins or ends to compute."""
         turns = Turns(self.agenda)
         counts: Counter[str] = Counter()
         self.engines: list[SimulatedEngine] = []
@@ -93,7 +98,16 @@ class SimulatedRun:
                 counts[kind.name] += 1
                 log = self._log_of(name, sinks)
                 self.engines.append(
-                    SimulatedEngine(self.agenda, name, kind, scenario.weights, log, turns=turns, on_ended=self._grade)
+                    SimulatedEngine(
+                        self.agenda,
+                        name,
+                        kind,
+                        scenario.weights,
+                        log,
+                        turns=turns,
+                        on_ended=self._grade,
+                        on_turn=self._turned.tell,
+                    )
                 )
         policy = make_policy(scenario.dispatch, LengthHistory(), seed=scenario.seed)
         splits = scenario.knows_lengths == "lengths" and policy.plans
@@ -276,13 +290,29 @@ class SimulatedRun:
             yield max(engine.pause() for engine in colocated)
         start = self.agenda.now
         self._activity.enter("update")
-        yield seconds
+        yield from self._work(seconds)
         self._activity.leave("update")
         for engine in colocated:
             engine.resume()
         samples = sum(len(group.responses) for group in groups)
         tokens = sum(one.tokens for group in groups for one in group.responses)
         self._emit(kind, "trainer", start, step=step, version=step, samples=samples or None, tokens=tokens or None)
+
+    def _work(self, seconds: float) -> Process:
+        """Let the trainer compute. Where it shares a machine with engines, each slows the other down."""
+        scenario = self._scenario
+        if scenario.placement == "colocated" or scenario.engine_beside == scenario.trainer_beside == 1:
+            yield seconds
+            return
+        for engine in self.engines:
+            engine.keep_pace(scenario.engine_beside)
+        while seconds > _ROUNDING_S:
+            pace = scenario.trainer_beside if any(engine.computes for engine in self.engines) else 1.0
+            start = self.agenda.now
+            yield seconds * pace, self._turned
+            seconds -= (self.agenda.now - start) / pace
+        for engine in self.engines:
+            engine.keep_pace(1.0)
 
     def _publish(self, version: int) -> Process:
         """Hand the weights on, and wait for the engines where the mode says so."""

@@ -101,6 +101,10 @@ class Scenario:
     graders: int = 1
     grade_s: float = 0.0
     """Seconds of a grading, where the workload does not say."""
+    engine_beside: float = 1.0
+    """How many times longer a step of an engine takes while the trainer computes, since they share a machine."""
+    trainer_beside: float = 1.0
+    """How many times longer the trainer takes while an engine computes."""
     hop_s: float = 0.0
     """Seconds that a row takes from one task to the next, through the queue."""
     step_s: float = 0.0

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from tailrace.config.base import GIB
 from tailrace.config.engine import NativeEngineConfig, VllmEngineConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError
@@ -9,9 +10,11 @@ from tailrace.planning.allocation import Allocation, Batches, engine_tokens, mea
 from tailrace.planning.broadcast import ROOT, Site, broadcast_tree
 from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.model_shape.base import ModelShape
-from tailrace.planning.step_times.base import MixedStepTimes
+from tailrace.planning.step_times.base import Additive, MixedStepTimes
 from tailrace.planning.step_times.collectives import Group, all_gather_s
 from tailrace.planning.step_times.generation import AnalyticStepTimes
+from tailrace.planning.step_times.machine import MachineProfile
+from tailrace.planning.step_times.trainer_profile import ProfiledTrainer
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
 from tailrace.planning.step_times.training_setup import TrainingSetup
 from tailrace.simulator.scenario import EngineKind, Scenario, Scorer, TrainerKind
@@ -150,3 +153,43 @@ def _arrivals(cluster: Cluster, allocation: Allocation, weights: float) -> list[
 
     latency_s = rollout.network.latency_s
     return [max(crossing_s, weights / lanes) + latency_s * (1 + hops(site.name)) for site in sites]
+
+
+def scenario_here(config: RunConfig, shape: ModelShape, profile: MachineProfile, *, steps: int) -> Scenario:
+    """Return the scenario of a recipe on the machine that was profiled: one engine, and one trainer."""
+    engine = config.engine
+    assert isinstance(engine, NativeEngineConfig), "others are not profiled"
+    colocated = config.pipeline.placement == "colocated"
+    measured = profile.together if colocated else profile.apart
+    trainer = profile.trainer_together if colocated else profile.trainer_apart
+    return Scenario(
+        steps=steps,
+        groups_per_step=config.groups_per_step,
+        group_size=config.algorithm.group_size,
+        mini_batches=config.mini_batches_per_step,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        placement=config.pipeline.placement,
+        max_staleness=config.pipeline.max_staleness,
+        streaming=config.pipeline.streaming,
+        in_order=config.pipeline.in_order,
+        weights=config.weights_mode,
+        dispatch=config.rollout.dispatch,
+        order=config.rollout.order,
+        engines=(
+            EngineKind(
+                times=Additive(measured.costs),
+                slots=engine.max_batch_size,
+                cache_tokens=engine.kv_cache_gib * GIB / shape.cache_bytes(),
+                prefill_tokens=engine.prefill_tokens,
+                block=engine.block_size,
+                install_s=measured.install_s,
+            ),
+        ),
+        trainer=TrainerKind(times=ProfiledTrainer(trainer), publish_s=0.0 if colocated else trainer.weights_s),
+        graders=config.rewards.workers,
+        engine_beside=1.0 if colocated else profile.engine_beside,
+        trainer_beside=1.0 if colocated else profile.trainer_beside,
+        hop_s=_HOP_S,
+        step_s=_STEP_S,
+        seed=config.seed,
+    )

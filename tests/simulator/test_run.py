@@ -184,3 +184,16 @@ def test_every_sample_is_trained_on_once_and_none_is_too_stale(scenario: Scenari
     assert [event.step for event in steps] == list(range(scenario.steps))
     assert sum(event.samples or 0 for event in steps) == count * scenario.group_size
     assert all(event.metrics["staleness_max"] <= scenario.max_staleness for event in steps)
+
+
+def test_workers_of_one_machine_slow_each_other_down_while_both_work() -> None:
+    replay = lengths(*[[10]] * 6, prompt=1)
+    alone = replace(SMALL, steps=3, max_staleness=1, weights="in_flight", streaming=True)
+    beside = replace(alone, engine_beside=1.25, trainer_beside=1.5)
+    seconds = [played(scenario, replay)[0].agenda.now for scenario in (alone, beside)]
+    assert seconds[0] < seconds[1] < 1.5 * seconds[0]
+    apart = replace(beside, max_staleness=0, weights="synchronous", streaming=False)
+    assert (
+        played(apart, replay)[0].agenda.now
+        == played(replace(apart, engine_beside=1, trainer_beside=1), replay)[0].agenda.now
+    )  # they take turns

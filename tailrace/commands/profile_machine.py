@@ -1,0 +1,211 @@
+"""`tailrace profile machine`: measures an engine and a trainer of a recipe, by themselves and beside each other.
+
+    all cores      engine, then trainer: what a colocated run has
+    half of them   engine, then trainer, while the others are idle; then both at the same time, on a half each
+
+Each measurement is a process of its own, bound to its cores, since a process cannot change its threads for good.
+"""
+
+import multiprocessing
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tailrace.commands.files import check_new_file
+from tailrace.commands.profile_trainer import measure_trainer
+from tailrace.config.engine import NativeEngineConfig, SamplingConfig
+from tailrace.config.run import RunConfig
+from tailrace.engine.core import EngineCore
+from tailrace.engine.model.weights import checkpoint_weights
+from tailrace.errors import PlanError
+from tailrace.host.compute import prepare_torch
+from tailrace.host.cpu import usable_cores
+from tailrace.models.architecture import read_architecture
+from tailrace.models.info import describe_model
+from tailrace.models.resolve import resolve_model
+from tailrace.planning.dispatch.costs import StepCosts
+from tailrace.planning.packing import GroupPart
+from tailrace.planning.step_times.machine import EngineProfile, MachineProfile
+from tailrace.planning.step_times.trainer_profile import ProfiledTrainer, TrainerProfile
+from tailrace.report.run_data import write_file
+from tailrace.report.text import number
+from tailrace.types import Request
+
+T = TypeVar("T")
+
+_NEW_TOKENS = 24
+"""Tokens of each response; a batch of each size makes so many steps."""
+_PROMPT_TOKENS = 64
+_INSTALLS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """A measurement, as it goes to its process."""
+
+    config: str
+    """The recipe as JSON."""
+    model_dir: str
+    cores: tuple[int, ...]
+    least_s: float = 0.0
+    """Seconds that it goes on measuring for, at least."""
+
+
+def profile_machine(config: RunConfig, json: Path | None, *, force: bool = False) -> None:
+    """Measure, print a table, and write the profile to `json`; `force` replaces an existing file.
+
+    Raises:
+        UserError: the engine is not the native one, the machine has one core, or the file cannot be written.
+    """
+    if json is not None:
+        check_new_file("--json", json, force=force)
+    profile = measure_machine(config)
+    console = Console(highlight=False)
+    console.print(_table(profile))
+    if json is not None:
+        document = msgspec.json.format(msgspec.json.encode(profile))
+        write_file(json.parent, json.name, document + b"\n")
+
+
+def measure_machine(config: RunConfig, cores: Sequence[int] | None = None) -> MachineProfile:
+    """Measure the engine and the trainer of a recipe on this machine, or on these cores of it.
+
+    Raises:
+        PlanError: the engine is not the native one, or there are fewer than two cores.
+    """
+    usable = tuple(cores or usable_cores())
+    if not isinstance(config.engine, NativeEngineConfig):
+        raise PlanError(f"engine.type is {config.engine.type!r}; only the native engine can be measured")
+    if len(usable) < 2:
+        raise PlanError(f"this process may use the cores {list(usable)}; an engine beside a trainer takes two")
+    half = len(usable) // 2
+    first, second = usable[:half], usable[half : 2 * half]
+    task = _Task(config=config.model_dump_json(), model_dir=str(resolve_model(config.model).resolve()), cores=usable)
+
+    def at(cores: tuple[int, ...], least_s: float = 0.0) -> _Task:
+        return _Task(config=task.config, model_dir=task.model_dir, cores=cores, least_s=least_s)
+
+    together, trainer_together = _alone(_engine, task), _alone(_trainer, task)
+    began = time.monotonic()
+    apart, trainer_apart = _alone(_engine, at(first)), _alone(_trainer, at(second))
+    beside, trainer_beside = _beside(at(first, time.monotonic() - began), at(second))
+    slots = config.engine.max_batch_size
+    context = slots * (_PROMPT_TOKENS + _NEW_TOKENS / 2)
+    return MachineProfile(
+        model=config.model.path,
+        hardware=platform.processor() or platform.machine(),
+        cores=len(usable),
+        together=together,
+        trainer_together=trainer_together,
+        apart=apart,
+        trainer_apart=trainer_apart,
+        engine_beside=beside.costs.step_s(1, slots, context, 1) / apart.costs.step_s(1, slots, context, 1),
+        trainer_beside=statistics.median(
+            slow.seconds / quick.seconds
+            for slow, quick in zip(trainer_beside.update, trainer_apart.update, strict=True)
+        ),
+    )
+
+
+def _alone(measure: Callable[[_Task], T], task: _Task) -> T:
+    with _process() as process:
+        return process.submit(measure, task).result()
+
+
+def _beside(engine: _Task, trainer: _Task) -> tuple[EngineProfile, TrainerProfile]:
+    """Measure both at the same time. The engine goes on for as long as the trainer should take."""
+    with _process() as one, _process() as other:
+        measuring = one.submit(_engine, engine), other.submit(_trainer, trainer)
+        return measuring[0].result(), measuring[1].result()
+
+
+def _process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _opened(task: _Task) -> RunConfig:
+    """Bind this process to its cores, and read the recipe."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, task.cores)
+    config = RunConfig.model_validate_json(task.config)
+    prepare_torch(config.device, len(task.cores))
+    return config
+
+
+def _engine(task: _Task) -> EngineProfile:
+    config, model_dir = _opened(task), Path(task.model_dir)
+    engine = config.engine
+    assert isinstance(engine, NativeEngineConfig)
+    vocab = describe_model(model_dir).vocab
+    random = np.random.default_rng(0)
+    with closing(EngineCore(engine, model_dir, device=torch.device(config.device))) as core:
+        ids = iter(range(10**9))
+        began = time.monotonic()
+        while True:
+            for size in _sizes(engine.max_batch_size):
+                for _ in range(size):
+                    core.add(_request(next(ids), random, vocab))
+                while core.has_work:
+                    core.step()
+            costs = core.load().costs
+            if isinstance(costs, StepCosts) and time.monotonic() - began >= task.least_s:
+                break
+        weights = checkpoint_weights(read_architecture(model_dir), model_dir)
+        installs = []
+        for version in range(1, _INSTALLS + 1):
+            start = time.perf_counter()
+            core.load_weights(version, weights.items())
+            installs.append(time.perf_counter() - start)
+    return EngineProfile(threads=len(task.cores), costs=costs, install_s=statistics.median(installs))
+
+
+def _sizes(slots: int) -> list[int]:
+    """Batches that are measured: powers of two, and the largest."""
+    return sorted({slots, *(2**power for power in range(slots.bit_length()))})
+
+
+def _request(number: int, random: np.random.Generator, vocab: int) -> Request:
+    return Request(
+        request_id=number,
+        group_id=number,
+        prompt_ids=random.integers(0, vocab, _PROMPT_TOKENS),
+        sampling=SamplingConfig(max_new_tokens=_NEW_TOKENS, ignore_eos=True),
+        seed=number,
+    )
+
+
+def _trainer(task: _Task) -> TrainerProfile:
+    return measure_trainer(_opened(task), rounds=2)
+
+
+def _table(profile: MachineProfile) -> Table:
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    shown.add_column(profile.hardware, style="dim")
+    for name in ("all cores", "half of them", "beside the other"):
+        shown.add_column(name, justify="right")
+    engines = profile.together, profile.apart
+    for size in (1, 8, 64):
+        each = [1000 * engine.costs.step_s(1, size, size * _PROMPT_TOKENS, 1) for engine in engines]
+        beside = number(each[1] * profile.engine_beside)
+        shown.add_row(f"ms a decode step of {size}", *map(number, each), beside)
+    trainers = ProfiledTrainer(profile.trainer_together), ProfiledTrainer(profile.trainer_apart)
+    seconds = [trainer.update_s([GroupPart((0,), 64, (448,))]) for trainer in trainers]
+    row = (*map(number, seconds), number(seconds[1] * profile.trainer_beside))
+    shown.add_row("s an update of 512 tokens", *row)
+    optimizer: list[Any] = [trainer.optimizer_s() for trainer in trainers]
+    shown.add_row("s an optimizer step", *map(number, optimizer), "")
+    shown.add_row("s to install weights", *(number(engine.install_s) for engine in engines), "")
+    return shown
