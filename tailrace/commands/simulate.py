@@ -25,6 +25,8 @@ from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.memory import Memory, engine_memory, trainer_memory
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.model_shape.catalogue import find_shape
+from tailrace.planning.step_times.basis import Basis, Kind
+from tailrace.planning.step_times.sources import source_of
 from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
 from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
@@ -51,6 +53,8 @@ class Simulated:
     allocation: Allocation
     engine: Memory
     trainer: Memory
+    basis: Basis
+    """Of the steps of engines."""
     summary: Summary
 
 
@@ -69,7 +73,8 @@ def simulate(
     machines, shape = open_cluster(cluster), find_shape(model or config.model.path)
     replay = _replay(config, shape, workload, steps)
     allocation = allocation_of(config, shape, machines, replay)
-    scenario = scenario_of(config, shape, machines, allocation, steps=steps)
+    source = source_of(shape, allocation.rollout)
+    scenario = scenario_of(config, shape, machines, allocation, steps=steps, times=lambda pool: source)
     summing = Summing(min(WARM_UP, steps - 1))
     if report is None:
         run = SimulatedRun(scenario, replay, sinks=(summing,))
@@ -87,6 +92,7 @@ def simulate(
             batch_size=scenario.engines[0].slots,
         ),
         trainer=trainer_memory(setup, step_batches(config, replay).largest),
+        basis=source.basis,
         summary=summing.summary(preemptions=sum(engine.preemptions for engine in run.engines)),
     )
 
@@ -177,7 +183,7 @@ def print_simulated(found: Simulated, *, json: bool) -> None:
     for name, value in (
         ("engines", _engines_text(allocation)),
         ("trainer", _layout_text(allocation)),
-        ("seconds a step", f"{summary.step_s:.1f}, of {summary.steps} steps"),
+        ("seconds a step", _step_text(found)),
         ("samples a second", number(summary.samples_per_s)),
         ("response tokens a second", f"{number(summary.tokens_per_s)}, {_per_device(found)} a device"),
         ("engines generate", percent(summary.generating)),
@@ -204,11 +210,27 @@ def _document(found: Simulated) -> dict[str, Any]:
             "dp": allocation.dp,
         },
         "trainer": {"kind": allocation.trainer.kind, **asdict(allocation.layout)},
+        "basis": asdict(found.basis),
+        "step_interval_s": found.basis.interval(found.summary.step_s),
         **asdict(found.summary),
         "engine_bytes": found.engine.peak,
         "trainer_bytes": found.trainer.peak,
         "usd_per_1000_steps": _cost(found),
     }
+
+
+def _step_text(found: Simulated) -> str:
+    low, high = found.basis.interval(found.summary.step_s)
+    counted = f"the mean of {found.summary.steps}" if found.summary.steps > 1 else "of one"
+    return f"{found.summary.step_s:.1f}, {counted}; {low:.0f} to {high:.0f} ({_BASES[found.basis.kind]})"
+
+
+_BASES: dict[Kind, str] = {
+    "analytic": "steps of engines are analytic",
+    "profiled": "steps of engines were profiled",
+    "kernels": "steps of engines rest on measured kernels",
+    "calibrated": "steps of engines are analytic, scaled by measured ones",
+}
 
 
 def _engines_text(allocation: Allocation) -> str:

@@ -41,8 +41,8 @@ def partition(costs: Sequence[float], parts: int, *, equal_count: bool) -> list[
     order = _heaviest_first(costs, parts)
     width = parts if equal_count else 1
     blocks = [order[start : start + width] for start in range(0, len(order), width)]
-    solutions = [_solution([(costs[item], [item]) for item in block], parts) for block in blocks]
-    return [sorted(items) for _, items in _difference(solutions or [_solution([], parts)])]
+    best = _difference([[(costs[item], [item]) for item in block] for block in blocks] or [[]], parts)
+    return [sorted(items) for _, items in _filled(best, parts)]
 
 
 def _heaviest_first(costs: Sequence[float], parts: int) -> list[int]:
@@ -54,30 +54,35 @@ def _heaviest_first(costs: Sequence[float], parts: int) -> list[int]:
     return sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
 
 
-def _solution(filled: list[_Part], parts: int) -> list[_Part]:
-    """Add empty parts to `filled`, which has the heaviest first."""
-    return filled + [(0, []) for _ in range(parts - len(filled))]
+def _filled(solution: list[_Part], parts: int) -> list[_Part]:
+    """Add the empty parts of a solution, which are not kept, to those that it has: the heaviest first."""
+    return solution + [(0, []) for _ in range(parts - len(solution))]
 
 
-def _difference(solutions: Sequence[list[_Part]]) -> list[_Part]:
+def _difference(solutions: Sequence[list[_Part]], parts: int) -> list[_Part]:
     """Merge the two solutions that differ most until one is left."""
-    heap = [(-_spread(solution), number, solution) for number, solution in enumerate(solutions)]
+    heap = [(-_spread(solution, parts), number, solution) for number, solution in enumerate(solutions)]
     heapq.heapify(heap)
     numbers = count(len(heap))
     while len(heap) > 1:
-        merged = _merge(heapq.heappop(heap)[2], heapq.heappop(heap)[2])
-        heapq.heappush(heap, (-_spread(merged), next(numbers), merged))
+        merged = _merge(heapq.heappop(heap)[2], heapq.heappop(heap)[2], parts)
+        heapq.heappush(heap, (-_spread(merged, parts), next(numbers), merged))
     return heap[0][2]
 
 
-def _spread(solution: Sequence[_Part]) -> float:
-    return solution[0][0] - solution[-1][0]
+def _spread(solution: Sequence[_Part], parts: int) -> float:
+    if not solution:
+        return 0.0
+    return solution[0][0] - (solution[-1][0] if len(solution) == parts else 0)
 
 
-def _merge(one: Sequence[_Part], other: Sequence[_Part]) -> list[_Part]:
+def _merge(one: list[_Part], other: list[_Part], parts: int) -> list[_Part]:
     """Join the heaviest part of one with the lightest of the other, and so on. Both arguments are used up."""
-    pairs = zip(one, reversed(other), strict=True)
-    merged = [(cost + light, _join(items, more)) for (cost, items), (light, more) in pairs]
+    if len(one) + len(other) <= parts:  # each joins an empty one: most merges are such, where there are many parts
+        merged = one + other[::-1]
+    else:
+        pairs = zip(_filled(one, parts), reversed(_filled(other, parts)), strict=True)
+        merged = [(cost + light, _join(items, more)) for (cost, items), (light, more) in pairs]
     return sorted(merged, key=lambda part: part[0], reverse=True)
 
 

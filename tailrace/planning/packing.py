@@ -72,7 +72,7 @@ def shared(samples: Sequence[Lengths], ranks: int) -> list[list[int]]:
     if ranks == 1:
         return [list(range(len(samples)))]
     most = sum(sample.response_tokens for sample in samples) / ranks / _PIECES
-    pieces = [part for part in _parts(samples, max(1, int(most)))]
+    pieces = list(_parts(samples, max(1, int(most))))
     shares = partition([piece.tokens for piece in pieces], ranks, equal_count=False)
     return [sorted(index for piece in share for index in pieces[piece].samples) for share in shares]
 

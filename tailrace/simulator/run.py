@@ -58,16 +58,13 @@ class Group:
     responses: list[Response]
     missing: int
     """Responses that have not been graded."""
+    tokens: int
+    """Of all; the prompt counts once."""
 
     @property
     def lengths(self) -> list[Lengths]:
         """The lengths of its samples."""
         return [Lengths(self.number, one.script.prompt_tokens, one.tokens) for one in self.responses]
-
-    @property
-    def tokens(self) -> int:
-        """Its tokens; the prompt counts once."""
-        return self.responses[0].script.prompt_tokens + sum(one.tokens for one in self.responses)
 
 
 class SimulatedRun:
@@ -115,6 +112,8 @@ class SimulatedRun:
         self._free_graders = [0.0] * scenario.graders
         self._groups: dict[int, Group] = {}
         self._scorer = _Scorer(self, scenario) if scenario.reference else None
+        self._most_tokens = 0
+        """Of a group so far."""
         self._ready: dict[int, deque[Group]] = {}
         """Groups that can be trained on, by step, in the order in which they became so."""
         self._arrived = Change(self.agenda)
@@ -159,7 +158,9 @@ class SimulatedRun:
             )
             for sample, (script, tokens) in enumerate(zip(scripts, expected, strict=True))
         ]
-        self._groups[group] = Group(group, step, responses, len(responses))
+        tokens = scripts[0].prompt_tokens + sum(response.tokens for response in responses)
+        self._most_tokens = max(self._most_tokens, tokens)
+        self._groups[group] = Group(group, step, responses, len(responses), tokens)
         return responses
 
     def _expected(self, tokens: Sequence[int]) -> list[float]:
@@ -252,13 +253,15 @@ class SimulatedRun:
         scenario = self._scenario
         if not scenario.streaming:
             return sorted(ready, key=lambda group: group.number) if len(ready) == missing else []
+        budget = scenario.micro_batch_tokens * scenario.trainer.ranks
+        if len(ready) < missing and len(ready) * self._most_tokens < budget:
+            return []  # whichever they are, they are too few
         candidates = list(ready)
         if scenario.in_order:
             by_number = {group.number: group for group in ready}
             candidates = []
             while (number := first + len(candidates)) in by_number:
                 candidates.append(by_number[number])
-        budget = scenario.micro_batch_tokens * scenario.trainer.ranks
         claim: list[Group] = []
         tokens = 0
         for group in candidates:

@@ -1,6 +1,7 @@
 """A scenario from a recipe, a model, and the devices that it gets."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from tailrace.config.base import GIB
 from tailrace.config.engine import NativeEngineConfig, VllmEngineConfig
@@ -12,8 +13,8 @@ from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.base import Additive, MixedStepTimes
 from tailrace.planning.step_times.collectives import Group, all_gather_s
-from tailrace.planning.step_times.generation import AnalyticStepTimes
 from tailrace.planning.step_times.machine import MachineProfile
+from tailrace.planning.step_times.sources import source_of
 from tailrace.planning.step_times.trainer_profile import ProfiledTrainer
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
 from tailrace.planning.step_times.training_setup import TrainingSetup
@@ -59,14 +60,14 @@ def scenario_of(
 ) -> Scenario:
     """Return the scenario of a recipe.
 
-    `times`: the steps of engines on a pool; by default they are added up over operators.
+    `times`: the steps of engines on a pool; by default see `source_of`.
 
     Raises:
         PlanError: an engine has no room for its weights, or there is no link between two pools.
     """
     setup = TrainingSetup(shape=shape, layout=allocation.layout)
     trainer = AnalyticTrainingTimes(setup, allocation.trainer)
-    source = AnalyticStepTimes(shape, allocation.rollout) if times is None else times(allocation.rollout)
+    source = (times or partial(source_of, shape))(allocation.rollout)
     gathered = Group.of(allocation.trainer, allocation.layout.devices)
     return Scenario(
         steps=steps,

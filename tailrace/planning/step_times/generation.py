@@ -1,11 +1,14 @@
 """An engine's steps, added up over operators: the analytic half of AsyncFlow's cost model (section 4.3)."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from tailrace.config.hardware import DType
 from tailrace.planning.hardware.base import Pool
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.basis import Basis
 from tailrace.planning.step_times.collectives import Group
-from tailrace.planning.step_times.operators import Pass, decode, joined, operators, prefill
+from tailrace.planning.step_times.operators import Operator, Pass, decode, joined, operators, prefill
 from tailrace.planning.step_times.rates import DEFAULT, ERROR, NO_HOST, Host, Rates, seconds
 
 ELEMENT_BYTES: dict[DType, float] = {"bfloat16": 2.0, "float8": 1.0, "float32": 4.0}
@@ -33,6 +36,8 @@ class AnalyticStepTimes:
         self._dtype: DType = dtype
         self._cache_bytes = None if cache_dtype is None else ELEMENT_BYTES[cache_dtype]
         self._host = host
+        self._rest: dict[tuple[int, float, float], float] = {}
+        self._attention: dict[int, Operator] = {}
 
     def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
         """Seconds of a decode step; see `StepTimes`. Replicas do not disturb each other."""
@@ -50,10 +55,28 @@ class AnalyticStepTimes:
         """Seconds of any pass."""
         if work.tokens <= 0:
             return 0.0
-        group = Group.of(self._pool, tp)
+        return self._host.seconds(work.logits) + self._rest_s(tp, work) + self._attention_s(tp, work)
+
+    def _rest_s(self, tp: int, work: Pass) -> float:
+        """Seconds of all but the work of attention: it is the same for all passes over so many tokens."""
+        key = tp, work.tokens, work.logits
+        if key not in self._rest:
+            each = self._operators(tp, Pass(tokens=work.tokens, pairs=0, cached_tokens=0, logits=work.logits))
+            self._rest[key] = sum(self._seconds(tp, operator) for operator in each)
+        return self._rest[key]
+
+    def _attention_s(self, tp: int, work: Pass) -> float:
+        """Seconds of the work of attention, which grows with pairs and cached tokens."""
+        if tp not in self._attention:
+            each = self._operators(tp, Pass(tokens=1, pairs=1, cached_tokens=1, logits=1))
+            self._attention[tp] = next(operator for operator in each if operator.kind == "attention")
+        one = self._attention[tp]
+        flops, read = work.pairs * one.flops, work.cached_tokens * one.read_bytes
+        return self._seconds(tp, replace(one, flops=flops, read_bytes=read, launches=0.0))
+
+    def _operators(self, tp: int, work: Pass) -> Iterator[Operator]:
         size = ELEMENT_BYTES[self._dtype]
-        each = operators(self._shape, work, tp=tp, element_bytes=size, cache_bytes=self._cache_bytes)
-        device, rates = self._pool.device, self._rates
-        return self._host.seconds(work.logits) + sum(
-            seconds(operator, device, group, rates, self._dtype) for operator in each
-        )
+        return operators(self._shape, work, tp=tp, element_bytes=size, cache_bytes=self._cache_bytes)
+
+    def _seconds(self, tp: int, operator: Operator) -> float:
+        return seconds(operator, self._pool.device, Group.of(self._pool, tp), self._rates, self._dtype)

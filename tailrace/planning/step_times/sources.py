@@ -1,0 +1,25 @@
+"""The step times that are known best: measured kernels where there are tables of them, else analytic ones."""
+
+import importlib.util
+
+from tailrace.planning.hardware.base import Pool
+from tailrace.planning.model_shape.base import ModelShape
+from tailrace.planning.step_times.basis import Source
+from tailrace.planning.step_times.generation import AnalyticStepTimes
+from tailrace.planning.step_times.kernels import SYSTEMS, KernelStepTimes
+from tailrace.planning.step_times.rates import HOSTS
+
+_BACKEND = "vllm"
+"""Whose kernels and host are taken for engines on accelerators."""
+
+
+def source_of(shape: ModelShape, pool: Pool) -> Source:
+    """Return the step times of engines on a pool.
+
+    Kernel tables need the extra `plan`; they have no latent attention. Without them, times are analytic.
+    """
+    host = HOSTS[_BACKEND]
+    has_tables = pool.kind in SYSTEMS and shape.latent is None
+    if has_tables and importlib.util.find_spec("aiconfigurator_core") is not None:
+        return KernelStepTimes(shape, pool.kind, backend="vllm", host=host)
+    return AnalyticStepTimes(shape, pool, host=host)
