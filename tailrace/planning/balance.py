@@ -82,7 +82,7 @@ def _merge(one: list[_Part], other: list[_Part], parts: int) -> list[_Part]:
         merged = one + other[::-1]
     else:
         pairs = zip(_filled(one, parts), reversed(_filled(other, parts)), strict=True)
-        merged = [(cost + light, _join(items, more)) for (cost, items), (light, more) in pairs]
+        merged = [(cost + light, _join(items, more) if more else items) for (cost, items), (light, more) in pairs]
     return sorted(merged, key=lambda part: part[0], reverse=True)
 
 

@@ -112,10 +112,9 @@ class SimulatedRun:
         self._free_graders = [0.0] * scenario.graders
         self._groups: dict[int, Group] = {}
         self._scorer = _Scorer(self, scenario) if scenario.reference else None
-        self._most_tokens = 0
-        """Of a group so far."""
         self._ready: dict[int, deque[Group]] = {}
         """Groups that can be trained on, by step, in the order in which they became so."""
+        self._ready_tokens: Counter[int] = Counter()
         self._arrived = Change(self.agenda)
         self._trainer_log = self._log_of("trainer-0", sinks)
         self._activity = Activity(self._trainer_log, "trainer", breakdown=True)
@@ -159,7 +158,6 @@ class SimulatedRun:
             for sample, (script, tokens) in enumerate(zip(scripts, expected, strict=True))
         ]
         tokens = scripts[0].prompt_tokens + sum(response.tokens for response in responses)
-        self._most_tokens = max(self._most_tokens, tokens)
         self._groups[group] = Group(group, step, responses, len(responses), tokens)
         return responses
 
@@ -204,6 +202,7 @@ class SimulatedRun:
     def let_train(self, group: Group) -> None:
         """Let the trainer have a group."""
         self._ready.setdefault(group.step, deque()).append(group)
+        self._ready_tokens[group.step] += group.tokens
         self._arrived.tell()
 
     def _train(self) -> Process:
@@ -238,28 +237,29 @@ class SimulatedRun:
         self._activity.enter("data")
         while True:
             ready = self._ready.get(step, deque())
-            first = step * scenario.groups_per_step + taken
-            claim = self._claimable(ready, missing, first)
+            claim = self._claimable(step, ready, missing)
             if claim:
                 break
             yield self._arrived
         self._activity.leave("data")
         for group in claim:
             ready.remove(group)
+            self._ready_tokens[step] -= group.tokens
         return claim
 
-    def _claimable(self, ready: deque[Group], missing: int, first: int) -> list[Group]:
+    def _claimable(self, step: int, ready: deque[Group], missing: int) -> list[Group]:
         """The groups that the trainer would be handed now; empty while it waits. See `TokenBudgetConfig`."""
         scenario = self._scenario
         if not scenario.streaming:
             return sorted(ready, key=lambda group: group.number) if len(ready) == missing else []
         budget = scenario.micro_batch_tokens * scenario.trainer.ranks
-        if len(ready) < missing and len(ready) * self._most_tokens < budget:
-            return []  # whichever they are, they are too few
+        if len(ready) < missing and self._ready_tokens[step] < budget:
+            return []
         candidates = list(ready)
         if scenario.in_order:
             by_number = {group.number: group for group in ready}
             candidates = []
+            first = (step + 1) * scenario.groups_per_step - missing
             while (number := first + len(candidates)) in by_number:
                 candidates.append(by_number[number])
         claim: list[Group] = []
