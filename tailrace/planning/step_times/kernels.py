@@ -47,6 +47,8 @@ _CONTEXTS = (1, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Cached tokens of each sequence that decodes."""
 _TOKENS = tuple(2**exponent for exponent in range(17))
 """Tokens of a pass."""
+_TILED = tuple(sorted({*_TOKENS, *(256 * tiles + extra for tiles in range(1, 17) for extra in (0, 1))}))
+"""Those, and what fills tiles of products, and one more than that: the package measured both, and there are steps."""
 _SHORTEST = 16
 """Tokens of the shortest prompt."""
 _CACHED = (0, 1024, 4096, 16384, 65536)
@@ -174,7 +176,7 @@ class _Parts:
 
 def _tables(handle: Any) -> _Tables:
     return _Tables(
-        body=_rising((tokens, _chunk(handle, 1, tokens, 0).body) for tokens in _TOKENS),
+        body=_rising((tokens, _chunk(handle, 1, tokens, 0).body) for tokens in _TILED),
         head=_rising((size, _step(handle, size, 1).head) for size in _SIZES),
         decoded=Surface.through({size: _rising_points(_decoded(handle, size)) for size in _SIZES}),
         prefilled=Surface.through({tokens: _rising_points(_prefilled(handle, tokens)) for tokens in _TOKENS}),

@@ -62,8 +62,8 @@ class Host:
 
 NO_HOST = Host()
 HOSTS: Mapping[str, Host] = {
-    "vllm": Host(step_s=0.94e-3, sequence_s=25e-6),
-    "trtllm": Host(step_s=0.37e-3, sequence_s=5e-6),
+    "vllm": Host(step_s=0.89e-3, sequence_s=22e-6),
+    "trtllm": Host(step_s=0.37e-3, sequence_s=4e-6),
 }
 """By backend, as `benchmarks/simulator_tpot.py` fitted them to one half of published measurements of serving."""
 

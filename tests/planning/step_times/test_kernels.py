@@ -50,6 +50,13 @@ def test_more_context_and_more_prompts_never_take_less_time(
     assert step <= mixed <= step + kernels.prefill_s(1, 1, chunk)
 
 
+def test_a_token_beyond_a_tile_of_products_costs_what_the_package_measured(kernels: KernelStepTimes) -> None:
+    handle = kernels._compiled(1)
+    for tokens in (512, 513, 1024, 1025):
+        expected = handle.predict_prefill_latency(1, tokens) / 1e3
+        assert kernels.prefill_s(1, 1, tokens) == pytest.approx(expected, rel=0.03)
+
+
 def test_beyond_the_grid_time_goes_on(kernels: KernelStepTimes) -> None:
     assert kernels.step_s(1, 2048, 2048 * 1024, 1) > kernels.step_s(1, 1024, 1024 * 1024, 1)
     assert kernels.prefill_s(1, 1, 300_000) > 2 * kernels.prefill_s(1, 1, 150_000)
