@@ -9,7 +9,7 @@ from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.basis import Basis
 from tailrace.planning.step_times.collectives import Group
 from tailrace.planning.step_times.operators import Operator, Pass, decode, joined, operators, prefill
-from tailrace.planning.step_times.rates import DEFAULT, ERROR, NO_HOST, Host, Rates, seconds
+from tailrace.planning.step_times.rates import DEFAULT, ERROR, NO_HOST, Host, Rates, rows_of_decoding, seconds
 
 ELEMENT_BYTES: dict[DType, float] = {"bfloat16": 2.0, "float8": 1.0, "float32": 4.0}
 
@@ -49,13 +49,19 @@ class AnalyticStepTimes:
 
     def mixed_s(self, tp: int, batch_size: float, context_tokens: float, chunk: Pass) -> float:
         """Seconds of a step that decodes, and computes a part of prompts in the same pass."""
-        return self.pass_s(tp, joined(decode(batch_size, context_tokens), chunk))
+        return self.pass_s(tp, self._mixed(decode(batch_size, context_tokens), chunk))
 
     def pass_s(self, tp: int, work: Pass) -> float:
         """Seconds of any pass."""
         if work.tokens <= 0:
             return 0.0
-        return self._host.seconds(work.logits) + self._rest_s(tp, work) + self._attention_s(tp, work)
+        return self._host.step(self._rest_s(tp, work) + self._attention_s(tp, work), work.logits)
+
+    def _mixed(self, decoded: Pass, chunk: Pass) -> Pass:
+        """The pass of a step, in which what decodes may take more rows of attention beside prompts."""
+        if not chunk.tokens:
+            return decoded
+        return joined(replace(decoded, pairs=rows_of_decoding(self._pool.kind) * decoded.pairs), chunk)
 
     def _rest_s(self, tp: int, work: Pass) -> float:
         """Seconds of all but the work of attention: it is the same for all passes over so many tokens."""

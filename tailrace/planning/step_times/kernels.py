@@ -18,8 +18,8 @@ from tailrace.errors import PlanError, one_line
 from tailrace.planning.curves import Curve, Surface
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.basis import Basis
-from tailrace.planning.step_times.operators import Pass, decode, prefill
-from tailrace.planning.step_times.rates import NO_HOST, Host
+from tailrace.planning.step_times.operators import NOTHING, Pass, decode, prefill
+from tailrace.planning.step_times.rates import NO_HOST, Host, rows_of_decoding
 
 Backend = Literal["vllm", "trtllm", "sglang"]
 
@@ -85,6 +85,7 @@ class KernelStepTimes:
         self._config = json.dumps(config_of(shape))
         self._shape = shape
         self._system = SYSTEMS[kind]
+        self._rows = rows_of_decoding(kind)
         self._backend = backend
         self._dtype: DType = dtype
         self._cache_dtype: DType = cache_dtype
@@ -93,11 +94,11 @@ class KernelStepTimes:
 
     def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
         """Seconds of a decode step; see `StepTimes`. Replicas do not disturb each other."""
-        return self._pass_s(tp, decode(batch_size, context_tokens), _NOTHING)
+        return self._pass_s(tp, decode(batch_size, context_tokens), NOTHING)
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
         """Seconds of a prefill; see `StepTimes`."""
-        return self._pass_s(tp, _NOTHING, prefill(batch_size, rms_length))
+        return self._pass_s(tp, NOTHING, prefill(batch_size, rms_length))
 
     def mixed_s(self, tp: int, batch_size: float, context_tokens: float, chunk: Pass) -> float:
         """Seconds of a step that decodes, and computes a part of prompts in the same pass."""
@@ -108,14 +109,21 @@ class KernelStepTimes:
         if tokens <= 0:
             return 0.0
         logits = decoded.logits + chunk.logits
-        seconds = self._host.seconds(logits) + tables.body.at(tokens)
+        seconds = tables.body.at(tokens)
         if logits:
             seconds += tables.head.at(logits)
         if decoded.tokens:
-            seconds += tables.decoded.at(decoded.tokens, decoded.pairs)
+            seconds += self._decoded_s(tables, decoded, beside=bool(chunk.tokens))
         if chunk.tokens:
             seconds += tables.prefilled.at(chunk.tokens, chunk.pairs)
-        return seconds
+        return self._host.step(seconds, logits)
+
+    def _decoded_s(self, tables: "_Tables", decoded: Pass, *, beside: bool) -> float:
+        """Attention of what decodes, by itself or beside prompts."""
+        seconds = tables.decoded.at(decoded.tokens, decoded.pairs)
+        if not beside or self._rows == 1:
+            return seconds
+        return max(seconds, tables.prefilled.at(self._rows * decoded.tokens, self._rows * decoded.pairs))
 
     def _of(self, tp: int) -> "_Tables":
         if tp in self._tables:
@@ -146,9 +154,6 @@ class KernelStepTimes:
                 fmha_quant_mode=_QUANTISED["bfloat16" if self._backend == "vllm" else self._cache_dtype],
                 **experts,
             )
-
-
-_NOTHING = Pass(tokens=0.0, pairs=0.0, cached_tokens=0.0, logits=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,9 @@ class Pass:
     """Tokens whose logits are computed."""
 
 
+NOTHING = Pass(tokens=0.0, pairs=0.0, cached_tokens=0.0, logits=0.0)
+
+
 def decode(batch_size: float, context_tokens: float) -> Pass:
     """A decode step of `batch_size` sequences with so many cached tokens together."""
     return Pass(tokens=batch_size, pairs=context_tokens, cached_tokens=context_tokens, logits=batch_size)

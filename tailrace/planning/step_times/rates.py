@@ -54,18 +54,41 @@ class Host:
     step_s: float = 0.0
     sequence_s: float = 0.0
     """For each sequence that gets a token."""
+    overlaps: bool = False
+    """Whether it prepares a step while the device computes the one before."""
 
     def seconds(self, sequences: float) -> float:
-        """Seconds of a step in which so many sequences get a token."""
+        """Seconds that the host works for a step in which so many sequences get a token."""
         return self.step_s + sequences * self.sequence_s
+
+    def step(self, device_s: float, sequences: float) -> float:
+        """Seconds of a step that takes the device `device_s`."""
+        own = self.seconds(sequences)
+        return max(device_s, own) if self.overlaps else device_s + own
 
 
 NO_HOST = Host()
 HOSTS: Mapping[str, Host] = {
     "vllm": Host(step_s=0.89e-3, sequence_s=22e-6),
+    "vllm-async": Host(step_s=0.89e-3, sequence_s=22e-6, overlaps=True),
     "trtllm": Host(step_s=0.37e-3, sequence_s=4e-6),
 }
-"""By backend, as `benchmarks/simulator_tpot.py` fitted them to one half of published measurements of serving."""
+"""By backend, as `benchmarks/simulator_tpot.py` fitted them to one half of published measurements of serving. Those of
+vLLM are of 0.12; since 0.14 its scheduler is asynchronous by default, for which the same work of the host is taken."""
+
+PACKING = frozenset({"H20", "H100", "H200", "H800", "B200", "GB200"})
+"""Devices whose attention puts all query heads that share keys into one tile, or decodes in a kernel of its own."""
+TILE_ROWS = 64
+"""Rows of a tile of FlashAttention 2, which vLLM has on other devices."""
+
+
+def rows_of_decoding(kind: str) -> int:
+    """Rows that a sequence takes in attention that decodes it beside prompts, on a kind of device.
+
+    FlashAttention 2 computes both in one kernel, in which each query head of the sequence takes a whole tile.
+    """
+    return 1 if kind in PACKING else TILE_ROWS
+
 
 _ROUNDING = 4.0
 """The exponent of the norm that joins the two times of an operator; with infinity, the longer one counts alone."""

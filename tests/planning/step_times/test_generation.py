@@ -11,6 +11,7 @@ from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.step_times.generation import AnalyticStepTimes
 from tailrace.planning.step_times.operators import decode, joined, operators, prefill
+from tailrace.planning.step_times.rates import Host
 
 MEASURED = json.loads((Path(__file__).parents[3] / "benchmarks" / "h100_steps.json").read_text())
 
@@ -67,6 +68,17 @@ def test_experts_that_no_token_is_sent_to_are_not_read() -> None:
     assert engine.step_s(1, 1, 512, 1) < all_of_them.step_s(1, 1, 512, 1) / 4
 
 
+def test_decoding_beside_prompts_costs_more_where_attention_does_not_pack_heads() -> None:
+    """What the cache adds to a step, by itself and beside a prompt: the same on H100, more on RTX 4090."""
+    chunk = prefill(1, 256)
+    for kind, least in (("H100", 0.0), ("RTX-4090", 1.5)):
+        engine = times("Qwen3-8B", kind)
+        alone = engine.step_s(1, 64, 65_536, 1) - engine.step_s(1, 64, 0, 1)
+        beside = engine.mixed_s(1, 64, 65_536, chunk) - engine.mixed_s(1, 64, 0, chunk)
+        assert beside > least * alone
+        assert kind != "H100" or beside == pytest.approx(alone, rel=0.1)
+
+
 def test_weights_in_8_bits_leave_vectors_cache_and_head_in_16() -> None:
     shape, work = find_shape("Qwen3-8B"), decode(8, 8 * 512)
     wide, narrow = ({o.name: o for o in operators(shape, work, tp=2, element_bytes=size)} for size in (2.0, 1.0))
@@ -75,3 +87,9 @@ def test_weights_in_8_bits_leave_vectors_cache_and_head_in_16() -> None:
     assert narrow["down"].read_bytes == pytest.approx(wide["down"].read_bytes / 2, rel=0.01)
     cached = {o.name: o for o in operators(shape, work, tp=2, element_bytes=1.0, cache_bytes=1.0)}
     assert cached["attention"].read_bytes == wide["attention"].read_bytes / 2
+
+
+def test_a_host_that_prepares_steps_ahead_counts_where_it_takes_longer_than_the_device() -> None:
+    serial, ahead = Host(step_s=1e-3, sequence_s=1e-4), Host(step_s=1e-3, sequence_s=1e-4, overlaps=True)
+    assert (serial.step(5e-3, 10), ahead.step(5e-3, 10)) == pytest.approx((7e-3, 5e-3))
+    assert (serial.step(5e-3, 90), ahead.step(5e-3, 90)) == pytest.approx((15e-3, 10e-3))

@@ -57,6 +57,14 @@ def test_a_token_beyond_a_tile_of_products_costs_what_the_package_measured(kerne
         assert kernels.prefill_s(1, 1, tokens) == pytest.approx(expected, rel=0.03)
 
 
+def test_decoding_beside_prompts_costs_more_where_attention_does_not_pack_heads(kernels: KernelStepTimes) -> None:
+    chunk = prefill(1, 256)
+    for engine, least in ((kernels, 1.0), (KernelStepTimes(SHAPE, "RTX-PRO-6000"), 1.2)):
+        alone = engine.step_s(1, 64, 65_536, 1) - engine.step_s(1, 64, 64, 1)
+        beside = engine.mixed_s(1, 64, 65_536, chunk) - engine.mixed_s(1, 64, 64, chunk)
+        assert beside >= least * alone * (1 - 1e-9)
+
+
 def test_beyond_the_grid_time_goes_on(kernels: KernelStepTimes) -> None:
     assert kernels.step_s(1, 2048, 2048 * 1024, 1) > kernels.step_s(1, 1024, 1024 * 1024, 1)
     assert kernels.prefill_s(1, 1, 300_000) > 2 * kernels.prefill_s(1, 1, 150_000)
