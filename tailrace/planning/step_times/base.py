@@ -1,9 +1,21 @@
 """Seconds of an engine's steps, those included that decode and compute parts of prompts together."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from tailrace.planning.latency import StepTimes
-from tailrace.planning.step_times.operators import Pass
+from tailrace.planning.step_times.operators import NOTHING, Pass
+
+
+class Load(NamedTuple):
+    """What a replica computes in a step."""
+
+    batch_size: float = 0.0
+    """Sequences that decode; 0 or more."""
+    context_tokens: float = 0.0
+    """Cached tokens of those together."""
+    chunk: Pass = NOTHING
+    """Parts of prompts."""
 
 
 class MixedStepTimes(StepTimes, Protocol):
@@ -17,6 +29,14 @@ class MixedStepTimes(StepTimes, Protocol):
             context_tokens: cached tokens of those together.
             chunk: the parts of prompts.
         """
+        ...
+
+
+class LockstepTimes(MixedStepTimes, Protocol):
+    """Seconds of the steps of replicas that share the experts of their layers out."""
+
+    def lockstep_s(self, tp: int, loads: Sequence[Load]) -> float:
+        """Seconds of a step of all of these replicas: each waits for the slowest in every layer with experts."""
         ...
 
 

@@ -1,14 +1,15 @@
 """An engine's steps, added up over operators: the analytic half of AsyncFlow's cost model (section 4.3)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tailrace.config.hardware import DType
 from tailrace.planning.hardware.base import Pool
 from tailrace.planning.model_shape.base import ModelShape
+from tailrace.planning.step_times.base import Load
 from tailrace.planning.step_times.basis import Basis
 from tailrace.planning.step_times.collectives import Group
-from tailrace.planning.step_times.operators import Operator, Pass, decode, joined, operators, prefill
+from tailrace.planning.step_times.operators import Operator, Pass, Sharers, decode, joined, operators, prefill
 from tailrace.planning.step_times.rates import DEFAULT, ERROR, NO_HOST, Host, Rates, rows_of_decoding, seconds
 
 ELEMENT_BYTES: dict[DType, float] = {"bfloat16": 2.0, "float8": 1.0, "float32": 4.0}
@@ -28,15 +29,20 @@ class AnalyticStepTimes:
         dtype: DType = "bfloat16",
         cache_dtype: DType | None = None,
         host: Host = NO_HOST,
+        sharers: int = 1,
     ) -> None:
-        """`dtype`: of the weights. `cache_dtype`: of keys and values; by default that of vectors, see `operators`."""
+        """`dtype`: of the weights. `cache_dtype`: of keys and values; by default that of vectors, see `operators`.
+
+        `sharers`: replicas that share the experts out; but for `lockstep_s`, they have as many tokens each.
+        """
         self._shape = shape
         self._pool = pool
         self._rates = rates
         self._dtype: DType = dtype
         self._cache_bytes = None if cache_dtype is None else ELEMENT_BYTES[cache_dtype]
         self._host = host
-        self._rest: dict[tuple[int, float, float], float] = {}
+        self._sharers = sharers
+        self._rest: dict[tuple[int, float, float, float], float] = {}
         self._attention: dict[int, Operator] = {}
 
     def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
@@ -49,25 +55,39 @@ class AnalyticStepTimes:
 
     def mixed_s(self, tp: int, batch_size: float, context_tokens: float, chunk: Pass) -> float:
         """Seconds of a step that decodes, and computes a part of prompts in the same pass."""
-        return self.pass_s(tp, self._mixed(decode(batch_size, context_tokens), chunk))
+        return self.pass_s(tp, self._mixed(Load(batch_size, context_tokens, chunk)))
+
+    def lockstep_s(self, tp: int, loads: Sequence[Load]) -> float:
+        """Seconds of a step of replicas that share the experts out; see `LockstepTimes`."""
+        works = [self._mixed(load) for load in loads]
+        tokens = sum(work.tokens for work in works)
+        return max(self._pass_s(tp, work, tokens) for work in works)
 
     def pass_s(self, tp: int, work: Pass) -> float:
         """Seconds of any pass."""
-        if work.tokens <= 0:
-            return 0.0
-        return self._host.step(self._rest_s(tp, work) + self._attention_s(tp, work), work.logits)
+        return self._pass_s(tp, work, self._sharers * work.tokens)
 
-    def _mixed(self, decoded: Pass, chunk: Pass) -> Pass:
+    def _mixed(self, load: Load) -> Pass:
         """The pass of a step, in which what decodes may take more rows of attention beside prompts."""
-        if not chunk.tokens:
+        decoded = decode(load.batch_size, load.context_tokens)
+        if not load.chunk.tokens:
             return decoded
-        return joined(replace(decoded, pairs=rows_of_decoding(self._pool.kind) * decoded.pairs), chunk)
+        rows = rows_of_decoding(self._pool.kind)
+        return joined(replace(decoded, pairs=rows * decoded.pairs), load.chunk)
 
-    def _rest_s(self, tp: int, work: Pass) -> float:
+    def _pass_s(self, tp: int, work: Pass, all_tokens: float) -> float:
+        """Seconds of a pass, beside which sharers have `all_tokens`, these included."""
+        if all_tokens <= 0:
+            return 0.0
+        device_s = self._rest_s(tp, work, all_tokens) + self._attention_s(tp, work)
+        return self._host.step(device_s, work.logits)
+
+    def _rest_s(self, tp: int, work: Pass, all_tokens: float) -> float:
         """Seconds of all but the work of attention: it is the same for all passes over so many tokens."""
-        key = tp, work.tokens, work.logits
+        key = tp, work.tokens, work.logits, all_tokens
         if key not in self._rest:
-            each = self._operators(tp, Pass(tokens=work.tokens, pairs=0, cached_tokens=0, logits=work.logits))
+            rest = Pass(tokens=work.tokens, pairs=0, cached_tokens=0, logits=work.logits)
+            each = self._operators(tp, rest, Sharers(replicas=self._sharers, tokens=all_tokens))
             self._rest[key] = sum(self._seconds(tp, operator) for operator in each)
         return self._rest[key]
 
@@ -80,9 +100,11 @@ class AnalyticStepTimes:
         flops, read = work.pairs * one.flops, work.cached_tokens * one.read_bytes
         return self._seconds(tp, replace(one, flops=flops, read_bytes=read, launches=0.0))
 
-    def _operators(self, tp: int, work: Pass) -> Iterator[Operator]:
+    def _operators(self, tp: int, work: Pass, sharers: Sharers | None = None) -> Iterator[Operator]:
         size = ELEMENT_BYTES[self._dtype]
-        return operators(self._shape, work, tp=tp, element_bytes=size, cache_bytes=self._cache_bytes)
+        cache = self._cache_bytes
+        return operators(self._shape, work, tp=tp, element_bytes=size, cache_bytes=cache, sharers=sharers)
 
     def _seconds(self, tp: int, operator: Operator) -> float:
-        return seconds(operator, self._pool.device, Group.of(self._pool, tp), self._rates, self._dtype)
+        ranks = tp * self._sharers if operator.kind == "dispatch" else tp
+        return seconds(operator, self._pool.device, Group.of(self._pool, ranks), self._rates, self._dtype)

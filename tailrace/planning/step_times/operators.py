@@ -10,7 +10,7 @@ from typing import Literal
 
 from tailrace.planning.model_shape.base import Experts, ModelShape
 
-Kind = Literal["product", "grouped", "attention", "memory", "exchange"]
+Kind = Literal["product", "grouped", "attention", "memory", "exchange", "dispatch"]
 
 ATTENTION_LAUNCHES = 5
 """Kernels of attention: rotation, norms, writing the cache, and the combination of parts of a context."""
@@ -32,7 +32,7 @@ class Operator:
     read_bytes: float = 0.0
     """Bytes of memory that are read and written."""
     exchanged_bytes: float = 0.0
-    """Bytes of the tensor that all ranks sum up."""
+    """Bytes of the tensor that all ranks sum up; of a dispatch, that they gather and later sum up."""
     count: float = 1.0
     launches: float = 1.0
     """Kernels, each of which takes time beside its work."""
@@ -53,6 +53,15 @@ class Pass:
 
 
 NOTHING = Pass(tokens=0.0, pairs=0.0, cached_tokens=0.0, logits=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharers:
+    """Replicas that compute attention by themselves and share the experts out: expert parallelism over DP ranks."""
+
+    replicas: int = 1
+    tokens: float
+    """m, of all of them."""
 
 
 def decode(batch_size: float, context_tokens: float) -> Pass:
@@ -89,12 +98,18 @@ def vector_bytes(element_bytes: float) -> float:
 
 
 def operators(
-    shape: ModelShape, work: Pass, *, tp: int = 1, element_bytes: float = 2.0, cache_bytes: float | None = None
+    shape: ModelShape,
+    work: Pass,
+    *,
+    tp: int = 1,
+    element_bytes: float = 2.0,
+    cache_bytes: float | None = None,
+    sharers: Sharers | None = None,
 ) -> Iterator[Operator]:
     """Yield the operators of one rank in a pass. Embeddings, norms and activations are counted as reads of memory.
 
     `element_bytes`: of an element of weights. `cache_bytes`: of one of keys and values; by default as in vectors. The
-    head has the type of vectors.
+    head has the type of vectors. `sharers`: this replica and the others that share the experts out.
     """
     m, hidden, vector = work.tokens, shape.hidden, vector_bytes(element_bytes)
     yield from _attention(shape, work, tp, element_bytes, vector if cache_bytes is None else cache_bytes)
@@ -107,7 +122,12 @@ def operators(
         yield _product("down", m, inner, hidden, element_bytes, dense)
         yield Operator(kind="memory", name="activation", read_bytes=3 * m * inner * vector, count=dense)
     if shape.experts is not None and sparse:
-        yield from _experts(shape.experts, hidden, m, tp, element_bytes, sparse)
+        yield _product("router", m, hidden, shape.experts.count, element_bytes, sparse)
+        shared = sharers or Sharers(tokens=m)
+        yield from _experts(shape.experts, hidden, shared.tokens, tp * shared.replicas, element_bytes, sparse)
+        if shared.replicas > 1:
+            size = shared.tokens * hidden * vector
+            yield Operator(kind="dispatch", name="dispatch", exchanged_bytes=size, count=sparse, launches=2)
     # two norms with their residuals: each reads two vectors of a token and writes two
     yield Operator(kind="memory", name="norm", read_bytes=4 * m * hidden * vector, count=2 * shape.layers)
     if tp > 1:
@@ -157,17 +177,18 @@ def _attention(shape: ModelShape, work: Pass, tp: int, element_bytes: float, cac
     yield _product("output", m, query, hidden, element_bytes, layers)
 
 
-def _experts(experts: Experts, hidden: int, m: float, tp: int, element_bytes: float, layers: int) -> Iterator[Operator]:
+def _experts(
+    experts: Experts, hidden: int, m: float, ranks: int, element_bytes: float, layers: int
+) -> Iterator[Operator]:
     """Each rank has a part of the experts. Those that no token is sent to are not read. The busiest rank counts."""
-    yield _product("router", m, hidden, experts.count, element_bytes, layers)
     touched = experts.count * (1 - (1 - experts.per_token / experts.count) ** m)
-    rows, inner = m * experts.per_token * tp ** (SKEW - 1), experts.intermediate
+    rows, inner = m * experts.per_token * ranks ** (SKEW - 1), experts.intermediate
     weights = 3 * hidden * inner
     yield Operator(
         kind="grouped",
         name="experts",
         flops=2 * rows * weights,
-        read_bytes=touched * weights * element_bytes / tp,
+        read_bytes=touched * weights * element_bytes / ranks,
         count=layers,
         launches=EXPERT_LAUNCHES,
     )
@@ -175,6 +196,6 @@ def _experts(experts: Experts, hidden: int, m: float, tp: int, element_bytes: fl
     moved = rows * (3 * hidden + 3 * inner) * vector_bytes(element_bytes)
     yield Operator(kind="memory", name="vectors of experts", read_bytes=moved, count=layers, launches=0.0)
     if experts.shared_intermediate:
-        inner_size = experts.shared_intermediate / tp
+        inner_size = experts.shared_intermediate / ranks
         yield _product("shared experts, up", m, hidden, 2 * inner_size, element_bytes, layers)
         yield _product("shared experts, down", m, inner_size, hidden, element_bytes, layers)

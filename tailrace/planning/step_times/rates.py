@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tailrace.config.hardware import DeviceConfig, DType
-from tailrace.planning.step_times.collectives import Group, all_reduce_s
+from tailrace.planning.step_times.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
 from tailrace.planning.step_times.operators import Operator
 
 
@@ -112,6 +112,9 @@ def seconds(operator: Operator, device: DeviceConfig, group: Group, rates: Rates
             each = operator.read_bytes / (memory * rates.memory)
         case "exchange":
             each = all_reduce_s(operator.exchanged_bytes, group, rates.exchange)
+        case "dispatch":
+            each = all_gather_s(operator.exchanged_bytes, group, rates.exchange)
+            each += reduce_scatter_s(operator.exchanged_bytes, group, rates.exchange)
     return operator.count * (each + operator.launches * rates.launch_s)
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.model_shape.catalogue import find_shape
+from tailrace.planning.step_times.base import Load
 from tailrace.planning.step_times.generation import AnalyticStepTimes
-from tailrace.planning.step_times.operators import decode, joined, operators, prefill
+from tailrace.planning.step_times.operators import NOTHING, Sharers, decode, joined, operators, prefill
 from tailrace.planning.step_times.rates import Host
 
 MEASURED = json.loads((Path(__file__).parents[3] / "benchmarks" / "h100_steps.json").read_text())
@@ -77,6 +78,36 @@ def test_decoding_beside_prompts_costs_more_where_attention_does_not_pack_heads(
         beside = engine.mixed_s(1, 64, 65_536, chunk) - engine.mixed_s(1, 64, 0, chunk)
         assert beside > least * alone
         assert kind != "H100" or beside == pytest.approx(alone, rel=0.1)
+
+
+def sharers(replicas: int) -> AnalyticStepTimes:
+    return AnalyticStepTimes(find_shape("Qwen3-30B-A3B"), open_cluster("8xH100").pools[0], sharers=replicas)
+
+
+def test_replicas_that_share_experts_read_a_part_of_them_each() -> None:
+    assert sharers(2).step_s(1, 64, 65_536, 1) < 0.75 * sharers(1).step_s(1, 64, 65_536, 1)
+
+
+def test_a_dispatch_moves_the_vectors_of_all_tokens_and_none_is_alone() -> None:
+    shape = find_shape("Qwen3-30B-A3B")
+    for replicas, expected in ((1, []), (2, [2 * 8 * shape.hidden * 2])):
+        each = operators(shape, decode(8, 100), sharers=Sharers(replicas=replicas, tokens=replicas * 8))
+        assert [o.exchanged_bytes for o in each if o.kind == "dispatch"] == expected
+
+
+def test_replicas_in_lockstep_with_as_much_each_take_as_long_as_one() -> None:
+    engine, chunk = sharers(2), prefill(1, 256)
+    assert engine.lockstep_s(1, [Load(8, 4096, chunk)] * 2) == engine.mixed_s(1, 8, 4096, chunk)
+    assert engine.lockstep_s(1, [Load()] * 2) == 0
+
+
+@given(st.integers(0, 128), st.integers(0, 128), st.integers(0, 1024))
+def test_replicas_in_lockstep_wait_for_the_slowest(one: int, other: int, chunk: int) -> None:
+    engine = sharers(2)
+    loads = [Load(one, 512 * one, prefill(1, chunk) if chunk else NOTHING), Load(other, 512 * other)]
+    both = engine.lockstep_s(1, loads)
+    assert both == engine.lockstep_s(1, loads[::-1])
+    assert both >= max(engine.lockstep_s(1, [load, Load()]) for load in loads)
 
 
 def test_weights_in_8_bits_leave_vectors_cache_and_head_in_16() -> None:
