@@ -11,7 +11,8 @@ the cache is full, the last sequence in the order is sent back, and its tokens a
 
 A stretch is the steps until something changes: a sequence ends, the tokens of one have all been computed, or the cache
 is full. It is counted at once, so the work grows with the sequences and not with their tokens. Times are the caller's:
-`begin` says how long a stretch takes, `end` takes it in, and `cut` shortens it to the step under way.
+`begin` says how long a stretch takes, `end` takes it in, and `cut` shortens it to the step under way. `prepare`, `load`
+and `start` are the parts of `begin`, for replicas that step together (`lockstep`).
 """
 
 from collections import deque
@@ -19,8 +20,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from tailrace.planning.step_times.base import MixedStepTimes
-from tailrace.planning.step_times.operators import Pass
+from tailrace.planning.step_times.base import Load, MixedStepTimes
+from tailrace.planning.step_times.operators import NOTHING, Pass
 
 
 @dataclass(eq=False, slots=True)
@@ -92,6 +93,9 @@ class Batch:
     """The most tokens of prompts in a step."""
     counts_decoding: bool = False
     """Whether tokens that decode take from that budget, as with vLLM."""
+    ahead: bool = False
+    """Whether a step is decided as the one before begins, as with vLLM's asynchronous scheduling: what comes during a
+    step waits for the end of the next one."""
     block: int = 16
     """Tokens of a block of the cache; half a block of each sequence stays empty."""
     pace: float = 1.0
@@ -101,6 +105,8 @@ class Batch:
     computed: int = 0
     """Tokens of prompts, and of preempted responses, that were computed."""
     _waiting: list[tuple[float, int, Sequence]] = field(default_factory=list)
+    _late: list[Sequence] = field(default_factory=list)
+    """What came after the next step was decided."""
     _computing: deque[Sequence] = field(default_factory=deque)
     _ends: list[tuple[int, int, Sequence]] = field(default_factory=list)
     """A heap: the step with which a sequence ends, its arrival, and it. Those that left are skipped."""
@@ -124,7 +130,7 @@ class Batch:
     @property
     def waiting(self) -> int:
         """Sequences that have not started, or were preempted."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._late)
 
     @property
     def held_tokens(self) -> float:
@@ -149,7 +155,10 @@ class Batch:
         """Let a sequence wait, behind those of the same priority. One that has begun goes on."""
         sequence.arrival = self._arrivals
         self._arrivals += 1
-        self._wait(sequence)
+        if self.ahead and self.is_busy:
+            self._late.append(sequence)
+        else:
+            self._wait(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence."""
@@ -159,25 +168,45 @@ class Batch:
         else:
             self._waiting = [entry for entry in self._waiting if entry[2] is not sequence]
             self._waiting.sort()
+            self._late = [late for late in self._late if late is not sequence]
 
     def begin(self) -> float | None:
         """Begin a stretch. Return its seconds; None where there is nothing to do."""
+        steps = self.prepare()
+        if steps is None:
+            return None
+        load = self.load(steps)
+        if self._computing:
+            step_s = self.times.mixed_s(self.tp, load.batch_size, load.context_tokens, load.chunk)
+        else:
+            step_s = self.times.step_s(self.tp, load.batch_size, load.context_tokens, self.replicas)
+        return self.start(steps, step_s, load)
+
+    def prepare(self) -> int | None:
+        """Decide what runs in the next step. Return the steps until that changes; None where there is nothing to do."""
         assert self._stretch is None
+        if self._late and not self.running:
+            self._take_late()
         self._start_waiting()
         self._make_room()
         if not self._decoding and not self._computing:
             return None
-        size = self._decoding
         steps = self._steps_until_change()
-        chunk, work = 0, None
         if self._computing:
-            chunk, work, steps = self._chunk(steps)
-        middle = self._tokens + size * (steps - 1) / 2
-        if work is None:
-            step_s = self.times.step_s(self.tp, size, middle, self.replicas)
-        else:
-            step_s = self.times.mixed_s(self.tp, size, middle, work)
-        self._stretch = stretch = _Stretch(steps, step_s * self.pace, chunk)
+            steps = max(1, min(steps, self._computing[0].to_compute // self._budget))
+        if self._late:
+            self._take_late()
+            return 1
+        return steps
+
+    def load(self, steps: int) -> Load:
+        """What one of the next so many steps computes, on average."""
+        middle = self._tokens + self._decoding * (steps - 1) / 2
+        return Load(self._decoding, middle, self._chunk(steps) if self._computing else NOTHING)
+
+    def start(self, steps: int, step_s: float, load: Load) -> float:
+        """Start a stretch of such steps, of `step_s` seconds each at pace 1. Return its seconds."""
+        self._stretch = stretch = _Stretch(steps, step_s * self.pace, int(load.chunk.tokens))
         return steps * stretch.step_s
 
     def cut(self, elapsed_s: float) -> float:
@@ -199,6 +228,11 @@ class Batch:
         ended = self._take_ended()
         started = self._take_computed(stretch.chunk * stretch.steps, ended)
         return Ended(started, ended)
+
+    def _take_late(self) -> None:
+        for sequence in self._late:
+            self._wait(sequence)
+        self._late = []
 
     def _wait(self, sequence: Sequence) -> None:
         heappush(self._waiting, (-sequence.priority, sequence.arrival, sequence))
@@ -301,14 +335,11 @@ class Batch:
         steps = self._ends[0][0] - self._step
         return max(1, min(steps, int(self._free / self._decoding)))
 
-    def _chunk(self, most: int) -> tuple[int, Pass, int]:
-        """The tokens of prompts in each of the next steps, what these compute, and the number of such steps."""
+    def _chunk(self, steps: int) -> Pass:
+        """The parts of prompts in each of the next steps."""
         budget = self._budget
-        first = self._computing[0].to_compute
-        steps = max(1, min(most, first // budget))
         if steps > 1:
-            tokens = budget
-            return tokens, self._pass_of(self._computing[0], tokens, steps), steps
+            return self._pass_of(self._computing[0], budget, steps)
         tokens, pairs, cached, logits = 0, 0.0, 0.0, 0
         for sequence in self._computing:
             part = min(sequence.to_compute, budget - tokens)
@@ -319,7 +350,7 @@ class Batch:
             pairs += part * (before + part / 2)
             cached += before + part
             logits += part == sequence.to_compute
-        return tokens, Pass(tokens=tokens, pairs=pairs, cached_tokens=cached, logits=logits), 1
+        return Pass(tokens=tokens, pairs=pairs, cached_tokens=cached, logits=logits)
 
     def _pass_of(self, sequence: Sequence, tokens: int, steps: int) -> Pass:
         """The mean of so many steps over the tokens of a long prompt."""

@@ -101,6 +101,29 @@ def test_a_response_goes_on_elsewhere_with_the_tokens_that_it_has() -> None:
     assert (engine.running, engine.held_tokens, begun.made) == (0, 0, 13)
 
 
+def test_what_comes_during_a_step_that_is_decided_ahead_waits_for_the_next_one_too() -> None:
+    engine = Batch(times=Plain(), slots=4, cache_tokens=1e9, prefill_tokens=100, ahead=True)
+    engine.add(Sequence(prompt=10, length=100))
+    assert engine.begin() == pytest.approx(1.01)  # nothing was under way: it begins at once
+    engine.add(late := Sequence(prompt=20, length=5))
+    assert engine.waiting == 1
+    engine.end()
+    assert engine.begin() == pytest.approx(1.1)
+    engine.end()
+    assert engine.begin() == pytest.approx(1.12)
+    assert engine.end().started == [late]
+
+
+def test_what_comes_during_the_last_step_begins_after_it() -> None:
+    engine = Batch(times=Plain(), slots=4, cache_tokens=1e9, prefill_tokens=100, ahead=True)
+    engine.add(Sequence(prompt=10, length=1))
+    engine.begin()
+    engine.add(late := Sequence(prompt=20, length=1))
+    engine.end()
+    assert engine.begin() == pytest.approx(1.02)
+    assert engine.end().ended == [late]
+
+
 REQUESTS = st.lists(
     st.tuples(st.integers(1, 300), st.integers(1, 60), st.integers(-1, 3), st.integers(0, 3)), min_size=1, max_size=25
 )
