@@ -29,7 +29,16 @@ from tailrace.config.rollout import Order
 from tailrace.engine.base import EngineLoad
 from tailrace.errors import ClusterError, EngineError, WorkerDied
 from tailrace.planning.dispatch.base import EngineState, Policy
-from tailrace.planning.dispatch.moving import MOST_BYTES, Move, MoveSeconds, Way, moves, recompute_s, transfer_s
+from tailrace.planning.dispatch.moving import (
+    EVERY_S,
+    MOST_BYTES,
+    Move,
+    MoveSeconds,
+    Way,
+    moves,
+    recompute_s,
+    transfer_s,
+)
 from tailrace.planning.dispatch.replanning import is_outdated
 from tailrace.planning.dispatch.simple import Pull
 from tailrace.planning.lengths.base import Asked, Expectation
@@ -46,8 +55,6 @@ _GATHER_S = 0.01
 """Seconds in which further jobs may arrive before they are placed together: claims of one training step come one after
 the other."""
 _ENDED = "the generation service has ended"
-_MOVES_EVERY_S = 0.5
-"""Seconds between two choices of responses to move."""
 _PROMPT_SHARE = 0.5
 """The most that computing a prompt once more may cost, as a part of a response to it in a full batch."""
 _SCOUT = 1e8
@@ -461,7 +468,7 @@ class GenerationService:
             or _dry(engines) is None
         ):
             return
-        self._moves_after = now + _MOVES_EVERY_S
+        self._moves_after = now + EVERY_S
         states = [engine.state() for engine in engines]
         ways: dict[Way, MoveSeconds] = {
             "recompute": recompute_s(states),

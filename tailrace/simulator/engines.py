@@ -10,6 +10,7 @@ The rules of the weights are those of `rollout.updater`.
 import collections.abc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from tailrace.activity import Activity
@@ -46,8 +47,14 @@ class Response:
     turn: int = 0
     context: int = 0
     """Tokens before its turn."""
+    made: int = 0
+    """Tokens of its turn that another engine has made."""
+    has_cache: bool = False
+    """Whether the keys and values of these came with it."""
     start: float = 0.0
     end: float = 0.0
+    losses: int = 0
+    """How often its engine has died."""
     first_version: int = -1
     """The version that made its first token; -1 before that."""
     last_version: int = 0
@@ -78,7 +85,10 @@ class _Replica:
     since: float = 0.0
     """When the stretch under way began."""
     entry: Entry | None = None
+    """Its end; None while there is none."""
     responses: dict[Sequence, Response] = field(default_factory=dict)
+    is_ending: bool = False
+    """Whether what has ended with a stretch is being taken in: it may bring other work for the next one."""
 
 
 class SimulatedEngine:
@@ -102,6 +112,8 @@ class SimulatedEngine:
         self.version = 0
         self.in_hand: dict[Response, Sequence | None] = {}
         """Responses that it was given and that have not ended; what its batches have of them."""
+        self.is_down = False
+        """Whether its process has died and is not back yet."""
         self.installed = Change(agenda)
         """Told when it has new weights."""
         self.activity = Activity(log, "engine", breakdown=True)
@@ -117,6 +129,10 @@ class SimulatedEngine:
         self._begun = 0
         """Responses that have begun and have not ended."""
         self._ended = Change(agenda)
+        self._leaving: dict[Sequence, Callable[[Response], None]] = {}
+        """What goes on elsewhere, from the end of the step under way on."""
+        self._life = 0
+        """Its deaths so far."""
         self._arrived = 0
         self._news = Change(agenda)
         self._pauses = 0
@@ -129,6 +145,11 @@ class SimulatedEngine:
     def computes(self) -> bool:
         """Whether a step is under way."""
         return self._computing > 0
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether some of its responses are about to go on elsewhere."""
+        return bool(self._leaving)
 
     @property
     def preemptions(self) -> int:
@@ -151,11 +172,45 @@ class SimulatedEngine:
     def give(self, responses: Iterable[Response]) -> None:
         """Have it make responses, each as soon as its weights may begin it."""
         for response in responses:
-            response.start = self._agenda.now
-            response.context = response.script.prompt_tokens
+            if response.context == 0:
+                response.start = self._agenda.now
+                response.context = response.script.prompt_tokens
             self._held.append(response)
             self.in_hand[response] = None
         self._begin_held()
+
+    def withdraw(self, response: Response, then: Callable[[Response], None]) -> None:
+        """Give a response away at the end of the step under way, to `then`, unless it has ended by then."""
+        if (sequence := self.in_hand.get(response)) is not None:
+            self._leaving[sequence] = then
+            self._go()
+
+    def die(self, away_s: float, on_return: Callable[[], None]) -> list[Response]:
+        """Lose all that it has, which is returned, and be back after so many seconds with the newest weights.
+
+        `on_return`: called then.
+        """
+        lost = list(self.in_hand)
+        for place, replica in enumerate(self._replicas):
+            if replica.entry is not None:
+                replica.entry.cancel()
+                self._note(-1)
+            self._replicas[place] = _Replica(_batch(self.kind))
+        self.in_hand.clear()
+        self._held.clear()
+        self._leaving.clear()
+        self._begun, self._life, self.is_down = 0, self._life + 1, True
+        self._ended.tell()
+        self._agenda.start(self._return(away_s, on_return))
+        return lost
+
+    def _return(self, away_s: float, on_return: Callable[[], None]) -> Process:
+        self._pauses += 1
+        yield away_s
+        self._pauses -= 1
+        self.version, self.is_down = max(self.version, self._arrived), False
+        self.installed.tell()
+        on_return()
 
     def arrive(self, version: int) -> None:
         """Note that weights have arrived."""
@@ -195,21 +250,28 @@ class SimulatedEngine:
         begun = [response for response in self._held if response.needed <= self.version]
         self._held = [response for response in self._held if response.needed > self.version]
         self._begun += len(begun)
-        for response in begun:
-            self._add(response)
+        for _, group in groupby(begun, key=lambda response: response.group):
+            replica = self._emptiest()
+            for response in group:  # they share the cache of their prompt
+                self._add(response, replica)
         self._go()
 
-    def _add(self, response: Response) -> None:
-        """Give a turn of a response to the replica with the fewest."""
+    def _emptiest(self) -> _Replica:
+        return min(self._replicas, key=lambda each: len(each.responses))
+
+    def _add(self, response: Response, replica: _Replica) -> None:
+        """Begin a turn of a response, or go on with it."""
         turns, turn = response.script.turns, response.turn
+        cached = response.context - turns[turn - 1].returned_tokens - 1 if turn else 0
         sequence = Sequence(
             prompt=response.context,
             length=turns[turn].generated_tokens,
             group=-1 if turn else response.group,
             priority=response.priority - _STEP * response.step,
-            cached=response.context - turns[turn - 1].returned_tokens - 1 if turn else 0,
+            made=response.made,
+            cached=response.context + response.made if response.has_cache else cached,
         )
-        replica = min(self._replicas, key=lambda each: len(each.responses))
+        response.made, response.has_cache = 0, False
         replica.responses[sequence] = response
         self.in_hand[response] = sequence
         replica.batch.add(sequence)
@@ -232,11 +294,13 @@ class SimulatedEngine:
         return replica.entry.time - self._agenda.now
 
     def _begin(self, replica: _Replica) -> None:
-        if self._pauses or (seconds := replica.batch.begin()) is None:
+        if self._pauses or replica.is_ending or (seconds := replica.batch.begin()) is None:
             return
         self._note(1)
         replica.since = self._agenda.now
         replica.entry = self._agenda.after(seconds, lambda: self._end(replica))
+        if self._leaving:
+            self._cut(replica)
 
     def _end(self, replica: _Replica) -> None:
         replica.entry = None
@@ -246,10 +310,24 @@ class SimulatedEngine:
             if response.first_version < 0:
                 response.first_version = self.version
         for sequence in ended:
+            self._leaving.pop(sequence, None)
+        for sequence in [sequence for sequence in self._leaving if sequence in replica.responses]:
+            self._hand_on(replica, sequence)
+        replica.is_ending = True
+        for sequence in ended:
             self._end_turn(replica.responses.pop(sequence))
-        if replica.entry is None:  # what has ended may have brought other work
-            self._begin(replica)
+        replica.is_ending = False
+        self._begin(replica)
         self._note(-1)
+
+    def _hand_on(self, replica: _Replica, sequence: Sequence) -> None:
+        then, response = self._leaving.pop(sequence), replica.responses.pop(sequence)
+        replica.batch.remove(sequence)
+        response.made = sequence.made
+        del self.in_hand[response]
+        self._begun -= 1
+        self._ended.tell()
+        then(response)
 
     def _note(self, change: int) -> None:
         """Count the replicas that compute."""
@@ -268,7 +346,8 @@ class SimulatedEngine:
         response.turn += 1
         self.in_hand[response] = None
         if response.turn < len(response.script.turns):
-            self._agenda.after(turn.tool_s, lambda: self._go_on(response))
+            life = self._life
+            self._agenda.after(turn.tool_s, lambda: self._go_on(response, life))
             return
         del self.in_hand[response]
         self._begun -= 1
@@ -276,9 +355,10 @@ class SimulatedEngine:
         self._ended.tell()
         self._on_ended(response, self)
 
-    def _go_on(self, response: Response) -> None:
-        self._add(response)
-        self._go()
+    def _go_on(self, response: Response, life: int) -> None:
+        if life == self._life:  # otherwise it is made again elsewhere
+            self._add(response, self._emptiest())
+            self._go()
 
     def _update(self) -> Process:
         """Install each version that arrives."""

@@ -14,6 +14,7 @@
 It emits the events of a real run, so that everything which reads those reads these.
 """
 
+import random
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -108,7 +109,15 @@ class SimulatedRun:
                 )
         policy = make_policy(scenario.dispatch, LengthHistory(), seed=scenario.seed)
         splits = scenario.knows_lengths == "lengths" and policy.plans
-        self._service = SimulatedService(self.engines, policy, group_size=scenario.group_size, splits=splits)
+        self._service = SimulatedService(
+            self.agenda,
+            self.engines,
+            policy,
+            group_size=scenario.group_size,
+            splits=splits,
+            may_move=scenario.moves,
+            cache_token_s=scenario.cache_token_s,
+        )
         self._free_graders = [0.0] * scenario.graders
         self._groups: dict[int, Group] = {}
         self._scorer = _Scorer(self, scenario) if scenario.reference else None
@@ -119,6 +128,11 @@ class SimulatedRun:
         self._trainer_log = self._log_of("trainer-0", sinks)
         self._activity = Activity(self._trainer_log, "trainer", breakdown=True)
 
+    @property
+    def moved(self) -> int:
+        """Running responses that went on in another engine."""
+        return self._service.moved
+
     def _log_of(self, worker: str, sinks: tuple[Sink, ...]) -> VirtualLog:
         """The log of a worker; colocated, all work is that of one process."""
         return VirtualLog(self.agenda, sinks, worker if self._scenario.placement == "separated" else "")
@@ -127,6 +141,10 @@ class SimulatedRun:
         """Simulate to the end."""
         self.agenda.start(self._feed())
         self.agenda.start(self._train())
+        if rate := self._scenario.engine_failures_per_hour:
+            chance = random.Random(self._scenario.seed)
+            for engine in self.engines:
+                self.agenda.start(self._fail(engine, random.Random(chance.random()), rate / 3600))
         self.agenda.run()
 
     def _feed(self) -> Process:
@@ -138,6 +156,17 @@ class SimulatedRun:
                 yield self._published
             yield scenario.hop_s
             self._service.generate([self._group(step, number, needed) for number in range(scenario.groups_per_step)])
+
+    def _fail(self, engine: SimulatedEngine, chance: random.Random, rate: float) -> Process:
+        """Have an engine die now and then."""
+        while True:
+            yield chance.expovariate(rate)
+            died = self.agenda.now
+            lost = engine.die(self._scenario.restart_s, self._service.decide)
+            self._emit(EventKind.WORKER_DIED, "rollout", died, worker=engine.name, info={"how": "simulated"})
+            self._service.lost(lost)
+            yield self._scenario.restart_s
+            self._emit(EventKind.WORKER_STARTED, "rollout", died, worker=engine.name)
 
     def _group(self, step: int, number: int, needed: int) -> list[Response]:
         scenario = self._scenario
@@ -229,6 +258,7 @@ class SimulatedRun:
                 yield from self._compute(step, EventKind.OPTIMIZER, trainer.times.optimizer_s(), [])
             yield from self._publish(step + 1)
             self._tell_step(step, start, groups)
+        self.agenda.stop()
 
     def _claim(self, step: int, taken: int) -> Generator[float | Change, None, list[Group]]:
         """Wait for groups of a step: all of them, or a micro-batch's worth. Return them."""

@@ -105,6 +105,14 @@ class Scenario:
     """How many times longer a step of an engine takes while the trainer computes, since they share a machine."""
     trainer_beside: float = 1.0
     """How many times longer the trainer takes while an engine computes."""
+    engine_failures_per_hour: float = 0.0
+    """Deaths of an engine's process in an hour, in the mean; they are independent of each other."""
+    restart_s: float = 120.0
+    """Seconds until a dead engine is back."""
+    moves: bool = True
+    """Whether running responses move to engines with room, where the policy weighs engines against each other."""
+    cache_token_s: float = 0.0
+    """Seconds of a token's keys and values on their way to another engine; with 0 they are computed again there."""
     hop_s: float = 0.0
     """Seconds that a row takes from one task to the next, through the queue."""
     step_s: float = 0.0

@@ -1,16 +1,23 @@
 """The generation service in simulated time: it places groups on engines as `rollout.service` does.
 
-The policies are those of `planning.dispatch`. Running responses do not move here.
+The policies are those of `planning.dispatch`, and so are the choices of running responses that move.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from functools import partial
+from itertools import count, groupby
 
+from tailrace.errors import PlanError
 from tailrace.planning.dispatch.base import Job, Policy
+from tailrace.planning.dispatch.moving import EVERY_S, MoveSeconds, Way, moves, recompute_s
 from tailrace.planning.dispatch.replanning import is_outdated
+from tailrace.simulator.agenda import Agenda
 from tailrace.simulator.engines import Response, SimulatedEngine
+
+_MOST_LOSSES = 50
+"""A response that was lost so often will hardly ever end."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,8 +48,27 @@ class _Waiting:
 class SimulatedService:
     """Engines, and what waits for them."""
 
-    def __init__(self, engines: Sequence[SimulatedEngine], policy: Policy, *, group_size: int, splits: bool) -> None:
-        """`splits`: whether the samples of a group may go to several engines, since different lengths are expected."""
+    def __init__(
+        self,
+        agenda: Agenda,
+        engines: Sequence[SimulatedEngine],
+        policy: Policy,
+        *,
+        group_size: int,
+        splits: bool,
+        may_move: bool = False,
+        cache_token_s: float = 0.0,
+    ) -> None:
+        """`splits`: whether the samples of a group may go to several engines, since different lengths are expected.
+
+        `may_move`: whether running responses move. `cache_token_s`: see `Scenario`.
+        """
+        self._agenda = agenda
+        self._may_move = may_move
+        self._cache_token_s = cache_token_s
+        self._moves_after = 0.0
+        self.moved = 0
+        """Responses that have moved."""
         self._group_size = group_size
         self.engines = list(engines)
         self._policy = policy
@@ -59,6 +85,28 @@ class SimulatedService:
             for part in [[one] for one in group] if self._splits else [list(group)]:
                 self._arrived.append(_Waiting(part, next(self._arrivals)))
         self._arrived.sort(key=_turn)
+        self.decide()
+
+    def lost(self, responses: Sequence[Response]) -> None:
+        """Have what a dead engine had made again, from the start.
+
+        Raises:
+            PlanError: that has happened to one of them again and again.
+        """
+        for response in responses:
+            response.turn = response.context = response.made = 0
+            response.first_version = -1
+            response.losses += 1
+            if response.losses > _MOST_LOSSES:
+                raise PlanError(
+                    f"a response of {response.tokens} tokens was lost {_MOST_LOSSES} times: engines die more often "
+                    "than it takes; lower engine_failures_per_hour"
+                )
+        by_group = groupby(sorted(responses, key=lambda one: one.group), key=lambda one: one.group)
+        self.generate([list(group) for _, group in by_group])
+
+    def decide(self) -> None:
+        """Place what waits: an engine has come back."""
         self._plan()
         self._give(self.engines)
 
@@ -67,6 +115,7 @@ class SimulatedService:
         if self._policy.plans:
             self._plan()
             self._give(self.engines)
+            self._move()
             return
         if self._arrived and self._has_room(engine, len(self._arrived[0].responses), 0):
             self._place(self._arrived[: self._room(engine)], [engine])  # none of the others had room for it
@@ -88,6 +137,8 @@ class SimulatedService:
 
     def _room(self, engine: SimulatedEngine) -> int:
         """Responses that an engine can still be given: a group more than it decodes, see `run.workers.rollout`."""
+        if engine.is_down:
+            return 0
         return engine.kind.slots * engine.kind.dp + self._group_size - len(engine.in_hand)
 
     def _plan(self) -> None:
@@ -100,9 +151,41 @@ class SimulatedService:
                     self._arrived += planned
                     planned.clear()
                 self._arrived.sort(key=_turn)
-        if self._arrived:
-            self._place(self._arrived, self.engines)
+        there = [engine for engine in self.engines if not engine.is_down]
+        if self._arrived and there:
+            self._place(self._arrived, there)
             self._when_placed = sum(map(len, self._planned.values()))
+
+    def _move(self) -> None:
+        """Move running responses to engines with room, where that is predicted to pay."""
+        there = [engine for engine in self.engines if not engine.is_down]
+        now = self._agenda.now
+        if not self._may_move or self._arrived or now < self._moves_after or not self._is_dry():
+            return
+        if any(self._planned.values()) or any(engine.is_moving for engine in there):
+            return
+        self._moves_after = now + EVERY_S
+        states = [engine.state() for engine in there]
+        ways: dict[Way, MoveSeconds] = {"recompute": recompute_s(states)}
+        if self._cache_token_s:
+            ways["transfer"] = lambda source, target, tokens: tokens * self._cache_token_s
+        for move in moves(states, ways):
+            source, target = there[move.source], there[move.target]
+            response = list(source.in_hand)[move.sequence]
+            seconds = move.seconds if move.way == "transfer" else 0.0
+            source.withdraw(response, partial(self._go_on, target, seconds))
+
+    def _go_on(self, target: SimulatedEngine, seconds: float, response: Response) -> None:
+        """Have a response go on in another engine, with its keys and values if they take a while to come."""
+        self.moved += 1
+        response.has_cache = seconds > 0
+        self._agenda.after(seconds, lambda: self._take(target, response))
+
+    def _take(self, target: SimulatedEngine, response: Response) -> None:
+        if target.is_down:
+            self.lost([response])
+        else:
+            target.give([response])
 
     def _is_dry(self) -> bool:
         return any(not planned and self._room(engine) > 0 for engine, planned in self._planned.items())

@@ -13,16 +13,18 @@ from tailrace.simulator.batch import Batch, Sequence
 
 @dataclass(frozen=True)
 class Plain:
-    """Steps of a second, a tenth more for each sequence that decodes, a thousandth for each token of prompts."""
+    """Steps of a second, `each` more for each sequence that decodes, a thousandth for each token of prompts."""
+
+    each: float = 0.1
 
     def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
-        return 1 + 0.1 * batch_size
+        return 1 + self.each * batch_size
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
         return 1 + 1e-3 * batch_size * rms_length
 
     def mixed_s(self, tp: int, batch_size: float, context_tokens: float, chunk: Pass) -> float:
-        return 1 + 0.1 * batch_size + 1e-3 * chunk.tokens
+        return 1 + self.each * batch_size + 1e-3 * chunk.tokens
 
 
 def batch(*, slots: int = 4, cache_tokens: float = 1e9, prefill_tokens: int = 100, block: int = 0) -> Batch:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.config.rollout import DispatchConfig
+from tailrace.errors import PlanError
 from tailrace.events import Event
 from tailrace.planning.packing import GroupPart
 from tailrace.registers.events import EventKind
@@ -166,6 +167,11 @@ SCENARIOS = st.builds(
     graders=st.integers(1, 4),
     grade_s=st.floats(0, 3),
     hop_s=st.floats(0, 0.1),
+    engine_failures_per_hour=st.sampled_from([0.0, 30.0]),
+    restart_s=st.floats(0, 5),
+    cache_token_s=st.sampled_from([0.0, 0.01]),
+    engine_beside=st.sampled_from([1.0, 1.5]),
+    trainer_beside=st.sampled_from([1.0, 1.5]),
 )
 
 
@@ -197,3 +203,36 @@ def test_workers_of_one_machine_slow_each_other_down_while_both_work() -> None:
         played(apart, replay)[0].agenda.now
         == played(replace(apart, engine_beside=1, trainer_beside=1), replay)[0].agenda.now
     )  # they take turns
+
+
+def test_what_a_dead_engine_had_is_made_again_elsewhere() -> None:
+    scenario = replace(SMALL, engines=(replace(ENGINE, engines=2),), engine_failures_per_hour=90, restart_s=2.0)
+    replay = lengths([30], [40], [30], [40])
+    run, events = played(replace(scenario, seed=3), replay)
+    deaths = [event for event in events if event.task == EventKind.WORKER_DIED]
+    assert deaths
+    assert run.agenda.now > played(replace(scenario, engine_failures_per_hour=0), replay)[0].agenda.now
+    samples = [(event.info["group"], event.tokens) for event in events if event.task == EventKind.SAMPLE]
+    assert sorted(samples) == [(0, 30), (1, 40), (2, 30), (3, 40)]
+
+
+def test_a_long_response_moves_to_an_engine_with_room_when_that_pays() -> None:
+    """Two engines; one has three long responses, since all were expected to be short."""
+    crowded = replace(
+        SMALL,
+        steps=1,
+        groups_per_step=4,
+        engines=(replace(ENGINE, engines=2, times=Plain(each=1.0)),),
+        dispatch=DispatchConfig(policy="skewness_aware"),
+        knows_lengths="lengths",
+        order="longest_first",
+    )
+    replay = lengths([100], [90], [80], [5])
+    moved, stayed = (played(replace(crowded, moves=moves), replay)[0] for moves in (True, False))
+    assert moved.agenda.now <= stayed.agenda.now
+    assert moved.moved > 0 == stayed.moved
+
+
+def test_engines_that_die_too_often_end_the_simulation_in_one_line() -> None:
+    with pytest.raises(PlanError, match="a response of 300 tokens was lost 50 times"):
+        played(replace(SMALL, steps=1, engine_failures_per_hour=3600), lengths([300], [300]))

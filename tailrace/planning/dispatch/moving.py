@@ -19,6 +19,8 @@ from tailrace.types import CacheForm
 _ENDS = 4
 """Of the responses of an engine, so many of the longest and as many of the shortest are tried."""
 
+EVERY_S = 0.5
+"""Seconds between two choices of responses to move."""
 MOST_BYTES = 2**30
 """Of keys and values that move at a time. They pass through the memory of the run's process."""
 _NEAR_BYTE_S = 1 / 100e6
