@@ -9,8 +9,8 @@ from tailrace.planning.step_times.generation import AnalyticStepTimes
 from tailrace.planning.step_times.kernels import SYSTEMS, KernelStepTimes
 from tailrace.planning.step_times.rates import HOSTS
 
-_BACKEND = "vllm"
-"""Whose kernels and host are taken for engines on accelerators."""
+_HOST = "vllm-async"
+"""Whose host is taken for engines on accelerators: it decides a step while the one before is computed."""
 
 
 def source_of(shape: ModelShape, pool: Pool) -> Source:
@@ -18,7 +18,7 @@ def source_of(shape: ModelShape, pool: Pool) -> Source:
 
     Kernel tables need the extra `plan`; they have no latent attention. Without them, times are analytic.
     """
-    host = HOSTS[_BACKEND]
+    host = HOSTS[_HOST]
     has_tables = pool.kind in SYSTEMS and shape.latent is None
     if has_tables and importlib.util.find_spec("aiconfigurator_core") is not None:
         return KernelStepTimes(shape, pool.kind, backend="vllm", host=host)
