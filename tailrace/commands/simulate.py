@@ -180,6 +180,7 @@ def print_simulated(found: Simulated, *, json: bool) -> None:
         return
     allocation, summary = found.allocation, found.summary
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
     for name, value in (
         ("engines", _engines_text(allocation)),
         ("trainer", _layout_text(allocation)),
@@ -187,7 +188,7 @@ def print_simulated(found: Simulated, *, json: bool) -> None:
         ("samples a second", number(summary.samples_per_s)),
         ("response tokens a second", f"{number(summary.tokens_per_s)}, {_per_device(found)} a device"),
         ("engines generate", percent(summary.generating)),
-        ("trainer trains, waits for samples, weights", _trainer_text(summary)),
+        ("trainer trains", _trainer_text(summary)),
         ("longest response", f"{summary.longest_s:.1f} s"),
         ("staleness", f"{summary.staleness:.2f}"),
         ("memory of an engine's device", _memory_text(found.engine)),
@@ -195,7 +196,7 @@ def print_simulated(found: Simulated, *, json: bool) -> None:
         ("preempted responses", str(summary.preemptions)),
         ("cost of 1,000 steps", f"{_cost(found):,.0f} USD"),
     ):
-        table.add_row(f"[dim]{name}[/]", value)
+        table.add_row(name, value)
     Console(highlight=False).print(table)
 
 
@@ -245,7 +246,8 @@ def _layout_text(allocation: Allocation) -> str:
 
 
 def _trainer_text(summary: Summary) -> str:
-    return ", ".join(map(percent, (summary.training, summary.waiting_for_samples, summary.weights)))
+    waits = f"waits for samples {percent(summary.waiting_for_samples)}, for weights {percent(summary.weights)}"
+    return f"{percent(summary.training)}; {waits}"
 
 
 def _memory_text(memory: Memory) -> str:
