@@ -38,7 +38,7 @@ from tailrace.run.worker_metrics import WorkerMetrics
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.scenario import Scenario
 from tailrace.simulator.setup import PREFILL_TOKENS, scenario_of, step_batches
-from tailrace.simulator.summary import Summary, Summing
+from tailrace.simulator.summary import Summary, Summing, binding
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.factory import open_workload
 
@@ -93,7 +93,9 @@ def simulate(
         ),
         trainer=trainer_memory(setup, step_batches(config, replay).largest),
         basis=source.basis,
-        summary=summing.summary(preemptions=sum(engine.preemptions for engine in run.engines)),
+        summary=summing.summary(
+            preemptions=sum(engine.preemptions for engine in run.engines), graders=config.rewards.workers
+        ),
     )
 
 
@@ -189,6 +191,8 @@ def print_simulated(found: Simulated, *, json: bool) -> None:
         ("response tokens a second", f"{number(summary.tokens_per_s)}, {_per_device(found)} a device"),
         ("engines generate", percent(summary.generating)),
         ("trainer trains", _trainer_text(summary)),
+        ("graders grade", percent(summary.grading)),
+        ("what binds", binding(summary)),
         ("longest response", f"{summary.longest_s:.1f} s"),
         ("staleness", f"{summary.staleness:.2f}"),
         ("memory of an engine's device", _memory_text(found.engine)),

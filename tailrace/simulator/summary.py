@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from tailrace.events import Event
 from tailrace.registers.events import EventKind
 
+_BUSY = 0.5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
@@ -26,6 +28,8 @@ class Summary:
     """Part of the time in which the trainer computes."""
     waiting_for_samples: float
     """Part of the time in which the trainer waits for samples."""
+    grading: float
+    """Part of the time in which a grader grades; the mean of the graders."""
     weights: float
     """Part of the time in which the trainer hands weights on, or waits until engines have them."""
     staleness: float
@@ -45,6 +49,7 @@ class Summing:
         self._steps: list[Event] = []
         self._shares: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._longest: dict[int, float] = defaultdict(float)
+        self._graded_s = 0.0
 
     def __call__(self, event: Event) -> None:
         """Take in an event."""
@@ -53,11 +58,13 @@ class Summing:
         elif event.task == EventKind.BREAKDOWN and len(self._steps) >= self._warm_up:
             for phase, seconds in event.metrics.items():
                 self._shares[event.actor][phase] += seconds
+        elif event.task == EventKind.REWARD and len(self._steps) >= self._warm_up:
+            self._graded_s += event.end - event.start
         elif event.task == EventKind.SAMPLE and event.step is not None:
             self._longest[event.step] = max(self._longest[event.step], event.end - event.start)
 
-    def summary(self, *, preemptions: int) -> Summary:
-        """The figures; the run has ended."""
+    def summary(self, *, preemptions: int, graders: int = 1) -> Summary:
+        """The figures; the run has ended. `graders`: how many there are."""
         counted = self._steps[self._warm_up :]
         ends = [0.0, *(event.end for event in self._steps)]
         seconds = ends[-1] - ends[self._warm_up]
@@ -70,6 +77,7 @@ class Summing:
             generating=engine.get("generation", 0.0),
             training=trainer.get("update", 0.0),
             waiting_for_samples=trainer.get("data", 0.0),
+            grading=self._graded_s / (graders * seconds),
             weights=trainer.get("weights", 0.0) + trainer.get("weight_transfer", 0.0),
             staleness=statistics.fmean(event.metrics["staleness_mean"] for event in counted),
             longest_s=statistics.fmean(self._longest[event.step or 0] for event in counted),
@@ -84,3 +92,17 @@ class Summing:
 
 def _sum(counts: Iterable[int | None]) -> int:
     return sum(count or 0 for count in counts)
+
+
+def binding(summary: Summary) -> str:
+    """What binds: the stage that is busy for most of the time, or the longest response where none is for long."""
+    stages = {
+        "generation": summary.generating,
+        "training": summary.training,
+        "grading": summary.grading,
+        "the way of weights": summary.weights,
+    }
+    name = max(stages, key=lambda stage: stages[stage])
+    if stages[name] < _BUSY and summary.longest_s > _BUSY * summary.step_s:
+        return "the longest response"
+    return name
