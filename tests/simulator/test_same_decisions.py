@@ -1,5 +1,7 @@
 """A simulated run decides by the very functions of a real one: there is no second copy of any."""
 
+from types import ModuleType
+
 import pytest
 
 from tailrace.rollout import service
@@ -10,19 +12,22 @@ from tailrace.tasks import prompts, rollout
 from tailrace.trainer import packing
 from tailrace.transfer.weights import sender_service
 
-SHARED = {
-    "admission of prompts": (prompts.oldest_version, run.oldest_version),
-    "weights that may begin a response": (rollout.oldest_version, run.oldest_version),
-    "placement of prompts": (generation.make_policy, run.make_policy),
-    "when a placement is outdated": (service.is_outdated, simulated_service.is_outdated),
-    "moves of running responses": (service.moves, simulated_service.moves),
-    "how often responses may move": (service.EVERY_S, simulated_service.EVERY_S),
-    "samples of a micro-batch": (packing.packing.plan_micro_batches, run.plan_micro_batches),
-    "the tree of weights": (sender_service.broadcast_tree, setup.broadcast_tree),
-}
+SHARED: list[tuple[str, ModuleType, ModuleType]] = [
+    ("oldest_version", prompts, run),
+    ("oldest_version", rollout, run),
+    ("make_policy", generation, run),
+    ("is_outdated", service, simulated_service),
+    ("moves", service, simulated_service),
+    ("EVERY_S", service, simulated_service),
+    ("broadcast_tree", sender_service, setup),
+]
+"""Decisions by name, where a real run and where a simulated one takes them."""
 
 
-@pytest.mark.parametrize("decision", SHARED)
-def test_a_decision_is_one_object_in_both(decision: str) -> None:
-    real, simulated = SHARED[decision]
-    assert real is simulated
+@pytest.mark.parametrize(("decision", "real", "simulated"), SHARED)
+def test_a_decision_is_one_object_in_both(decision: str, real: ModuleType, simulated: ModuleType) -> None:
+    assert getattr(real, decision) is getattr(simulated, decision)
+
+
+def test_micro_batches_are_planned_by_one_function() -> None:
+    assert vars(packing)["packing"].plan_micro_batches is vars(run)["plan_micro_batches"]
