@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tailrace.planning.balance import partition
 
-_PIECES = 4
+_PIECES = 2
 """The least number of pieces of a rank's share, so that shares differ by less than a piece."""
 
 
@@ -64,7 +64,7 @@ def plan_micro_batches(samples: Sequence[Lengths], budget: int) -> list[list[Gro
 def shared(samples: Sequence[Lengths], ranks: int) -> list[list[int]]:
     """Share samples among ranks, so that each has about as many tokens. A group stays together as far as that allows.
 
-    A group is cut into pieces of at most a quarter of a rank's share, each of which repeats the prompt.
+    A group is cut into pieces of at most half of a rank's share, each of which repeats the prompt.
 
     Returns:
         For each rank the places of its samples, ascending.

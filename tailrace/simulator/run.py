@@ -23,6 +23,7 @@ from typing import Any
 
 from tailrace.activity import Activity
 from tailrace.events import Event, EventLog, Sink
+from tailrace.host.collector import spared
 from tailrace.planning.admission import oldest_version, staleness
 from tailrace.planning.dispatch.factory import make_policy
 from tailrace.planning.packing import GroupPart, Lengths, plan_micro_batches, shared
@@ -145,7 +146,8 @@ class SimulatedRun:
             chance = random.Random(self._scenario.seed)
             for engine in self.engines:
                 self.agenda.start(self._fail(engine, random.Random(chance.random()), rate / 3600))
-        self.agenda.run()
+        with spared():  # the lengths of all groups are many objects
+            self.agenda.run()
 
     def _feed(self) -> Process:
         """Let the prompts of each step in as soon as the weights admit them."""

@@ -26,7 +26,7 @@ def test_each_sample_goes_to_one_rank_and_shares_differ_by_less_than_a_piece(
     assert sorted(index for share in shares for index in share) == list(range(len(samples)))
     tokens = [sum(samples[index].response_tokens for index in share) for share in shares]
     longest = max(sample.prompt_tokens + sample.response_tokens for sample in samples)
-    assert max(tokens) <= sum(tokens) / ranks * 1.25 + longest * 4 / 3
+    assert max(tokens) <= sum(tokens) / ranks * 1.5 + longest * 4 / 3
 
 
 @given(GROUPS, st.integers(1, 500))
