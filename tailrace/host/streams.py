@@ -84,8 +84,7 @@ def _outliving(stream: TextIO) -> TextIO:
         io.BufferedWriter(_Outliving(descriptor, "w", closefd=False)),
         encoding=stream.encoding,
         errors=stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
+        line_buffering=stream.line_buffering or stream.write_through,  # PYTHONUNBUFFERED: text reaches the file at once
     )
 
 

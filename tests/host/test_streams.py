@@ -61,6 +61,15 @@ def test_a_warning_of_its_own_is_one_line(capsys: pytest.CaptureFixture[str]) ->
         assert "UserWarning: of a library" in capsys.readouterr().err
 
 
+def test_a_line_reaches_an_unbuffered_stream_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(file, write_through=True))  # as with PYTHONUNBUFFERED
+        with outliving_readers():
+            print("a line", file=sys.stderr)
+            assert log.read_text() == "a line\n"
+
+
 def test_text_that_fails_for_another_reason_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
