@@ -15,7 +15,7 @@ ends at once when the worker dies. Nothing here replaces a dead worker: tailrace
 import asyncio
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
@@ -32,8 +32,6 @@ CLOSE_LIMIT_S = 10.0
 """Seconds for a worker to close and end, before it is killed."""
 CANCEL_LIMIT_S = 30.0
 """Seconds that the cancellation of a call waits for the method to end."""
-WAITED_FOR = "has not started yet, and is waited for"
-"""The message about a worker that starts slowly."""
 _NOT_COMMANDS = ("open", "run", "close")
 
 
@@ -191,8 +189,19 @@ class Cluster(ABC):
         """The datacentre of the driver's machine: Ray's node label of this name, or empty."""
 
     @abstractmethod
-    async def start(self, spec: WorkerSpec) -> WorkerHandle:
+    async def check_room(self, pools: Mapping[str, PoolConfig]) -> None:
+        """Check that the cluster, were it free, could hold these pools. One that other machines may join can.
+
+        Raises:
+            ConfigError: it never could.
+        """
+
+    @abstractmethod
+    async def start(self, spec: WorkerSpec, on_wait: Callable[[str], None] = lambda _: None) -> WorkerHandle:
         """Start and open a worker. If this is cancelled, the worker is killed.
+
+        Args:
+            on_wait: called with a message while the worker waits for a place, if it is not given one soon.
 
         Raises:
             ConfigError: the machine does not have the cores.

@@ -8,7 +8,7 @@ part that stands still. Here both happen to the broker, not to the driver, which
 
 import asyncio
 import pickle
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ import psutil
 from tailrace.cluster.base import Answer, Report, Worker, WorkerContext, WorkerSpec
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.errors import ClusterLost
+from tailrace.events import Event, Sink
+from tailrace.registers.events import EventKind
 
 FACTORY = "tailrace.cluster.broker:make"
 _PARTS = ("gcs_server", "raylet")
@@ -41,7 +43,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Broker(Worker):
     """Starts workers on Ray, and passes on calls and reports."""
 
-    def __init__(self, settings: BrokerSettings) -> None:
+    def __init__(self, settings: BrokerSettings, emit: Sink) -> None:
         from tailrace.cluster.ray import RayCluster, RayHandle  # imports Ray, which the driver does not need
 
         config: ClusterConfig = pickle.loads(settings.config)
@@ -49,6 +51,7 @@ class Broker(Worker):
         """The processes to check; none if Ray is not started here."""
         pools: dict[str, PoolConfig] = pickle.loads(settings.pools)
         self._cluster = RayCluster(config, pools, Path(settings.directory))
+        self._emit = emit
         self._handles: dict[int, RayHandle] = {}
         self._reports: dict[int, AsyncGenerator[Report, None]] = {}
 
@@ -68,9 +71,20 @@ class Broker(Worker):
             await asyncio.sleep(_LOOK_S)
         raise ClusterLost(f"{ended[0]} has ended")
 
+    async def check_room(self, pools: Mapping[str, PoolConfig]) -> None:
+        """See `Cluster`."""
+        await self._cluster.check_room(pools)
+
     async def start(self, id: int, spec: WorkerSpec) -> tuple[int, dict[str, Any]]:
-        """Start a worker under the name `id`. Return its pid and the facts about it."""
-        self._handles[id] = handle = await self._cluster.start(spec)
+        """Start a worker under the name `id`. Return its pid and the facts about it.
+
+        While it waits for a place, an event says so; its times are left to the driver, which has the clock.
+        """
+
+        def tell(text: str) -> None:
+            self._emit(Event(task=EventKind.WORKER_WAITS, actor=spec.name, start=0.0, end=0.0, info={"text": text}))
+
+        self._handles[id] = handle = await self._cluster.start(spec, tell)
         self._reports[id] = handle.reports()
         return handle.pid, handle.facts
 
@@ -92,7 +106,8 @@ class Broker(Worker):
 
     async def kill_worker(self, id: int) -> None:
         """Kill a worker."""
-        await self._handles[id].kill()
+        if id in self._handles:  # else its start has failed, and has killed it
+            await self._handles[id].kill()
 
     async def shut_down(self) -> None:
         """Disconnect from Ray, and end all that was started. Calling it twice is harmless."""
@@ -117,4 +132,4 @@ def _lives(process: psutil.Process) -> bool:
 
 def make(settings: bytes, context: WorkerContext) -> Broker:
     """Make a broker: the factory for `WorkerSpec.factory`."""
-    return Broker(msgspec.msgpack.decode(settings, type=BrokerSettings))
+    return Broker(msgspec.msgpack.decode(settings, type=BrokerSettings), context.emit)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 from asyncio import Task
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from tailrace.cluster.base import (
     is_ours,
     make_worker,
 )
-from tailrace.config.cluster import ClusterConfig
+from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.errors import WorkerDied
 from tailrace.events import Event
 from tailrace.host.cpu import usable_cores
@@ -219,7 +219,10 @@ class LocalCluster(Cluster):
         """See `Cluster`."""
         return ""
 
-    async def start(self, spec: WorkerSpec) -> LocalHandle:
+    async def check_room(self, pools: Mapping[str, PoolConfig]) -> None:
+        """See `Cluster`. There is room for all."""
+
+    async def start(self, spec: WorkerSpec, on_wait: Callable[[str], None] = lambda _: None) -> LocalHandle:
         """See `Cluster`."""
         handle = LocalHandle(spec)
         self.handles.append(handle)

@@ -277,7 +277,8 @@ class Pool:
     async def _start(self, index: int) -> None:
         began = self._log.now()
         try:
-            handle = await self._cluster.start(self._specs[index])
+            name = self._specs[index].name
+            handle = await self._cluster.start(self._specs[index], lambda text: self._tell_wait(name, text))
         except WorkerDied as death:
             self._tell_of(death)
             raise
@@ -343,6 +344,10 @@ class Pool:
         if self._budget is None:
             raise death
         self._budget.spend(death)
+
+    def _tell_wait(self, name: str, text: str) -> None:
+        now = self._log.now()
+        self._log.emit(Event(task=EventKind.WORKER_WAITS, actor=name, start=now, end=now, info={"text": text}))
 
     def _tell_of(self, death: WorkerDied) -> None:
         if self._budget is None:

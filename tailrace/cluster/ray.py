@@ -15,7 +15,6 @@ import itertools
 import os
 import pickle
 import socket
-import sys
 from asyncio import Task
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,6 @@ from ray.exceptions import RayError
 from tailrace.cluster.base import (
     CANCEL_LIMIT_S,
     CLOSE_LIMIT_S,
-    WAITED_FOR,
     Answer,
     Cluster,
     Report,
@@ -165,9 +163,9 @@ class RayHandle(WorkerHandle):
         self._ended = ""
         """How this handle ended the keeper, if it did."""
 
-    async def open(self) -> None:
-        """Wait until the keeper has a place and the worker has opened there."""
-        place = await self._placed()
+    async def open(self, on_wait: Callable[[str], None]) -> None:
+        """Wait until the keeper has a place and the worker has opened there. `on_wait`: see `Cluster.start`."""
+        place = await self._placed(on_wait)
         self._watching = asyncio.create_task(self._watch())
         datacentre = _datacentre_of(place["node"])
         opening = self._keeper.open.remote(place["address"], datacentre)
@@ -175,7 +173,7 @@ class RayHandle(WorkerHandle):
         self.pid = facts["pid"]
         self.facts = facts | place | {"datacentre": datacentre}
 
-    async def _placed(self) -> dict[str, Any]:
+    async def _placed(self, on_wait: Callable[[str], None]) -> dict[str, Any]:
         placed = asyncio.ensure_future(_result(self._keeper.place.remote()))
         limit_s, what = self._config.start_limit_s, described(asked(self._spec.pool))
         if (datacentre := self._spec.pool.datacentre) is not None:
@@ -183,9 +181,10 @@ class RayHandle(WorkerHandle):
         try:
             await asyncio.wait([placed], timeout=min(_PLACED_SOON_S, limit_s))
             if not placed.done() and limit_s > _PLACED_SOON_S:
-                message = f"{self.name} {WAITED_FOR}, up to {limit_s:g} s: its keeper starts "
-                message += f"slowly, or waits for a place in the cluster, for which it needs {what}"
-                print(message, file=sys.stderr)
+                on_wait(
+                    f"{self.name} has not started yet, and is waited for, up to {limit_s:g} s: its keeper starts "
+                    f"slowly, or waits for a place in the cluster, for which it needs {what}"
+                )
                 await asyncio.wait([placed], timeout=limit_s - _PLACED_SOON_S)
             if not placed.done():
                 raise ClusterError(  # no ConfigError: the configuration was checked, and the run may be hours old
@@ -335,14 +334,12 @@ class RayCluster(Cluster):
                 await self._in_thread(lambda: connect(address, self._directory))
             elif address is not None:
                 check_connected_to(address)
-            alive = [node for node in _nodes() if node["Alive"]]
-            machines = [node["Resources"] for node in alive]
-            if address is None and len(machines) > 1:
+            if address is None and (machines := len(_alive())) > 1:
                 raise ConfigError(
-                    f"this process is connected to a Ray of {len(machines)} machines, and without cluster.address the "
+                    f"this process is connected to a Ray of {machines} machines, and without cluster.address the "
                     "workers of a run listen on this machine alone; give cluster.address=auto"
                 )
-            check_room(self._pools, machines, [node.get("Labels", {}).get(_DATACENTRE, "") for node in alive])
+            _check_room(self._pools)
         except BaseException:
             await self.close()
             raise
@@ -359,12 +356,17 @@ class RayCluster(Cluster):
         """See `Cluster`."""
         return _datacentre_of(ray.get_runtime_context().get_node_id())
 
-    async def start(self, spec: WorkerSpec) -> RayHandle:
+    async def check_room(self, pools: Mapping[str, PoolConfig]) -> None:
+        """See `Cluster`."""
+        if self._config.address is None:
+            _check_room(pools)
+
+    async def start(self, spec: WorkerSpec, on_wait: Callable[[str], None] = lambda _: None) -> RayHandle:
         """See `Cluster`."""
         handle = RayHandle(spec, self._config)
         self._handles.append(handle)
         try:
-            await handle.open()
+            await handle.open(on_wait)
         except BaseException:
             await handle.kill()
             raise
@@ -396,6 +398,16 @@ async def _next(stream: Any) -> Any:
 def _nodes() -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return nodes
+
+
+def _alive() -> list[dict[str, Any]]:
+    return [node for node in _nodes() if node["Alive"]]
+
+
+def _check_room(pools: Mapping[str, PoolConfig]) -> None:
+    nodes = _alive()
+    datacentres = [node.get("Labels", {}).get(_DATACENTRE, "") for node in nodes]
+    check_room(pools, [node["Resources"] for node in nodes], datacentres)
 
 
 def _datacentre_of(node: str) -> str:

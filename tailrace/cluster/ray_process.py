@@ -15,16 +15,15 @@ import os
 import pickle
 import secrets
 import subprocess
-import sys
 from asyncio import Task
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
-from tailrace.cluster.base import WAITED_FOR, Answer, Cluster, Report, WorkerHandle, WorkerSpec, unheard
+from tailrace.cluster.base import Answer, Cluster, Report, WorkerHandle, WorkerSpec, unheard
 from tailrace.cluster.broker import FACTORY, BrokerSettings
 from tailrace.cluster.cleanup import MARK, clean_up
 from tailrace.cluster.cleanup import start as start_cleanup
@@ -108,6 +107,8 @@ class RayProcess(Cluster):
         self._process: WorkerProcess | None = None
         self._facts: dict[str, Any] = {}
         self._listening: Task[None] | None = None
+        self._on_wait: dict[str, Callable[[str], None]] = {}
+        """Of each worker that is being started: called while it waits for a place."""
         self._why = ""
         """The broker's reason why Ray has ended, if it gave one."""
 
@@ -147,9 +148,9 @@ class RayProcess(Cluster):
     async def _listen(self, process: WorkerProcess) -> None:
         try:
             async for report in process.reports():
-                for line in report.lines:
-                    if WAITED_FOR in line:  # when a part of Ray has died, Ray prints many lines of its logs
-                        print(line, file=sys.stderr)
+                for event in report.events:  # its lines are left: when a part of Ray has died, it prints its logs
+                    if event.actor in self._on_wait:
+                        self._on_wait[event.actor](event.info["text"])
         except WorkerDied:
             pass  # calls that wait raise an error
         except TailraceError as error:  # Ray has ended, or the broker has failed
@@ -168,10 +169,21 @@ class RayProcess(Cluster):
         datacentre: str = self._facts["datacentre"]
         return datacentre
 
-    async def start(self, spec: WorkerSpec) -> WorkerHandle:
+    async def check_room(self, pools: Mapping[str, PoolConfig]) -> None:
+        """See `Cluster`."""
+        await self.ask("check_room", dict(pools))
+
+    async def start(self, spec: WorkerSpec, on_wait: Callable[[str], None] = lambda _: None) -> WorkerHandle:
         """See `Cluster`."""
         handle = _Handle(self, next(self._ids), spec.name)
-        await handle.open(spec)
+        self._on_wait[spec.name] = on_wait
+        try:
+            await handle.open(spec)
+        except asyncio.CancelledError:
+            await handle.kill()  # the worker may have started just now
+            raise
+        finally:
+            del self._on_wait[spec.name]
         return handle
 
     async def ask(self, method: str, *args: Any) -> Any:

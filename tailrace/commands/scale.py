@@ -1,6 +1,7 @@
 """`tailrace scale`: changes the number of rollout workers of a run that goes on."""
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def scale(run: Path, changes: Sequence[str], *, timeout_s: float) -> str:
             f"{quoted(changes[0])} is no change; give rollout=N, at most {MOST_WORKERS} rollout workers, "
             "or rollout.NAME=N for those of a named pool"
         )
-    reply = ask(run, Scale(int(value), pool), timeout_s=timeout_s)
+    reply = ask(run, Scale(int(value), pool), timeout_s=timeout_s, on_wait=lambda text: print(text, file=sys.stderr))
     if not reply.ok:
         raise UserError(reply.text)
     return reply.text

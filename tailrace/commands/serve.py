@@ -30,6 +30,7 @@ from tailrace.rollout.service import GenerationService
 from tailrace.run.endpoint import make_reader
 from tailrace.run.generation import RemotePort
 from tailrace.run.inputs import open_model
+from tailrace.run.loop_runtime import log_warnings
 from tailrace.run.workers.engine import engine_worker, open_port
 
 
@@ -107,7 +108,7 @@ async def _ports(
     config: ServeConfig, model_dir: Path, engines: int, stack: AsyncExitStack
 ) -> tuple[list[EnginePort], Sequence[Pool]]:
     """Start the engines. Returns their ports, and the pool of their workers, if there is one."""
-    log = EventLog(sinks=())
+    log = EventLog(sinks=(log_warnings,))
     if engines == 1:
         return [await open_port(config, model_dir, log, stack, name="")], ()
     threads = config.threads or max(1, len(usable_cores()) // engines)

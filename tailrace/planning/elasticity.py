@@ -78,6 +78,10 @@ class Elasticity:
         """The steps of the newest changes."""
         self._step = 0
 
+    def bound(self, most: int) -> None:
+        """Add no engines beyond so many from now on: there is no room for more."""
+        self._limits = msgspec.structs.replace(self._limits, most=max(self._limits.least, most))
+
     def decide(
         self, *, engines: int, generation_s: float, training_s: float, saved_s: float, lost_s: float
     ) -> ScaleDecision:

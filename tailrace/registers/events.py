@@ -205,6 +205,15 @@ class EventKind(StrEnum):
             series=WORKER_STARTS,
         ),
     )
+    WORKER_WAITS = (
+        "worker_waits",
+        About(
+            meaning="A worker has no place in the cluster yet, and waits for one. `info.text` says for what.",
+            is_work=False,
+            tells="text",
+            is_urgent=True,
+        ),
+    )
     WORKER_DIED = (
         "worker_died",
         About(

@@ -6,17 +6,19 @@
     another model than the run's ──name────────────────────────────────────────────────┘
 
 A notice waits for no other change: its machine ends soon, and a new engine takes a while to load. No decision is made
-while a number changes. A number that is asked for by hand ends the change before it in its pool: after a slip, one need
-not wait for a hundred engines.
+while a number changes. A number that is asked for by hand ends the change before it in its pool, even while an engine
+of that waits for a place or loads: after a slip, one need not wait for a hundred engines.
+
+What the cluster could never hold is refused before anything is begun. On a cluster that other machines may join, an
+engine waits for its place up to `cluster.start_limit_s`.
 
 A new engine loads its model while all others generate. It is given prompts when it is ready, and begins them when it
 has the weights of the moment. One that leaves is given nothing more, its responses go on elsewhere, and then it ends.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -58,10 +60,18 @@ class _Change:
     by: str = ""
     decision: ScaleDecision | None = None
     done: "asyncio.Future[str] | None" = None
+    on_wait: Callable[[str], None] = lambda _: None
 
 
 class EngineWorkers(Protocol):
     """The rollout workers; `separated.Workers` are."""
+
+    async def check_room(self, engines: Mapping[str, int]) -> None:
+        """Check that the cluster could hold so many workers of each rollout pool, beside those of other kinds.
+
+        Raises:
+            ConfigError: it never could.
+        """
 
     async def add_engine(self, pool: str) -> EnginePort:
         """Start one more in a pool. The name of its worker is that of the pool, a dash and a number.
@@ -88,7 +98,11 @@ class Fleet:
         self._turn = asyncio.Lock()
         """Held while a number changes."""
         self._asked: dict[str, _Change] = {}
-        """The newest change by hand of each pool."""
+        """The newest change by hand of each pool, until it has been made."""
+        self._making: _Change | None = None
+        """The change of a number that is being made."""
+        self._adding: asyncio.Timeout | None = None
+        """Ends the start of an engine for that change."""
         self._steps: defaultdict[int, _Step] = defaultdict(_Step)
         self._generated_until = float("-inf")
         """The end of the newest sample of the steps that have ended."""
@@ -97,6 +111,7 @@ class Fleet:
             pool = config.each[config.elastic]
             self._elasticity = Elasticity(ScaleLimits(least=pool.least, most=pool.most))
             log.listen(self._see)
+        log.listen(self._pass_on_wait)
         service.on_leaving = self.leave
         service.on_misfit = self._close_misfit
 
@@ -107,8 +122,11 @@ class Fleet:
                 item = await self._inbox.get()
                 tasks.create_task(self._decide(item) if isinstance(item, _Step) else self._make(item))
 
-    async def scale(self, wanted: int, pool: str = ROLLOUT) -> str:
+    async def scale(self, wanted: int, pool: str = ROLLOUT, on_wait: Callable[[str], None] = lambda _: None) -> str:
         """Have so many engines in a pool from now on, and return when that is so, with what was done in words.
+
+        Args:
+            on_wait: called with a message while an engine waits for a place.
 
         Raises:
             ConfigError: there is no such pool, or no engine would be left.
@@ -120,8 +138,11 @@ class Fleet:
                 f"{pool} is no pool of rollout workers; there are {', '.join(names)}{did_you_mean(pool, names)}"
             )
         done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        change = self._asked[pool] = _Change(pool, wanted, by="hand", done=done)
+        change = self._asked[pool] = _Change(pool, wanted, by="hand", done=done, on_wait=on_wait)
         self._inbox.put_nowait(change)
+        making, adding = self._making, self._adding
+        if making is not None and making.pool == pool and adding is not None and not adding.expired():
+            adding.reschedule(0)
         return await done
 
     def leave(self, name: str) -> None:
@@ -136,8 +157,22 @@ class Fleet:
         return [name for name in self._service.engines if kind_of(name) == pool]
 
     async def _make(self, change: _Change) -> None:
-        async with nullcontext() if change.wanted is None else self._turn:
+        if change.wanted is None:
             await self._make_now(change)
+            return
+        async with self._turn:
+            self._making = change
+            try:
+                await self._make_now(change)
+            finally:
+                self._making = None
+                if self._asked.get(change.pool) is change:
+                    del self._asked[change.pool]
+
+    def _pass_on_wait(self, event: Event) -> None:
+        making = self._making
+        if event.task == EventKind.WORKER_WAITS and making is not None and making.pool == kind_of(event.actor):
+            making.on_wait(str(event.info["text"]))
 
     async def _make_now(self, change: _Change) -> None:
         before = len(self._service.engines)
@@ -175,12 +210,15 @@ class Fleet:
                 if change.leaving not in before:
                     return ""
                 if len(before) <= wanted:
+                    await self._check_room(change, len(before) + 1)
                     await self._add(pool)  # so that its responses can go on
                 await self._remove(change.leaving)
             else:
+                if wanted > len(before):
+                    await self._check_room(change, wanted)
                 for _ in range(wanted - len(before)):
                     self._check_newest(change)
-                    await self._add(pool)
+                    await self._add_for(change)
                 for name in reversed(before[wanted:]):
                     self._check_newest(change)
                     await self._remove(name)
@@ -192,8 +230,28 @@ class Fleet:
 
     def _check_newest(self, change: _Change) -> None:
         newest = self._asked.get(change.pool)
-        if change.by == "hand" and newest is not change and newest is not None:
+        if newest is not None and newest is not change:
             raise ClusterError(f"{newest.wanted} were asked for meanwhile")
+
+    async def _check_room(self, change: _Change, wanted: int) -> None:
+        there = Counter(kind_of(name) for name in self._service.engines)
+        try:
+            await self._workers.check_room(there | Counter({change.pool: wanted}))
+        except ConfigError:
+            if change.decision is not None and self._elasticity is not None:
+                self._elasticity.bound(there[change.pool])
+            raise
+
+    async def _add_for(self, change: _Change) -> None:
+        """Add an engine, unless another number is asked for meanwhile."""
+        try:
+            async with asyncio.timeout(None) as self._adding:
+                await self._add(change.pool)
+        except TimeoutError:
+            self._check_newest(change)
+            raise
+        finally:
+            self._adding = None
 
     def _named(self, pool: str) -> str:
         """The name of a pool before what is said of it, where there are several."""
@@ -205,7 +263,7 @@ class Fleet:
             self._service.check_model(port.name, await port.ready())
         except WorkerDied:
             pass  # another comes in its place, and the service waits for that
-        except ClusterError:
+        except (ClusterError, asyncio.CancelledError):
             await self._workers.remove_engine(port.name)
             raise
         self._service.add(port)

@@ -253,6 +253,16 @@ class Workers:
         self._pools[ROLLOUT] = self._pool(ROLLOUT, self._settings)
         await self.rollout.start()
 
+    async def check_room(self, engines: Mapping[str, int]) -> None:
+        """Check that the cluster could hold so many rollout workers of each pool, beside those of other kinds.
+
+        Raises: see `Cluster.check_room`.
+        """
+        pools = dict(self._configs)
+        for name in self._config.cluster.rollout.each:
+            pools[name] = self._configs[name].model_copy(update={"workers": engines.get(name, 0)})
+        await self._cluster.check_room(pools)
+
     async def add_engine(self, pool: str) -> EnginePort:
         """Start one more worker of a rollout pool.
 

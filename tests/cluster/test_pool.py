@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -226,7 +226,7 @@ async def test_a_worker_that_cannot_close_keeps_none_of_the_others_from_closing(
             return await super().close()
 
     class Cluster(LocalCluster):
-        async def start(self, spec: WorkerSpec) -> LocalHandle:
+        async def start(self, spec: WorkerSpec, on_wait: Callable[[str], None] = print) -> LocalHandle:
             handle = Slow(spec)
             await handle.open(LIMIT_S)
             return handle
@@ -284,7 +284,7 @@ async def test_lines_are_printed_with_the_name_of_the_worker(log: Log, capsys: p
             yield Report(lines=("hello", "world"))
 
     class Cluster(LocalCluster):
-        async def start(self, spec: WorkerSpec) -> LocalHandle:
+        async def start(self, spec: WorkerSpec, on_wait: Callable[[str], None] = print) -> LocalHandle:
             handle = Talking(spec)
             await handle.open(1.0)
             return handle

@@ -61,19 +61,27 @@ async def test_a_cancellation_that_overtakes_its_call_leaves_it_undone() -> None
         await keeper.kill()
 
 
-async def test_a_worker_waits_for_a_place_and_says_so(
-    ray_connection: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_worker_waits_for_a_place_and_says_so(ray_connection: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_module, "_PLACED_SOON_S", 0.1)
     pool = PoolConfig(cpus=CORES)
+    said: list[str] = []
     async with RayCluster(CONFIG, {"rollout": pool}) as cluster:
         first = await cluster.start(servant(pool=pool))
-        second = asyncio.create_task(cluster.start(servant("rollout-1", pool=pool)))
+        second = asyncio.create_task(cluster.start(servant("rollout-1", pool=pool), said.append))
         await asyncio.wait([second], timeout=0.3)
         await first.close()
         assert await (await second).call("add", 1, 1) == 2
-    said = capsys.readouterr().err
-    assert "rollout-1 has not started yet, and is waited for, up to 60 s: its keeper starts slowly, or waits" in said
+    (line,) = said
+    assert "rollout-1 has not started yet, and is waited for, up to 60 s: its keeper starts slowly, or waits" in line
+
+
+async def test_more_workers_than_ever_fit_are_refused_where_no_machine_can_join(ray_connection: None) -> None:
+    pools = {"rollout": PoolConfig(workers=1000), "trainer": PoolConfig()}
+    async with RayCluster(CONFIG, {}) as cluster:
+        with pytest.raises(ConfigError, match=r"ask for 1001 CPU together \(rollout 1000, trainer 1\)"):
+            await cluster.check_room(pools)
+    async with RayCluster(ClusterConfig(address="auto"), {}) as joined:
+        await joined.check_room(pools)
 
 
 async def test_a_worker_without_a_place_in_time_is_an_error(ray_connection: None) -> None:

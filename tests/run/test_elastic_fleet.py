@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -45,7 +45,12 @@ class Workers:
         self._error = error or ClusterError("there is no place for another worker")
         self._made = 0
         self.load_s = 2.0
+        self.most_ever = 1000
         self.alive: dict[str, LocalPort] = {}
+
+    async def check_room(self, engines: Mapping[str, int]) -> None:
+        if sum(engines.values()) > self.most_ever:
+            raise ConfigError(f"the pools ask for {sum(engines.values())} CPU, and the cluster has {self.most_ever}")
 
     async def add_engine(self, pool: str = "rollout") -> EnginePort:
         await asyncio.sleep(self.load_s)
@@ -235,12 +240,66 @@ async def test_a_newer_number_ends_the_change_before_it() -> None:
         start, slip = run.log.now(), asyncio.create_task(run.fleet.scale(100))
         await asyncio.sleep(3.0)
         other = asyncio.create_task(run.fleet.scale(2, "rollout.wide"))
-        assert await run.fleet.scale(2) == "rollout: 3 → 2 engines, by hand"
-        assert run.log.now() == start + 4.0, "the engine that was loading has come"
-        with pytest.raises(ClusterError, match="rollout: 3 engines instead of 100: 2 were asked for meanwhile"):
+        assert await run.fleet.scale(1) == "rollout: 2 → 1 engines, by hand"
+        with pytest.raises(ClusterError, match="rollout: 2 engines instead of 100: 1 were asked for meanwhile"):
             await slip
         assert await other == "rollout.wide: 1 → 2 engines, by hand"
-        assert Counter(map(kind_of, run.workers.alive)) == {"rollout": 2, "rollout.wide": 2}
+        assert [change.end - start for change in run.changes] == [3.0, 3.0, 5.0], "none waits for one that loads"
+        assert Counter(map(kind_of, run.workers.alive)) == {"rollout": 1, "rollout.wide": 2}
+
+
+@virtual_time
+async def test_a_number_that_replaces_one_that_waits_for_a_place_is_reached_at_once() -> None:
+    async with Run([], places=5, max_workers=3).open() as run:
+        run.workers.load_s = 300.0
+        said: list[str] = []
+        waiting = asyncio.create_task(run.fleet.scale(3, on_wait=said.append))
+        await asyncio.sleep(5.0)
+        for name, text in (("rollout-1", "it waits"), ("reward-0", "of another kind")):
+            run.log.emit(Event(task="worker_waits", actor=name, start=5.0, end=5.0, info={"text": text}))
+        waiting.cancel()  # its client was killed
+        at = run.log.now()
+        assert await run.fleet.scale(1) == "1 → 1 engines, by hand"
+        assert run.log.now() == at
+        assert said == ["it waits"]
+        assert [event.info["text"] for event in run.changes] == [
+            "1 engines instead of 3: 1 were asked for meanwhile",
+            "1 → 1 engines, by hand",
+        ]
+        assert list(run.workers.alive) == ["rollout-0"]
+
+
+@virtual_time
+async def test_a_number_by_hand_ends_what_the_run_has_chosen() -> None:
+    async with Run([], places=5, max_workers=3).open() as run:
+        run.workers.load_s = 300.0
+        for _ in range(3):
+            await run.step(1500, training_s=5.0)
+        assert await run.fleet.scale(1) == "1 → 1 engines, by hand"
+        assert [event.info["by"] for event in run.changes] == ["elasticity", "hand"]
+
+
+@virtual_time
+async def test_more_than_the_cluster_could_ever_hold_is_refused_at_once() -> None:
+    async with Run([], places=5).open() as run:
+        run.workers.most_ever = 2
+        at = run.log.now()
+        said = "1 engines instead of 3: the pools ask for 3 CPU, and the cluster has 2"
+        with pytest.raises(ClusterError, match=said):
+            await run.fleet.scale(3)
+        assert run.log.now() == at
+        assert await run.fleet.scale(2) == "1 → 2 engines, by hand"
+
+
+@virtual_time
+async def test_a_run_chooses_no_more_engines_than_there_is_room_for_and_says_so_once() -> None:
+    async with Run([], places=5, max_workers=3).open() as run:
+        run.workers.most_ever = 2
+        for _ in range(16):
+            await run.step(1500, training_s=5.0)
+        first, second = run.changes
+        assert first.info["text"].startswith("1 → 2 engines, by elasticity")
+        assert second.info["text"] == "2 engines instead of 3: the pools ask for 3 CPU, and the cluster has 2"
 
 
 @virtual_time

@@ -1,6 +1,7 @@
 """The number of rollout workers changes while a run goes on, and what it trains on does not."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +108,19 @@ def test_a_directory_without_a_run_is_named(tmp_path: Path) -> None:
 async def test_who_waits_when_the_run_ends_is_told(tmp_path: Path) -> None:
     asked = asyncio.Event()
 
-    async def never(workers: int, pool: str) -> str:
+    said: list[str] = []
+
+    async def never(workers: int, pool: str, on_wait: Callable[[str], None]) -> str:
+        on_wait("it waits for a place")
         asked.set()
         await asyncio.Event().wait()
         return ""
 
     async with asyncio.timeout(LIMIT_S):
         async with control(tmp_path, never):
-            asking = asyncio.create_task(asyncio.to_thread(ask, tmp_path, Scale(2), timeout_s=LIMIT_S))
+            asking = asyncio.create_task(
+                asyncio.to_thread(ask, tmp_path, Scale(2), timeout_s=LIMIT_S, on_wait=said.append)
+            )
             await asked.wait()
         assert await asking == Reply("the run has ended meanwhile", ok=False)
+    assert said == ["it waits for a place"]
