@@ -1,6 +1,7 @@
 """Write docs/recipes.md from the schemas: `python -m tailrace.config.reference > docs/recipes.md`."""
 
 import inspect
+import types
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,8 @@ from tailrace.config.other_names import FRAMEWORKS, NAMES
 from tailrace.config.places import schemas_in
 from tailrace.config.queue_table import TableConfig
 from tailrace.config.run import RunConfig
+
+_UNIONS = (typing.Union, types.UnionType)
 
 INTRODUCTION = """\
 # Recipes
@@ -153,7 +156,7 @@ def _section(prefix: str, schema: type[BaseModel], default: object = None) -> It
     for name, field in schema.model_fields.items():
         about, own = field.description or "", _value(field, default, name)
         for variant in _variants(field):
-            tag = f", `type: {variant.model_fields['type'].default}`" if field.discriminator else ""
+            tag = f", `type: {variant.model_fields['type'].default}`" if "type" in variant.model_fields else ""
             level = "#" * (2 + (prefix + name).count("."))
             yield f"{level} `{prefix}{name}`{tag}\n"
             yield f"{inspect.getdoc(variant)}\n"
@@ -200,8 +203,16 @@ def _yaml(value: Any) -> str:
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """Return the values of a Literal, also of one that may be null; none for another type."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return parts
+    return tuple(choice for part in parts for choice in _choices(part)) if origin in _UNIONS else ()
+
+
 def _cell(field: FieldInfo) -> str:
-    choices = typing.get_args(field.annotation) if typing.get_origin(field.annotation) is typing.Literal else ()
+    choices = _choices(field.annotation)
     listed = " One of " + ", ".join(f"`{choice}`" for choice in choices) + "." if choices else ""
     return ((field.description or "").replace("\n", " ").replace("|", "\\|") + listed).strip()
 

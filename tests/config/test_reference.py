@@ -26,3 +26,15 @@ def test_a_section_has_its_own_defaults_and_description() -> None:
 
 def test_a_variant_that_is_not_the_default_has_its_own_defaults() -> None:
     assert "| `queue.storage.max_bytes` | `68719476736` |" in reference()  # the default of spill; that of arena is less
+
+
+def test_a_section_that_may_be_null_has_the_types_of_its_variants() -> None:
+    page = reference()
+    for name in ("history", "siblings", "features", "lambdarank", "model", "oracle"):
+        assert f"### `rollout.lengths`, `type: {name}`\n" in page
+    assert "### `rollout.http`\n" in page
+
+
+def test_the_values_of_a_key_that_may_be_null_are_listed() -> None:
+    (row,) = (line for line in reference().splitlines() if line.startswith("| `rollout.dispatch.order`"))
+    assert row.endswith("One of `first_in`, `longest_first`, `shortest_first`. |")
