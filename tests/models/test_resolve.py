@@ -92,7 +92,7 @@ def test_path_that_leads_nowhere_is_not_sought_on_the_hub(path: str) -> None:
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "not an id"])
 def test_hub_id_without_a_network_is_one_line(name: str) -> None:
-    assert refusal(name).startswith(f"model.path {name!r} is no directory here and cannot be had from the hub: ")
+    assert refusal(name).startswith(f"model.path {name!r}: there is no such directory here, and it cannot be had from")
 
 
 def test_weights_are_fetched_once_of_all_that_a_repository_holds(

@@ -176,6 +176,18 @@ async def test_a_client_that_goes_away_ends_its_request(tiny_model: TinyModel, s
         ("completions", {"model": "tiny", "prompt": [1, "a"]}, 400, "prompt is neither text nor tokens from 0 to"),
         ("completions", {"model": "tiny", "prompt": [10**9]}, 400, "prompt is neither text nor tokens from 0 to"),
         ("completions", {"model": "tiny", "prompt": [5] * 10**5}, 400, "and the context of"),
+        (
+            "completions",
+            {"model": "tiny", "prompt": [5] * 3, "max_tokens": 10**6},
+            400,
+            "max_tokens is 1000000, and the prompt's 3 tokens leave room for ",
+        ),
+        (
+            "chat/completions",
+            {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 10**6},
+            400,
+            "max_completion_tokens is 1000000, and the prompt's",
+        ),
         ("completions", {"model": "tiny", "prompt": "a", "n": 0}, 400, "n is 0; give 1 to 128"),
         (
             "completions",

@@ -384,7 +384,8 @@ def _json(content: object, status: int = 200) -> Response:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    text = f"{request.url.path} is no route; there are /v1/completions, /v1/chat/completions, /v1/models, /health"
+    routes = "/v1/completions, /v1/chat/completions, /v1/models, /health, /metrics"
+    text = f"{request.url.path} is no route; there are {routes}"
     return _refused(Refusal(text, status=404, code="not_found"))
 
 

@@ -147,7 +147,8 @@ class Reader:
         if given.logprobs is not None and given.logprobs not in (0, 1):
             raise Refusal("logprobs gives those of the tokens alone; use 0 or 1", param="logprobs")
         prompts = self._prompts(given.prompt)
-        most = "max_tokens", 16 if given.max_tokens is None else given.max_tokens
+        room = max(1, min(16, self.max_model_len - max(map(len, prompts))))
+        most = "max_tokens", room if given.max_tokens is None else given.max_tokens
         return self._asked(given, prompts, is_chat=False, most=most, log_probs=given.logprobs is not None)
 
     def chatted(self, body: bytes) -> Asked:
@@ -201,7 +202,7 @@ class Reader:
         """`most`: the field that limits the tokens of a response, and its value."""
         self.check_model(given.model)
         for prompt in prompts:
-            self._check(prompt)
+            self._check(prompt, most)
         if not 1 <= given.n <= MOST_SAMPLES:
             raise Refusal(f"n is {given.n}; give 1 to {MOST_SAMPLES}", param="n")
         if given.seed is not None and not -_SEEDS <= given.seed < _SEEDS:
@@ -238,7 +239,8 @@ class Reader:
             version=given.weight_version,
         )
 
-    def _check(self, prompt: IntArray) -> None:
+    def _check(self, prompt: IntArray, most: tuple[str, int]) -> None:
+        name, limit = most
         if not len(prompt):
             raise Refusal("prompt has no tokens; give one at least", param="prompt")
         if len(prompt) >= self.max_model_len:
@@ -246,6 +248,13 @@ class Reader:
                 f"the prompt has {len(prompt)} tokens, and the context of {self.max_model_len} has to hold one more",
                 code="context_length_exceeded",
                 param="prompt",
+            )
+        if limit > (room := self.max_model_len - len(prompt)):
+            raise Refusal(
+                f"{name} is {limit}, and the prompt's {len(prompt)} tokens leave room for {room} in the context of "
+                f"{self.max_model_len}; give at most {room}, or leave it out",
+                code="context_length_exceeded",
+                param=name,
             )
 
 
