@@ -11,13 +11,15 @@ from tailrace.registers.events import BLUE, GREEN, GREY, ORANGE, RED, EventKind
 from tailrace.report.charts import Figure, Section, axis, drawn
 from tailrace.report.figures import step_axis
 from tailrace.report.run_data import RunData, metric_series, shown_step
-from tailrace.report.text import counted, number, setting
+from tailrace.report.text import counted, duration, number, setting
 
 _LONGEST = {20: "fifth", 10: "tenth", 5: "twentieth"}
 """The percentages of the longest responses whose recall is told."""
 _INTERVAL = 0.8
 """The share of responses that their intervals should hold (`planning.lengths`)."""
 _SHARE = {"tickformat": ".2~%", "autorangeoptions": {"include": 0}}
+_MOVES = 20
+"""Maximum number of moves in the table, the newest ones."""
 _CHANGES = {True: ("placed from then on", GREEN, "diamond"), False: ("pulled from then on", RED, "x")}
 """What follows a change, with the colour and the symbol of its mark."""
 
@@ -38,14 +40,15 @@ class _Change(NamedTuple):
 
 
 def dispatch_sections(run: RunData) -> list[Section]:
-    """Return the charts of the checks of dispatch; none where there was neither a check nor a change."""
+    """Return the charts of the checks of dispatch, and its moves; none where there was no check, change or move."""
     checks, changes = list(run.of(EventKind.DISPATCH)), list(_changes(run))
-    if not checks and not changes:
+    moves = list(run.of(EventKind.MOVE))
+    if not (checks or changes or moves):
         return []
     figures = [_recall_figure(checks, changes, percent) for percent in _LONGEST]
     figures += [_expected_figure(checks, changes), _gains_figure(checks, changes, _least_gain(run))]
-    notes = [*_notes(checks, changes), *_moves(run)]
-    return [Section("Dispatch by length", drawn(figures), note=" ".join(notes))]
+    notes = [*_notes(checks, changes), *_moves(moves)]
+    return [Section("Dispatch by length", drawn(figures), [_move(move) for move in moves[-_MOVES:]], " ".join(notes))]
 
 
 def _changes(run: RunData) -> Iterator[_Change]:
@@ -67,12 +70,25 @@ def _notes(checks: Sequence[Event], changes: Sequence[_Change]) -> Iterator[str]
         yield f"A vertical line is a change; the newest, after step {changes[-1].after}: {_text(changes[-1])}."
 
 
-def _moves(run: RunData) -> Iterator[str]:
-    """Yield how many responses went on in another engine, and in which way."""
-    ways = Counter(event.info["way"] for event in run.of(EventKind.MOVE))
+def _moves(moves: Sequence[Event]) -> Iterator[str]:
+    """Yield how many responses went on in another engine, in which way, and what the table has of that."""
+    ways = Counter(event.info["way"] for event in moves)
     if ways:
         total, sent, again = counted(ways.total(), "move"), ways["transfer"], ways["recompute"]
         yield f"{total} of running responses: {sent} by their keys and values, {again} computed again."
+    if len(moves) > _MOVES:
+        yield f"The table has the newest {_MOVES}."
+
+
+def _move(move: Event) -> dict[str, str]:
+    """Return the row of a move."""
+    way = "computed again" if move.info["way"] == "recompute" else "keys and values"
+    return {
+        "Move of a response at": duration(move.end),
+        "From": move.info["source"],
+        "To": move.info["target"],
+        "By": way,
+    }
 
 
 def _text(change: _Change) -> str:

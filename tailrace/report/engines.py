@@ -13,8 +13,9 @@ from tailrace.report.text import counted, duration, number, value_at
 _SHOWN = 40
 """Maximum number of changes in the table, the newest ones."""
 _OUTCOMES = {1: ("more engines", GREEN, "triangle-up"), -1: ("fewer engines", ORANGE, "triangle-down")}
-_OUTCOMES |= {0: ("as many engines", RED, "x")}
-"""The outcomes of changes, with the colour and the symbol of their marks."""
+_OUTCOMES |= {0: ("not as many as asked for", RED, "x")}
+"""The outcomes of changes, with the colour and the symbol of their marks. One that changed nothing, and had nothing to
+change, has none."""
 _TERMS = {
     "generation_s": "Generation",
     "training_s": "Training",
@@ -133,9 +134,11 @@ def _marks(changes: Sequence[Event], outcome: int) -> dict[str, Any]:
     }
 
 
-def _outcome(change: Event) -> int:
+def _outcome(change: Event) -> int | None:
     difference = _after(change) - change.metrics["engines"]
-    return (difference > 0) - (difference < 0)
+    if _after(change) != change.metrics["wanted"]:
+        return 0
+    return (difference > 0) - (difference < 0) or None
 
 
 def _words(change: Event) -> str:

@@ -224,7 +224,8 @@ class Fleet:
                     await self._remove(name)
         except TailraceError as error:  # also what a worker raised when it opened
             there = len(self._of(pool))
-            raise ClusterError(f"{self._named(pool)}{there} engines instead of {wanted}: {error}") from None
+            change_to = f"{there}" if there == len(before) else f"{len(before)} → {there}"
+            raise ClusterError(f"{self._named(pool)}{change_to} engines instead of {wanted}: {error}") from None
         text = f"{self._named(pool)}{len(before)} → {len(self._of(pool))} engines, by {change.by}"
         return text if change.decision is None else f"{text}: {change.decision.why}"
 

@@ -132,5 +132,17 @@ def test_moves_are_counted_by_their_way() -> None:
         Event(task="move", actor="rollout", start=1, end=1, samples=1, info={"source": "a", "target": "b", "way": way})
         for way in ("transfer", "recompute", "transfer")
     ]
-    note = section_of([started(), *moves, check(3)]).note
-    assert "3 moves of running responses: 2 by their keys and values, 1 computed again." in note
+    section = section_of([started(), *moves, check(3)])
+    assert section.note.endswith("3 moves of running responses: 2 by their keys and values, 1 computed again.")
+    assert section.table[1] == {"Move of a response at": "1.0 s", "From": "a", "To": "b", "By": "computed again"}
+    assert len(section.table) == 3
+
+
+def test_the_table_has_the_newest_moves_and_says_so() -> None:
+    moves = [
+        Event(task="move", actor="rollout", start=at, end=at, info={"source": "a", "target": "b", "way": "transfer"})
+        for at in range(50)
+    ]
+    section = section_of([started(), *moves, check(3)])
+    assert [row["Move of a response at"] for row in section.table] == [f"{at} s" for at in range(30, 50)]
+    assert section.note.endswith("The table has the newest 20.")

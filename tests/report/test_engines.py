@@ -57,7 +57,9 @@ def test_a_run_whose_engines_stay_has_no_section() -> None:
 
 
 def test_the_number_of_engines_follows_each_change_to_the_end_of_the_run() -> None:
-    events = [started(), change(5, 1, 3), change(9, 3, 2), change(12, 2, 2, "2 engines instead of 3: no place")]
+    failed = change(12, 2, 2, "2 engines instead of 3: no place")
+    failed.metrics["wanted"] = 3.0
+    events = [started(), change(5, 1, 3), change(9, 3, 2), failed]
     _, shown = drawn([*events, *step_events(0, 14)])
     assert list(zip(shown["engines"]["x"], shown["engines"]["y"], strict=True)) == [
         (0, 1),
@@ -67,7 +69,16 @@ def test_the_number_of_engines_follows_each_change_to_the_end_of_the_run() -> No
         (20, 2),
     ]
     assert (shown["more engines"]["x"], shown["fewer engines"]["x"]) == ([5], [9])
-    assert shown["as many engines"]["text"] == ["2 engines instead of 3: no place"]
+    assert shown["not as many as asked for"]["text"] == ["2 engines instead of 3: no place"]
+
+
+def test_a_change_that_came_short_is_marked_as_such_and_one_that_changes_nothing_not_at_all() -> None:
+    short = change(5, 1, 2, "1 → 2 engines instead of 4: 2 were asked for meanwhile")
+    short.metrics["wanted"] = 4.0
+    section, shown = drawn([started(), short, change(5, 2, 2)])
+    assert shown["not as many as asked for"]["y"] == [2]
+    assert shown.keys() == {"engines", "not as many as asked for"}
+    assert [row["Change"] for row in section.table] == [short.info["text"], "2 → 2 engines, by hand"]
 
 
 def test_a_resumed_run_begins_with_the_engines_of_its_recipe() -> None:

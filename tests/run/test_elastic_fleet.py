@@ -241,7 +241,7 @@ async def test_a_newer_number_ends_the_change_before_it() -> None:
         await asyncio.sleep(3.0)
         other = asyncio.create_task(run.fleet.scale(2, "rollout.wide"))
         assert await run.fleet.scale(1) == "rollout: 2 → 1 engines, by hand"
-        with pytest.raises(ClusterError, match="rollout: 2 engines instead of 100: 1 were asked for meanwhile"):
+        with pytest.raises(ClusterError, match="rollout: 1 → 2 engines instead of 100: 1 were asked for meanwhile"):
             await slip
         assert await other == "rollout.wide: 1 → 2 engines, by hand"
         assert [change.end - start for change in run.changes] == [3.0, 3.0, 5.0], "none waits for one that loads"
