@@ -175,7 +175,7 @@ def _foreseen(predictor: LengthPredictor, held_out: Sequence[Finished]) -> Asses
 
 
 def _table(found: Assessment) -> Table:
-    table = figures_table(f"{found.responses} held-out responses", "foreseen", "ceiling", "chance")
+    table = figures_table(f"{found.responses} held-out responses", "foreseen", "other samples", "chance")
     for percent in LONGEST:
         table.add_row(
             f"of the longest {percent} %", _share(found.recall[percent]), _share(found.ceiling[percent]), f"{percent} %"

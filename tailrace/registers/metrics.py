@@ -462,7 +462,12 @@ METRICS = (
         Metric(name=name, of=(EventKind.DISPATCH,), unit=unit, meaning=meaning, is_fraction=is_fraction)
         for name, unit, is_fraction, meaning in (
             ("recall_<percent>", "", True, "of the longest so many percent of the responses, found by expectation"),
-            ("recall_ceiling_<percent>", "", True, "the same by the mean of the group's other responses"),
+            (
+                "recall_ceiling_<percent>",
+                "",
+                True,
+                "the same by the mean length of each group's other samples; no bound",
+            ),
             ("expected_tau", "", False, "Kendall's rank correlation of expected and real lengths, from -1 to 1"),
             ("expected_inside", "", True, "of the responses within their interval, which should be 80 %"),
             ("pull_s", "s", False, "predicted for engines that pull, with the lengths that came"),

@@ -1,5 +1,6 @@
 """The charts of the checks of dispatch: how well lengths were expected, and what placing prompts by them gained."""
 
+import math
 import textwrap
 from bisect import bisect_right
 from collections import Counter
@@ -61,11 +62,18 @@ def _changes(run: RunData) -> Iterator[_Change]:
 
 
 def _notes(checks: Sequence[Event], changes: Sequence[_Change]) -> Iterator[str]:
-    """Yield what expects lengths and places prompts, what the ceiling is, and the newest change."""
+    """Yield what expects lengths and places prompts, how sure a recall is, and the newest change."""
     if checks:
         last = checks[-1]
         yield f"Policy {last.info['policy']}, lengths from {last.info['lengths']}; {counted(len(checks), 'check')}."
-        yield "The ceiling is the recall by the mean of each prompt's other responses."
+        if any(name.startswith("recall_ceiling_") for check in checks for name in check.metrics):
+            yield "Other samples: the recall by the mean length of each group's other samples, which is no bound."
+        if last.samples:
+            longest = max(1, round(last.samples * 0.2))
+            yield (
+                f"A check of {last.samples} responses has {longest} in the longest fifth, so that recall is sure to "
+                f"about ±{100 * math.sqrt(0.16 / longest):.0f} points; those of the tenth and the twentieth to less."
+            )
     if changes:
         yield f"A vertical line is a change; the newest, after step {changes[-1].after}: {_text(changes[-1])}."
 
@@ -96,14 +104,13 @@ def _text(change: _Change) -> str:
 
 
 def _recall_figure(checks: Sequence[Event], changes: Sequence[_Change], percent: int) -> Figure | None:
-    """Draw how many of the longest responses were found, beside what could be found, and beside chance."""
-    steps, found = metric_series(checks, f"recall_{percent}")
+    """Draw how many of the longest responses were found, beside those by other samples, and beside chance."""
+    steps, found = _series(checks, f"recall_{percent}")
     if not steps:
         return None
-    of_ceiling = metric_series(checks, f"recall_ceiling_{percent}")
     data = [
         _line(steps, found, "found", BLUE, width=2.4),
-        _line(*of_ceiling, "ceiling", ORANGE, dash="dash"),
+        _line(*_series(checks, f"recall_ceiling_{percent}"), "other samples", ORANGE, dash="dash"),
         _level(steps, percent / 100, "chance"),
     ]
     return Figure(
@@ -117,11 +124,11 @@ def _recall_figure(checks: Sequence[Event], changes: Sequence[_Change], percent:
 
 def _expected_figure(checks: Sequence[Event], changes: Sequence[_Change]) -> Figure | None:
     """Draw the rank correlation, and the share of responses within their intervals."""
-    steps, inside = metric_series(checks, "expected_inside")
+    steps, inside = _series(checks, "expected_inside")
     if not steps:
         return None
     data = [
-        _line(*metric_series(checks, "expected_tau"), "Kendall's τ", BLUE, width=2.4, is_share=False),
+        _line(*_series(checks, "expected_tau"), "Kendall's τ", BLUE, width=2.4, is_share=False),
         _line(steps, inside, "share within the interval", ORANGE, dash="dash"),
         _level(steps, _INTERVAL, "share that should be"),
     ]
@@ -190,9 +197,15 @@ def _marks(changes: Sequence[_Change], places: bool) -> dict[str, Any]:
     }
 
 
+def _series(checks: Sequence[Event], name: str) -> tuple[list[int], list[float | None]]:
+    """Return a metric of all checks by step. A check without it is a gap; where none has it, there is nothing."""
+    values = [check.metrics.get(name) for check in checks]
+    return ([], []) if all(value is None for value in values) else ([shown_step(check) for check in checks], values)
+
+
 def _line(
     steps: Sequence[int],
-    values: Sequence[float],
+    values: Sequence[float | None],
     name: str,
     colour: str,
     *,

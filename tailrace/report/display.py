@@ -210,12 +210,12 @@ def _queue(metrics: Mapping[str, float]) -> Text:
 
 
 def _dispatch(metrics: Mapping[str, float]) -> Iterator[Text]:
-    """Yield the recall of the longest fifth, beside its ceiling, and the gains; of the newest check."""
+    """Yield the recall of the longest fifth, beside that by other samples, and the gains; of the newest check."""
     words = []
     if "recall_20" in metrics:
-        ceiling = metrics.get("recall_ceiling_20")
-        of = "" if ceiling is None else f" of {100 * ceiling:.0f} %"
-        words.append(f"recall {100 * metrics['recall_20']:.0f} %{of}")
+        others = metrics.get("recall_ceiling_20")
+        beside = "" if others is None else f" (others {100 * others:.0f})"
+        words.append(f"recall {100 * metrics['recall_20']:.0f} %{beside}")
     gains = {"order": "order_gain", "placement": "placement_gain"}
     words += [f"{title} {100 * metrics[name]:+.1f} %" for title, name in gains.items() if name in metrics]
     if "placement_gain" in metrics:

@@ -56,14 +56,30 @@ def test_a_run_without_checks_has_no_section() -> None:
 
 
 @pytest.mark.parametrize(("number", "percent"), [(0, 20), (1, 10), (2, 5)])
-def test_recall_stands_beside_its_ceiling_and_chance(number: int, percent: int) -> None:
+def test_recall_stands_beside_that_by_other_samples_and_chance(number: int, percent: int) -> None:
     figure = section_of([started(), check(3), check(7)]).figures[number]
     shown = traces(figure)
     assert figure.id == f"recall-{percent}"
     assert shown["found"]["x"] == [4, 8]  # steps count from 1, as on the console
     assert shown["found"]["y"] == [check(3).metrics[f"recall_{percent}"]] * 2
     assert shown["chance"]["y"] == [percent / 100] * 2
-    assert ("ceiling" in shown) == (percent == 20)  # where the events have one
+    assert ("other samples" in shown) == (percent == 20)  # where the events have one
+
+
+def test_a_line_breaks_where_a_check_has_no_figure() -> None:
+    equal = check(7)
+    del equal.metrics["expected_tau"]
+    shown = traces(section_of([started(), check(3), equal, check(11)]).figures[3])
+    assert shown["Kendall's τ"]["x"] == [4, 8, 12]
+    assert shown["Kendall's τ"]["y"] == [0.4, None, 0.4]
+
+
+def test_the_note_says_how_sure_a_recall_is() -> None:
+    few = check(3)
+    few.samples = 64
+    note = section_of([started(), few]).note
+    assert "A check of 64 responses has 13 in the longest fifth, so that recall is sure to about ±11 points" in note
+    assert "Other samples: the recall by the mean length of each group's other samples, which is no bound." in note
 
 
 def test_gains_stand_beside_the_least_gain_and_each_change_is_marked() -> None:

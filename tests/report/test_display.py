@@ -246,7 +246,7 @@ def test_the_newest_check_of_dispatch_is_a_line() -> None:
     metrics = {"recall_20": 0.5, "recall_ceiling_20": 0.625, "order_gain": 0.031, "placement_gain": 0.005}
     check = Event(task="dispatch", actor="rollout", start=1, end=1, step=0, metrics=metrics | {"placed": 1.0})
     change = Event(task="dispatch_change", actor="rollout", start=1, end=1, step=0, metrics={"placed": 0.0})
-    line = "dispatch  recall 50 % of 62 % · order +3.1 % · placement +0.5 % · "
+    line = "dispatch  recall 50 % (others 62) · order +3.1 % · placement +0.5 % · "
     assert f"{line}placed" in drawn(progress_of([run_event(), check]))
     assert f"{line}pulled" in drawn(progress_of([run_event(), check, change]))
     few = Event(task="dispatch", actor="rollout", start=1, end=1, step=0, metrics={"placed": 1.0})

@@ -1,8 +1,8 @@
-"""How good expectations of lengths were, once the responses have ended, and how good they could be.
+"""How good expectations of lengths were, once the responses have ended.
 
-StreamRL (section 7.2) tells the recall of the longest fifth. What can be known of a length before a response begins is
-bounded by how alike the responses to one prompt are. So the recall that the mean of a prompt's other responses would
-have stands beside it (PolyTrace, section 3.1).
+StreamRL (section 7.2) tells the recall of the longest fifth. What can be known of a length before a response begins
+depends on how alike the responses to one prompt are. So the recall that the mean of a prompt's other responses would
+have stands beside it (PolyTrace, section 3.1). It is no bound: a few responses tell less than many prompts may.
 """
 
 from collections.abc import Sequence
