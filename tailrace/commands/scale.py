@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tailrace.config.cluster import MOST_WORKERS, ROLLOUT, kind_of_pool
-from tailrace.errors import UserError, quoted
+from tailrace.errors import UserError, did_you_mean, quoted
 from tailrace.run.control import Scale, ask
 
 
@@ -22,10 +22,11 @@ def scale(run: Path, changes: Sequence[str], *, timeout_s: float) -> str:
     if len(changes) != 1:
         raise UserError(f"{len(changes)} changes were given; give one, such as rollout=4")
     pool, _, value = changes[0].partition("=")
+    near = "" if kind_of_pool(pool) == ROLLOUT else did_you_mean(kind_of_pool(pool), [ROLLOUT])
     if kind_of_pool(pool) != ROLLOUT or not re.fullmatch("[0-9]{1,9}", value) or int(value) > MOST_WORKERS:
         raise UserError(
             f"{quoted(changes[0])} is no change; give rollout=N, at most {MOST_WORKERS} rollout workers, "
-            "or rollout.NAME=N for those of a named pool"
+            f"or rollout.NAME=N for those of a named pool{near}"
         )
     reply = ask(run, Scale(int(value), pool), timeout_s=timeout_s, on_wait=lambda text: print(text, file=sys.stderr))
     if not reply.ok:

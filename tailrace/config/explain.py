@@ -12,7 +12,7 @@ from tailrace.config.base import Config
 from tailrace.config.other_names import called_here
 from tailrace.config.places import Place, at, named_places, places
 from tailrace.config.recipe_text import in_yaml
-from tailrace.errors import nearest, quoted
+from tailrace.errors import did_you_mean, nearest, quoted
 
 Shown = Callable[[Any, str], Any]
 """A function of a value and its name that returns what may be shown of the value: secrets may not."""
@@ -73,7 +73,10 @@ def _explain(root: type[Config], problem: ErrorDetails, shown: Shown) -> str:
         return f"{key} is {value}; {hint}"
     for pattern, said in _SAID:
         message = re.sub(pattern, said, message)
-    return f"{key} is {value}: {message[0].lower()}{message[1:]}"
+    near = ""
+    if kind == "literal_error" and isinstance(problem["input"], str):
+        near = did_you_mean(problem["input"], re.findall("'([^']*)'", problem["ctx"]["expected"]))
+    return f"{key} is {value}: {message[0].lower()}{message[1:]}{near}"
 
 
 def readable(key: str) -> str:

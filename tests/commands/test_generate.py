@@ -347,6 +347,7 @@ def test_the_prompts_option_stands_for_a_key_and_keys_of_the_arguments_win() -> 
         ("n=3", "unknown key n; n is called samples here"),
         ("trainer.lr=1", "unknown key trainer; expected one of device, engine, model"),
         ("order=shortest", "order is 'shortest': input should be 'first_in' or 'longest_first'"),
+        ("order=first-in", "input should be 'first_in' or 'longest_first'; did you mean 'first_in'?"),
         ("engine.link={}", "engine with link needs tp of 2 or more, since one rank exchanges nothing"),
         ("engine.backend=vllm", "unknown key engine.backend; did you mean engine.type=vllm?"),
         ("samples=0", "samples is 0: input should be greater than 0"),
