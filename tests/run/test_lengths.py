@@ -91,7 +91,8 @@ def test_a_resumed_run_with_other_lengths_learns_anew_and_says_so(
     again = small_run(
         tmp_path / "again", tiny_model("llama"), prompts, rollout={"lengths": {"type": "features"}}, trainer__steps=3
     )
-    with pytest.warns(match=r"lengths\.msgpack is not used, and the lengths of responses are learned anew: it has lea"):
+    anew = r"lengths\.msgpack is not used, and the lengths of responses are learned anew: it is of type model"
+    with pytest.warns(match=anew):
         train(again, resume=True, checkpoint=tmp_path / "run" / "checkpoints" / "step_000002")
     assert [event.step for event in steps_of(tmp_path / "again")] == [2]
 
@@ -144,11 +145,8 @@ def test_a_run_begins_with_a_ranker(tmp_path: Path, tiny_model: TinyModel, promp
             {"type": "features", "words": 8},
             "and 16 words and pairs, and not from 6 figures, 128 tasks, and 8 words and",
         ),
-        ({"type": "model"}, "and 16 words and pairs, and not from hidden states of the model"),
-        (
-            {"type": "history"},
-            "and not from responses to the same prompts, lengths with the tokenizer",
-        ),
+        ({"type": "model"}, "cannot be used: it is of type features, and the recipe says model; make one"),
+        ({"type": "history"}, "cannot be used: it is of type features, and the recipe says history; make one"),
     ],
 )
 def test_a_ranker_of_another_kind_is_refused_before_the_run_begins(

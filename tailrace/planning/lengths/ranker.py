@@ -11,6 +11,8 @@ class _Ranker(msgspec.Struct, frozen=True, kw_only=True):
     """The version of the format."""
     knowledge: str
     """See `LengthPredictor`."""
+    name: str = ""
+    """Of the predictor; earlier files have none."""
     state: bytes
 
 
@@ -19,7 +21,9 @@ _FORMAT = 1
 
 def pack(predictor: LengthPredictor) -> bytes:
     """Return what a predictor has learned."""
-    ranker = _Ranker(tailrace_ranker=_FORMAT, knowledge=predictor.knowledge, state=predictor.state())
+    ranker = _Ranker(
+        tailrace_ranker=_FORMAT, knowledge=predictor.knowledge, name=predictor.name, state=predictor.state()
+    )
     return msgspec.msgpack.encode(ranker)
 
 
@@ -31,10 +35,17 @@ def unpack(packed: bytes, predictor: LengthPredictor) -> None:
     """
     try:
         ranker = msgspec.msgpack.decode(packed, type=_Ranker)
-    except UNREADABLE as error:
-        raise ValueError(f"it is no ranker ({error})") from None
+    except UNREADABLE:
+        raise ValueError("it is no ranker, which tailrace rank fit writes") from None
     if ranker.tailrace_ranker != _FORMAT:
         raise ValueError(f"it has the format {ranker.tailrace_ranker}; this version reads {_FORMAT}")
+    if ranker.name and _kind(ranker.knowledge) != _kind(predictor.knowledge):
+        raise ValueError(f"it is of type {ranker.name}, and the recipe says {predictor.name}")
     if ranker.knowledge != predictor.knowledge:
         raise ValueError(f"it has learned from {ranker.knowledge}, and not from {predictor.knowledge}")
     predictor.restore(ranker.state)
+
+
+def _kind(knowledge: str) -> str:
+    """What a predictor learns from, without what differs between those of a type."""
+    return knowledge.partition(",")[0].partition(" of the model ")[0]
