@@ -98,7 +98,9 @@ def rank_fit(sources: Sequence[Path], output: Path, config: LengthsConfig, *, mo
     except OSError as error:
         raise UserError(f"--output {output} cannot be written: {error.strerror}") from None
     prompts = len({response.asked.prompt_id for response in finished})
-    print(f"{output}: {predictor.knowledge}, taught by {len(finished)} responses to {prompts} prompts")
+    tasks = len({response.asked.task for response in finished if response.asked.task})
+    of_tasks = f" of {counted(tasks, 'task')}" if tasks else ""
+    print(f"{output}: {predictor.name}, taught by {len(finished)} responses to {prompts} prompts{of_tasks}")
     Console().print(_table(found))
 
 

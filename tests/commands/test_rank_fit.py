@@ -61,6 +61,7 @@ def test_the_task_that_a_prompts_metadata_names_tells_lengths_apart(
     done = tailrace_here("rank", "fit", str(path), *arguments)
     assert done.returncode == 0, done.stderr
     (shares,) = (line for line in done.stdout.splitlines() if line.startswith("of the longest 20 %"))
+    assert "ranker: features, taught by 400 responses to 400 prompts of 4 tasks" in done.stdout
     assert int(shares.removeprefix("of the longest 20 %").split()[0]) >= 75, "percent: only tasks tell them apart"
 
 
