@@ -87,7 +87,11 @@ class RunConfig(OnDevice):
     @property
     def resolved(self) -> Self:
         """The configuration, with everything that the recipe leaves open chosen as the run will."""
-        chosen: dict[str, Any] = {"algorithm": self.resolved_algorithm}
+        dispatch = self.rollout.dispatch.model_copy(update={"order": self.rollout.order})
+        chosen: dict[str, Any] = {
+            "algorithm": self.resolved_algorithm,
+            "rollout": self.rollout.model_copy(update={"dispatch": dispatch}),
+        }
         if self.pipeline.placement == "separated":
             chosen["weights"] = self.weights.model_copy(update={"mode": self.weights_mode, "dtype": self.wire_dtype})
         return self.model_copy(update=chosen)

@@ -356,3 +356,10 @@ def test_a_run_computes_in_bfloat16_by_default_where_the_device_can(
 def test_interpolations_too_deep_to_resolve_are_one_line() -> None:
     with pytest.raises(ConfigError, match="interpolations in interpolations, too deep to be resolved"):
         load_config({}, ["seed=" + "${a:" * 400 + "}" * 400])
+
+
+@pytest.mark.parametrize(("lengths", "order"), [("null", "first_in"), ("{type: history}", "longest_first")])
+def test_the_order_that_is_left_open_is_chosen_by_lengths(lengths: str, order: str) -> None:
+    config = load_config(QUICKSTART, [f"rollout.lengths={lengths}"])
+    assert config.rollout.dispatch.order is None
+    assert config.resolved.rollout.dispatch.order == order
