@@ -239,15 +239,14 @@ class Foresight:
         if (pays := gain >= self._config.least_gain) == self.pays:
             return
         self.pays = pays
-        least = f"{self._config.least_gain:.1%}"
+        least = _percent(self._config.least_gain)
         if pays:
-            text = (
-                f"prompts are placed by the lengths of {self._predictor.name} again: a gain of {gain:.1%} is predicted"
-            )
+            lengths = f"the lengths of {self._predictor.name}"
+            text = f"prompts are placed by {lengths} again: a gain of {_percent(gain)} is predicted"
         else:
             text = (
                 f"prompts are pulled from now on: placing them by the lengths of {self._predictor.name} is predicted "
-                f"to gain {gain:.1%} over that, below rollout.dispatch.least_gain ({least}); later checks go on"
+                f"to gain {_percent(gain)} over that, below rollout.dispatch.least_gain ({least}); later checks go on"
             )
         self._tell_change(step, text)
 
@@ -292,6 +291,10 @@ class Foresight:
                 info=info,
             )
         )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _job(response: Ended, tokens: float) -> Job:

@@ -15,7 +15,7 @@ from tests.report.synthetic import CONFIG
 from tests.rollout.test_foresight import EVEN, SKEWED, engines, make_foresight, play
 from tests.transfer.virtual_time import virtual_time
 
-GIVEN_UP = "prompts are pulled from now on: placing them is predicted to gain 0.5% over that"
+GIVEN_UP = "prompts are pulled from now on: placing them is predicted to gain 0.5 % over that"
 
 
 def started() -> Event:

@@ -100,7 +100,7 @@ async def test_placement_that_does_not_pay_is_given_up_once_and_tried_again() ->
     changes = [event.info["text"] for event in told]
     assert len(changes) == 2
     assert changes[0].startswith("prompts are pulled from now on: placing them by the lengths of oracle")
-    assert "below rollout.dispatch.least_gain (2.0%)" in changes[0]
+    assert "below rollout.dispatch.least_gain (2.0 %)" in changes[0]
     assert changes[1].startswith("prompts are placed by the lengths of oracle again")
 
 
