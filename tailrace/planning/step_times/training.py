@@ -15,6 +15,7 @@ attention. Layers that were not kept are computed once more.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tailrace.errors import PlanError
 from tailrace.planning.hardware.base import Pool
@@ -137,22 +138,25 @@ class AnalyticTrainingTimes:
 
     def _stage(self, batch: MicroBatch) -> _Stage:
         layers, head = list(_layers(self._setup, batch)), list(_head(self._setup, batch))
-        forward = self._sum(layers) / self._layout.pp
-        backward = self._sum(layers, backward=True) / self._layout.pp
+        forward, backward = (part / self._layout.pp for part in self._passes(layers))
         if self._layout.checkpointing == "full":
             backward += forward
+        ends = self._passes(head)
         moved = self._moved_s(batch)
         again = self._sum(head[:1]) if self._setup.head == "chunks" else 0.0  # the product; passes are in LOGIT_BYTES
         return _Stage(
-            forward=max(forward, self._gather_s(), moved) + self._sum(head),
-            backward=max(backward, self._gather_s() + self._scatter_s(), moved)
-            + self._sum(head, backward=True)
-            + again,
+            forward=max(forward, self._gathered_s, moved) + ends[0],
+            backward=max(backward, self._gathered_s + self._scattered_s, moved) + ends[1] + again,
             send=self._send_s(batch),
         )
 
-    def _sum(self, each: Iterable[Operator], *, backward: bool = False) -> float:
-        return sum(self._seconds(operator) * (self._times(operator) if backward else 1.0) for operator in each)
+    def _passes(self, each: Iterable[Operator]) -> tuple[float, float]:
+        """Seconds of operators in a forward and in a backward pass."""
+        spent = [(self._seconds(operator), self._times(operator)) for operator in each]
+        return sum(one for one, _ in spent), sum(one * times for one, times in spent)
+
+    def _sum(self, each: Iterable[Operator]) -> float:
+        return sum(map(self._seconds, each))
 
     def _seconds(self, operator: Operator) -> float:
         ideal = seconds(operator, self._pool.device, self._tp, self._rates, self._setup.dtype)
@@ -162,12 +166,14 @@ class AnalyticTrainingTimes:
         frozen = self._setup.adapters is not None and operator.kind in ("product", "grouped")
         return 1.0 if frozen else _BACKWARD[operator.kind]
 
-    def _gather_s(self) -> float:
+    @cached_property
+    def _gathered_s(self) -> float:
         """Seconds of gathering the weights of a stage in a pass."""
         size = self._setup.element_bytes
         return self._sharded_s(all_gather_s, size * self._setup.layer_parameters, size * self._setup.end_parameters)
 
-    def _scatter_s(self) -> float:
+    @cached_property
+    def _scattered_s(self) -> float:
         """Seconds of exchanging the gradients of a stage in a pass."""
         return self._sharded_s(reduce_scatter_s, 4 * self._setup.trained_layer, 4 * self._setup.trained_ends)
 
