@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tailrace.config.base import GIB
 from tailrace.errors import PlanError
 from tailrace.planning.hardware.base import Pool
-from tailrace.planning.memory import CONTEXT_BYTES, Memory, engine_memory, trainer_memory
+from tailrace.planning.memory import CONTEXT_BYTES, RESERVED, Memory, engine_memory, trainer_memory
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
 from tailrace.planning.step_times.training_setup import Layout, MicroBatch, TrainingSetup
@@ -47,6 +47,16 @@ class Allocation:
             return max(self.rollout_devices, self.layout.devices, reference)
         return self.rollout_devices + self.layout.devices + reference
 
+    @property
+    def trainer_devices(self) -> int:
+        """Devices of the trainer's pool that are not an engine's, too."""
+        return self.devices - self.rollout_devices
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of the devices for an hour."""
+        return self.rollout_devices * self.rollout.usd_per_hour + self.trainer_devices * self.trainer.usd_per_hour
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
@@ -73,10 +83,15 @@ class Batches:
         return MicroBatch(tokens=tokens, squares=float(tokens) * self.longest)
 
 
-def engine_tokens(shape: ModelShape, pool: Pool, *, tp: int, step_tokens: float, slots: int) -> float:
-    """Tokens that a replica's cache has room for; 0 or less where the weights alone do not fit."""
+def engine_tokens(
+    shape: ModelShape, pool: Pool, *, tp: int, step_tokens: float, slots: int, taken_bytes: float = 0.0
+) -> float:
+    """Tokens that a replica's cache has room for; 0 or less where the weights alone do not fit.
+
+    `taken_bytes`: those of a trainer on the same device.
+    """
     memory = engine_memory(shape, tp=tp, cache_tokens=0, step_tokens=step_tokens, batch_size=slots)
-    left = USED * pool.device.memory_bytes - memory.peak - CONTEXT_BYTES
+    left = USED * pool.device.memory_bytes - memory.peak - taken_bytes * RESERVED - CONTEXT_BYTES
     return left / shape.cache_bytes(tp=tp)
 
 

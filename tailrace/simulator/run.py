@@ -311,8 +311,10 @@ class SimulatedRun:
         return [plan_micro_batches([samples[index] for index in share], budget) for share in shares]
 
     def _update_s(self, groups: Sequence[Group]) -> float:
-        times = self._scenario.trainer.times
-        return max(sum(map(times.update_s, batches)) for batches in self._micro_batches(groups))
+        """Seconds of the slowest rank: the longest micro-batch fills and empties its pipeline."""
+        trainer = self._scenario.trainer
+        shares = [list(map(trainer.times.update_s, batches)) for batches in self._micro_batches(groups)]
+        return max(sum(each) + (trainer.stages - 1) * max(each, default=0.0) for each in shares)
 
     def _score_s(self, groups: Sequence[Group]) -> float:
         times = self._scenario.trainer.times

@@ -63,6 +63,8 @@ class TrainerKind:
     times: TrainerTimes
     ranks: int = 1
     """Ranks that share the samples."""
+    stages: int = 1
+    """Stages of a pipeline, which is filled and emptied for what the trainer is handed at once."""
     publish_s: float = 0.0
     """Seconds of a step in which the trainer stands still to hand its weights on."""
 

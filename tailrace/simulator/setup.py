@@ -1,6 +1,7 @@
 """A scenario from a recipe, a model, and the devices that it gets."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from tailrace.config.base import GIB
@@ -17,7 +18,7 @@ from tailrace.planning.step_times.machine import MachineProfile
 from tailrace.planning.step_times.sources import source_of
 from tailrace.planning.step_times.trainer_profile import ProfiledTrainer
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
-from tailrace.planning.step_times.training_setup import TrainingSetup
+from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
 from tailrace.simulator.scenario import EngineKind, Scenario, Scorer, TrainerKind
 from tailrace.workloads.replay import Replay
 
@@ -68,7 +69,6 @@ def scenario_of(
     setup = TrainingSetup(shape=shape, layout=allocation.layout)
     trainer = AnalyticTrainingTimes(setup, allocation.trainer)
     source = (times or partial(source_of, shape))(allocation.rollout)
-    gathered = Group.of(allocation.trainer, allocation.layout.devices)
     return Scenario(
         steps=steps,
         groups_per_step=config.groups_per_step,
@@ -84,7 +84,12 @@ def scenario_of(
         order=config.rollout.order,
         knows_lengths="nothing" if config.rollout.lengths is None else "group_means",
         engines=tuple(_engines(config, shape, cluster, allocation, source)),
-        trainer=TrainerKind(times=trainer, ranks=allocation.layout.dp, publish_s=all_gather_s(_bytes(shape), gathered)),
+        trainer=TrainerKind(
+            times=trainer,
+            ranks=allocation.layout.dp,
+            stages=allocation.layout.pp,
+            publish_s=publish_s(shape, allocation.trainer, allocation.layout),
+        ),
         reference=_reference(shape, allocation),
         graders=config.rewards.workers,
         hop_s=_HOP_S,
@@ -98,6 +103,16 @@ def _bytes(shape: ModelShape) -> float:
     return 2.0 * shape.parameters
 
 
+def publish_s(shape: ModelShape, pool: Pool, layout: Layout) -> float:
+    """Seconds in which a trainer on a pool gathers its weights to hand them on."""
+    return all_gather_s(_bytes(shape), Group.of(pool, layout.devices))
+
+
+def install_s(shape: ModelShape, pool: Pool, tp: int) -> float:
+    """Seconds in which an engine on a pool takes in new weights."""
+    return _bytes(shape) / tp / (pool.device.host_gb_s * 1e9)
+
+
 def _engines(
     config: RunConfig, shape: ModelShape, cluster: Cluster, allocation: Allocation, times: MixedStepTimes
 ) -> Iterator[EngineKind]:
@@ -105,7 +120,7 @@ def _engines(
     cache = engine_tokens(shape, pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=slots)
     if cache <= 0:
         raise PlanError(f"an engine of {shape.name} with TP {tp} does not fit on {pool.kind}; raise its TP degree")
-    arrivals = [0.0] * allocation.engines if allocation.colocated else _arrivals(cluster, allocation, _bytes(shape))
+    arrivals = [0.0] * allocation.engines if allocation.colocated else arrivals_s(cluster, allocation, _bytes(shape))
     for seconds in arrivals:
         yield EngineKind(
             times=times,
@@ -116,7 +131,7 @@ def _engines(
             prefill_tokens=PREFILL_TOKENS,
             block=16,
             arrive_s=seconds,
-            install_s=_bytes(shape) / tp / (pool.device.host_gb_s * 1e9),
+            install_s=install_s(shape, pool, tp),
         )
 
 
@@ -124,11 +139,11 @@ def _reference(shape: ModelShape, allocation: Allocation) -> Scorer | None:
     """The workers of a reference, where the algorithm has one. Colocated, it waits for its turn as they do."""
     if allocation.reference is None:
         return None
-    setup = TrainingSetup(shape=shape, layout=allocation.reference)
-    return Scorer(times=AnalyticTrainingTimes(setup, allocation.trainer))
+    setup = TrainingSetup(shape=shape, layout=replace(allocation.reference, dp=1))
+    return Scorer(times=AnalyticTrainingTimes(setup, allocation.trainer), workers=allocation.reference.dp)
 
 
-def _arrivals(cluster: Cluster, allocation: Allocation, weights: float) -> list[float]:
+def arrivals_s(cluster: Cluster, allocation: Allocation, weights: float) -> list[float]:
     """Seconds from the publication of weights until each engine has them.
 
     They go along the tree of the weight transfer, in pieces, so that a member passes on what it is still getting. All

@@ -43,9 +43,10 @@ class Summary:
 class Summing:
     """A sink that sums up a run."""
 
-    def __init__(self, warm_up: int) -> None:
-        """`warm_up`: steps that do not count."""
+    def __init__(self, warm_up: int, count: int | None = None) -> None:
+        """`warm_up`: steps that do not count. `count`: steps after these that do; by default all."""
         self._warm_up = warm_up
+        self._end = None if count is None else warm_up + count
         self._steps: list[Event] = []
         self._shares: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._longest: dict[int, float] = defaultdict(float)
@@ -53,6 +54,8 @@ class Summing:
 
     def __call__(self, event: Event) -> None:
         """Take in an event."""
+        if self._end is not None and len(self._steps) == self._end:
+            return
         if event.task == EventKind.STEP:
             self._steps.append(event)
         elif event.task == EventKind.BREAKDOWN and len(self._steps) >= self._warm_up:
