@@ -659,6 +659,66 @@ def bench(
     raise typer.Exit(run_bench(workload, arguments or [], options, compare=compare, rounds=rounds, as_json=json))
 
 
+@app.command("plan")
+def plan_run(
+    recipe: Annotated[Path, typer.Argument(help="A recipe of `train`, or its name.", metavar="RECIPE", parser=_path)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Changes of it, such as trainer.train_batch_size=1024.", metavar="[KEY=VALUE]..."),
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option("--cluster", help="64xH100, 32xH20+64xH800, or a .yaml file.", metavar="CLUSTER")
+    ] = ...,  # type: ignore[assignment]
+    workload: Annotated[
+        str,
+        typer.Option(
+            "--workload", help="A workload of the library, or a file of one: see `trace`.", metavar="WORKLOAD"
+        ),
+    ] = ...,  # type: ignore[assignment]
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="A known model or a directory with its config.json; by default the recipe's."),
+    ] = None,
+    objective: Annotated[str, typer.Option("--objective", help="time, cost or energy of a step.")] = "time",
+    candidates: Annotated[
+        int | None, typer.Option(min=1, help="How many plans are simulated; 24, or 12 for large batches.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps that are drawn; by default some thousand responses.")
+    ] = None,
+    search_modes: Annotated[
+        bool, typer.Option("--search-modes", help="Choose placement, streaming and staleness, too.")
+    ] = False,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare: a key of the recipe, or cluster=…, workload=…, model=….", metavar="KEY=VALUE"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Write the best plan there, as a recipe.", parser=_path)
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Write time against cost there, as SVG.", parser=_path)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace these files where they exist.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON line instead of tables.")] = False,
+) -> None:
+    """Find out which devices should generate and which should train, before any of them is paid for."""
+    from tailrace.commands.plan import Asked
+    from tailrace.commands.plan import plan as make_plan
+
+    make_plan(
+        Asked(recipe=recipe, overrides=overrides or (), cluster=cluster, workload=workload, model=model, steps=steps),
+        objective=objective,
+        candidates=candidates,
+        search_modes=search_modes,
+        changes=what_if or (),
+        output=output,
+        picture=picture,
+        force=force,
+        json=json,
+    )
+
+
 @app.command()
 def simulate(
     recipe: Annotated[Path, typer.Argument(help="A recipe of `train`, or its name.", metavar="RECIPE", parser=_path)],

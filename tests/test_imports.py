@@ -24,6 +24,7 @@ NO_TORCH = {
     "types",
     "rewards",
     "prompts",
+    "planner",
     "planning",
     "workloads",
     "report",

@@ -1,0 +1,293 @@
+"""`tailrace plan`: which devices generate and which train, before any of them is paid for."""
+
+import json as json_module
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tailrace.commands.files import check_new_file
+from tailrace.config.base import GIB
+from tailrace.config.load import load_config, read_recipe
+from tailrace.config.overrides import merged, override_values
+from tailrace.config.recipes import find_recipe
+from tailrace.errors import PlanError, did_you_mean
+from tailrace.host.whole_file import whole_file
+from tailrace.planner.problem import Problem
+from tailrace.planner.processes import side_by_side
+from tailrace.planner.recipe import recipe_text
+from tailrace.planner.search import Plans
+from tailrace.planner.search import plan as search
+from tailrace.planner.trial import Objective, Plan, document
+from tailrace.planner.what_if import Comparison, what_if
+from tailrace.planning.hardware.clusters import open_cluster
+from tailrace.planning.memory import Memory
+from tailrace.planning.model_shape.catalogue import find_shape
+from tailrace.report.front import Point, front_svg
+from tailrace.report.text import number
+from tailrace.workloads.samplers.factory import open_workload
+
+OBJECTIVES: tuple[Objective, ...] = ("time", "cost", "energy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The arguments of the command."""
+
+    recipe: Path
+    overrides: Sequence[str]
+    cluster: str
+    workload: str
+    model: str | None
+    steps: int | None
+
+    def problem(self, changes: Sequence[str] = ()) -> Problem:
+        """What is planned for, with `cluster`, `workload`, `model` or keys of the recipe changed.
+
+        Raises:
+            UserError: a name is not known, a key is not valid, or what is asked for does not go together.
+        """
+        own = dict(change.split("=", 1) for change in changes if _is_own(change))
+        overrides = [*self.overrides, *(change for change in changes if not _is_own(change))]
+        config = load_config(self.recipe, overrides)
+        return Problem.of(
+            config,
+            find_shape(own.get("model") or self.model or config.model.path),
+            open_cluster(own.get("cluster", self.cluster)),
+            open_workload(own.get("workload", self.workload)),
+            steps=self.steps,
+        )
+
+
+_WIDTH = 140
+"""Columns of the tables at least; a terminal that is narrower breaks their lines."""
+_OWN = ("cluster", "workload", "model")
+"""Options that --what-if changes, too. As keys of a recipe, two of these are sections, which have keys of their own."""
+
+
+def plan(
+    asked: Asked,
+    *,
+    objective: str,
+    candidates: int | None,
+    search_modes: bool,
+    changes: Sequence[str],
+    output: Path | None,
+    picture: Path | None,
+    force: bool,
+    json: bool,
+) -> None:
+    """Plan, print, and write what was asked for.
+
+    Raises:
+        UserError: the arguments are not valid, a file is there already, or nothing fits.
+    """
+    aim = _objective(objective)
+    for option, path in (("--output", output), ("--picture", picture)):
+        if path is not None:
+            check_new_file(option, path, force=force)
+    problem = asked.problem()
+    others = [(change, asked.problem([change])) for change in changes]
+    with side_by_side(problem) as simulate:
+        plans = search(problem, objective=aim, candidates=candidates, search_modes=search_modes, simulate=simulate)
+    compared = [what_if(plans.best, other, change, _given(change), aim) for change, other in others]
+    if output is not None:
+        _write(output, _recipe(asked, plans))
+    if picture is not None:
+        _write(picture, _picture(plans))
+    if json:
+        print(json_module.dumps(_document(plans, compared)))
+    else:
+        _print(plans, compared)
+
+
+def _is_own(change: str) -> bool:
+    """Whether a change of --what-if is of an option, and not of a key of the recipe."""
+    return change.partition("=")[0] in _OWN
+
+
+def _objective(text: str) -> Objective:
+    for objective in OBJECTIVES:
+        if text == objective:
+            return objective
+    raise PlanError(f"--objective is {text!r}; expected {', '.join(OBJECTIVES)}{did_you_mean(text, OBJECTIVES)}")
+
+
+def _given(change: str) -> Mapping[str, Any]:
+    return {} if _is_own(change) else override_values(change)
+
+
+def _recipe(asked: Asked, plans: Plans) -> str:
+    values: dict[str, Any] = read_recipe(find_recipe(asked.recipe))
+    for override in asked.overrides:
+        values = merged(values, override_values(override))
+    return recipe_text(values, plans.problem.config, plans.best)
+
+
+def _write(path: Path, text: str) -> None:
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def _picture(plans: Plans) -> str:
+    every = {id(plan): plan for plan in [*plans.plans, *plans.front]}.values()
+    on_front = {id(plan) for plan in plans.front}
+    points = [
+        Point(
+            seconds=plan.step_s,
+            usd=plan.usd_per_1000_steps,
+            label=_devices_text(plan),
+            is_best=plan is plans.best,
+            on_front=id(plan) in on_front,
+        )
+        for plan in every
+    ]
+    return front_svg(points, title=f"{plans.problem.shape.name} under {plans.problem.workload}")
+
+
+def _document(plans: Plans, compared: Sequence[Comparison]) -> dict[str, Any]:
+    return {
+        "simulated": True,
+        "model": plans.problem.shape.name,
+        "workload": plans.problem.workload,
+        "objective": plans.objective,
+        "candidates": plans.enumerated,
+        "plans": [document(plan) for plan in plans.plans],
+        "gains": [{"change": gain.change, **_against(plans.best, gain.plan)} for gain in plans.gains],
+        "front": [document(plan) for plan in plans.front],
+        "what_if": [
+            {"change": one.change, "searched": one.searched, **_against(plans.best, one.plan)} for one in compared
+        ],
+    }
+
+
+def _against(best: Plan, other: Plan) -> dict[str, Any]:
+    return {
+        "step_s": other.step_s,
+        "usd_per_1000_steps": other.usd_per_1000_steps,
+        "devices": other.allocation.devices,
+        "faster": best.step_s / other.step_s - 1,
+    }
+
+
+def _print(plans: Plans, compared: Sequence[Comparison]) -> None:
+    console = Console(highlight=False)
+    console.width = max(console.width, _WIDTH)
+    console.print(_table(plans))
+    console.print(
+        "tokens/s: of responses, of each device. busy, GiB: of engines and of the trainer. USD: for 1,000 steps."
+    )
+    best = plans.best
+    low, high = best.interval_s
+    lines = [
+        "",
+        f"The best of {plans.enumerated:,} that fit, by {plans.objective}: {best.mode}, "
+        f"{best.allocation.devices} devices.",
+        f"  engines   {_engines_text(best)}",
+        f"  trainer   {_trainer_text(best)}, micro-batches of {number(best.candidate.micro_batch_tokens)} tokens",
+        *_reference_lines(best),
+        f"  graders   {best.candidate.graders}",
+        f"  memory    engine {_memory_text(best.engine)}; trainer {_memory_text(best.trainer)}",
+        f"  a step    {best.step_s:.1f} s; {low:.1f} to {high:.1f} ({best.basis.kind} step times)",
+        f"  it costs  {best.usd_per_1000_steps:,.0f} USD for 1,000 steps, {best.usd_per_million_tokens:.2f} USD for a "
+        f"million response tokens, {best.kwh_per_1000_steps:,.0f} kWh for 1,000 steps",
+        f"  it waits  for {best.bound.binds}: {_parts_text(best)}",
+        "",
+        "With more of one thing:",
+    ]
+    console.print("\n".join(lines))
+    console.print(_changes(best, [(gain.change, gain.plan) for gain in plans.gains]))
+    if compared:
+        console.print("\nWhat if:")
+        named = [(one.change + (", planned anew" if one.searched else ""), one.plan) for one in compared]
+        console.print(_changes(best, [("the plan as it is", best), *named]))
+
+
+def _table(plans: Plans) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0))
+    for heading in ("mode", "engines", "trainer"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("s a step", "from–to", "samples/s", "tokens/s", "busy %", "GiB", "USD/1,000"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for plan in plans.plans:
+        low, high = plan.interval_s
+        table.add_row(
+            _mode_text(plan),
+            _engines_text(plan),
+            _trainer_text(plan),
+            f"{plan.step_s:.1f}",
+            f"{low:.1f}–{high:.1f}",
+            number(plan.summary.samples_per_s),
+            number(plan.tokens_per_s_per_device),
+            f"{100 * plan.summary.generating:.0f} {100 * plan.summary.training:.0f}",
+            f"{plan.engine.peak / GIB:.0f} {plan.trainer.peak / GIB:.0f}",
+            f"{plan.usd_per_1000_steps:,.0f}",
+        )
+    return table
+
+
+def _changes(best: Plan, changes: Sequence[tuple[str, Plan]]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    for name, other in changes:
+        gain = best.step_s / other.step_s - 1
+        said = "" if other is best else f"{gain:+.1%}"
+        table.add_row(name, f"{other.step_s:.1f} s", said, f"{other.usd_per_1000_steps:,.0f} USD")
+    return table
+
+
+def _mode_text(plan: Plan) -> str:
+    mode = plan.mode
+    if mode.colocated:
+        return "colocated"
+    return f"{'streaming' if mode.streaming else 'batches'} {mode.max_staleness}"
+
+
+def _devices_text(plan: Plan) -> str:
+    allocation = plan.allocation
+    if allocation.colocated:
+        return f"{allocation.devices}"
+    return f"{allocation.rollout_devices}+{allocation.trainer_devices}"
+
+
+def _engines_text(plan: Plan) -> str:
+    allocation = plan.allocation
+    arrangement = f"{allocation.engines}×TP{allocation.tp}" + (f"·DP{allocation.dp}" if allocation.dp > 1 else "")
+    return f"{allocation.rollout_devices} {allocation.rollout.kind} {arrangement}"
+
+
+def _trainer_text(plan: Plan) -> str:
+    layout = plan.allocation.layout
+    each = {"TP": layout.tp, "PP": layout.pp, "DP": layout.dp}
+    degrees = "·".join(f"{name}{degree}" for name, degree in each.items() if degree > 1)
+    further = [degrees] if degrees else []
+    further += [] if layout.sharding == "none" else [str(layout.sharding)]
+    further += ["recompute"] if layout.checkpointing == "full" else []
+    further += ["offload"] if layout.offload else []
+    return " ".join([f"{layout.devices} {plan.allocation.trainer.kind}", *further])
+
+
+def _reference_lines(plan: Plan) -> list[str]:
+    reference = plan.allocation.reference
+    if reference is None:
+        return []
+    return [f"  reference {reference.dp} of {reference.tp} {plan.allocation.trainer.kind}"]
+
+
+def _memory_text(memory: Memory) -> str:
+    return f"{memory.peak / GIB:.1f} GiB at the {memory.worst}"
+
+
+def _parts_text(plan: Plan) -> str:
+    bound = plan.bound
+    parts = {
+        "generation": bound.generation_s,
+        "the longest response": bound.longest_s,
+        "training": bound.training_s,
+        "reference": bound.reference_s,
+        "graders": bound.grading_s,
+        "weights": bound.weights_s,
+    }
+    return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items() if seconds >= 0.05)

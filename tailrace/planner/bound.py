@@ -1,0 +1,226 @@
+"""Seconds of a training step by arithmetic alone: what the best engines and the best trainer could do.
+
+    mode                          a step takes
+    whole batches, staleness 0    the critical path through the algorithm's tasks; colocated, all of them in turn
+    streaming, staleness 0        the slower of generation and training, a claim of the other, and the weights
+    staleness 1 or more           the slowest pool: they work at the same time
+
+With staleness, a response may take several steps: from the weights that begin it to those that it makes. Responses are
+spread evenly here, and nothing waits for a place; the simulation of a candidate knows better.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tailrace.planner.load import Load
+from tailrace.planner.modes import Mode
+from tailrace.planner.problem import Table
+from tailrace.planning.critical_path import critical_path
+from tailrace.planning.step_times.base import MixedStepTimes
+
+_PARTS = 12
+"""Lengths that stand for all of them while a batch drains."""
+_ROUNDS = 6
+"""Steps of the search for the seconds at which the longest response takes as long as a step lets it."""
+_SHARPNESS = 4.0
+"""The exponent of the norm that joins what is done at the same time; with infinity, the longest counts alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Seconds of a step, and of its parts."""
+
+    seconds: float
+    generation_s: float
+    longest_s: float
+    """With staleness: of the longest response, and of what comes before and after it, divided by the steps that it may
+    take. Else it is in `generation_s`."""
+    training_s: float
+    reference_s: float
+    grading_s: float
+    weights_s: float
+
+    @property
+    def binds(self) -> str:
+        """What takes the longest."""
+        parts = {
+            "generation": self.generation_s,
+            "the longest response": self.longest_s,
+            "training": self.training_s,
+            "the reference": self.reference_s,
+            "graders": self.grading_s,
+            "weights": self.weights_s,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Replicas that never pause. Their decode steps take `first_s + more_s · batch`, about."""
+
+    first_s: float
+    more_s: float
+    most: float
+    """The largest batch."""
+    tokens: float
+    """Tokens of a step's responses on a replica."""
+    read_s: float
+    longest: float
+    tools_s: float
+
+    @property
+    def generation_s(self) -> float:
+        """Seconds of a training step's responses in the largest batches."""
+        return self.tokens / self.most * self._decode_s(self.most) + self.read_s
+
+    def longest_s(self, step_s: float) -> float:
+        """Seconds of the longest response, where a training step takes `step_s`.
+
+        Little's law says how many are there at a time: those that begin in a second, times the seconds of each.
+        """
+        rest = step_s - self.tokens * self.more_s
+        batch = min(self.most, self.tokens * self.first_s / rest) if rest > 0 else self.most
+        return self.longest * self._decode_s(max(1.0, batch)) + self.tools_s
+
+    def _decode_s(self, batch: float) -> float:
+        return self.first_s + self.more_s * batch
+
+
+class Generation:
+    """Seconds of a step's generation by engines of one kind."""
+
+    def __init__(self, times: MixedStepTimes, load: Load, *, tp: int, slots: int, cache_tokens: float) -> None:
+        """`slots`, `cache_tokens`: of a replica."""
+        self._times, self._load, self._tp = times, load, tp
+        self._most = max(1.0, min(slots, cache_tokens / (load.prompt + load.mean)))
+        self._read_s = load.read * times.prefill_s(tp, 1, _PREFILL) / _PREFILL
+
+    def together_s(self, replicas: int) -> float:
+        """Seconds until all responses of a step have ended, where none of another step is there."""
+        load = self._load
+        each = load.samples / replicas
+        batch = max(1.0, min(each, self._most))
+        full = max(0.0, each - batch) * load.mean / batch
+        seconds = full * self._decode_s(batch, load.context) if full else 0.0
+        before = 0.0
+        for part, length in enumerate([*load.quantiles(_PARTS), load.longest]):
+            alive = max(1.0, batch * (1 - part / _PARTS))
+            seconds += max(0.0, length - before) * self._decode_s(alive, load.prompt + (before + length) / 2)
+            before = max(before, length)
+        return seconds + self._read_s / replicas + load.tools_s
+
+    def flow(self, replicas: int, ahead: int) -> Flow:
+        """The same where the responses of `ahead` further steps are there, too."""
+        load = self._load
+        each = load.samples / replicas
+        most = max(1.0, min(each * (1 + ahead), self._most))
+        one, all_ = self._decode_s(1.0, load.context), self._decode_s(most, load.context)
+        more_s = (all_ - one) / (most - 1) if most > 1 else 0.0
+        return Flow(
+            first_s=one - more_s,
+            more_s=more_s,
+            most=most,
+            tokens=each * load.mean,
+            read_s=self._read_s / replicas,
+            longest=load.longest,
+            tools_s=load.tools_s,
+        )
+
+    def _decode_s(self, batch: float, context: float) -> float:
+        return self._times.step_s(self._tp, batch, batch * context, 1)
+
+
+_PREFILL = 4096
+"""Tokens of a step that computes prompts alone, of which the seconds of a token are taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Seconds of the work of a step."""
+
+    generation: Flow | float
+    """Of generation: the seconds of a step whose responses begin together, or a flow."""
+    training_s: float
+    claims: float
+    """Claims in which a streaming trainer takes a step."""
+    optimizer_s: float
+    reference_s: float
+    grading_s: float
+    """Of all gradings, by all graders."""
+    grade_s: float
+    """Of the grading of a response."""
+    publish_s: float
+    arrive_s: float
+    install_s: float
+
+
+def bound(mode: Mode, table: Table, parts: Parts) -> Bound:
+    """Return the seconds of a step in a mode."""
+    if isinstance(parts.generation, Flow):
+        return _asynchronous(mode, parts, parts.generation)
+    generation = parts.generation
+    weights = parts.publish_s + parts.arrive_s + parts.install_s
+    if mode.colocated:
+        works = (generation, parts.grade_s, parts.reference_s, parts.training_s, parts.optimizer_s, weights)
+        seconds = sum(works)
+    elif mode.streaming:
+        claims = _together(
+            generation + parts.training_s / parts.claims,
+            generation / parts.claims + parts.training_s,
+            parts.reference_s,
+            parts.grading_s,
+        )
+        seconds = claims + parts.grade_s + parts.optimizer_s + weights
+    else:
+        seconds = critical_path(table.graph, _costs(table, parts, generation))[1] + weights
+    return _bound(parts, seconds=seconds, generation_s=generation, longest_s=0.0, weights_s=weights)
+
+
+def _asynchronous(mode: Mode, parts: Parts, flow: Flow) -> Bound:
+    """The step of pools that work at the same time. How long a response takes depends on how many are there."""
+    weights = parts.publish_s + parts.install_s
+    claim_s = parts.training_s / (parts.claims if mode.streaming else 1.0)
+    tail_s = parts.grade_s + claim_s + parts.optimizer_s + weights + parts.arrive_s
+    others = (
+        flow.generation_s + parts.install_s,
+        parts.training_s + parts.optimizer_s + parts.publish_s,
+        parts.reference_s,
+        parts.grading_s,
+    )
+    seconds, longest = max(others), 0.0
+    for _ in range(_ROUNDS):
+        longest = (flow.longest_s(seconds) + tail_s) / (1 + mode.max_staleness)
+        seconds = max(*others, (seconds + longest) / 2)
+    seconds = _together(*others, longest)
+    return _bound(parts, seconds=seconds, generation_s=flow.generation_s, longest_s=longest, weights_s=weights)
+
+
+def _bound(parts: Parts, *, seconds: float, generation_s: float, longest_s: float, weights_s: float) -> Bound:
+    return Bound(
+        seconds=seconds,
+        generation_s=generation_s,
+        longest_s=longest_s,
+        training_s=parts.training_s + parts.optimizer_s,
+        reference_s=parts.reference_s,
+        grading_s=parts.grading_s,
+        weights_s=weights_s,
+    )
+
+
+def _together(*seconds: float) -> float:
+    """Seconds of what is done at the same time: the longest; where others take about as long, they wait for each other
+    now and then."""
+    longest = max(seconds)
+    parts = math.fsum((each / longest) ** _SHARPNESS for each in seconds)
+    return float(longest * parts ** (1 / _SHARPNESS))
+
+
+def _costs(table: Table, parts: Parts, generation_s: float) -> Mapping[str, float]:
+    """What each task costs on the path of a whole batch. A grading waits for the last response alone."""
+    return table.costs(
+        rollout=generation_s,
+        reward=parts.grade_s,
+        reference=parts.reference_s,
+        actor=parts.training_s + parts.optimizer_s,
+    )

@@ -1,0 +1,375 @@
+"""All allocations that fit, each with the bound of its step: Algorithm 1 of StreamRL (section 4.2), for any pools.
+
+    engines     every pool, number of devices and TP degree whose cache holds the longest sample
+    trainer     every pool, number of devices, arrangement and size of micro-batches that fits; the quickest are kept
+    reference   the fewest devices, of the trainer's pool, with which it is not what the step waits for
+    separated   x + y ≤ n in one pool; x ≤ m and y ≤ n in two
+    colocated   x = y, where the engine's cache has what the trainer leaves
+
+In an asynchronous run, and in a streaming one, the step is about the longer of generation and training, as in the
+paper. What is not known by arithmetic is left to the simulation.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from heapq import nsmallest
+from itertools import islice, product
+
+from tailrace.planner.bound import Bound, Flow, Generation, Parts, bound
+from tailrace.planner.modes import Mode
+from tailrace.planner.problem import Problem
+from tailrace.planning.allocation import Allocation, engine_tokens, layouts
+from tailrace.planning.hardware.base import Pool
+from tailrace.planning.memory import Memory, reference_memory, trainer_memory
+from tailrace.planning.step_times.training import AnalyticTrainingTimes
+from tailrace.planning.step_times.training_setup import Layout, MicroBatch, TrainingSetup
+from tailrace.simulator.setup import PREFILL_TOKENS, arrivals_s, install_s, publish_s, slots_of
+
+MICRO_BATCH_TOKENS = (8192, 16_384, 32_768, 65_536)
+"""Sizes of micro-batches to choose from."""
+MOST_GRADERS = 1024
+_KEPT = 2
+"""Arrangements of a trainer that are kept for a number of devices and a way to claim."""
+_DEGREES = 2
+"""TP degrees of engines that are kept for a number of devices."""
+_PEAK = 4.0
+"""How many times more responses than in the mean end at once, about, for which graders have to be there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """Engines of one kind, and what they hold."""
+
+    pool: Pool
+    engines: int
+    tp: int
+    dp: int
+    cache_tokens: float
+
+    @property
+    def devices(self) -> int:
+        """Devices of all together."""
+        return self.engines * self.tp * self.dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A trainer, and the seconds of its step."""
+
+    pool: Pool
+    layout: Layout
+    micro_batch_tokens: int
+    memory: Memory
+    whole_s: float
+    """Of a step that it takes as a whole, without the optimizer."""
+    streamed_s: float
+    """The same in claims of a micro-batch for each rank: a pipeline is filled and emptied for each."""
+    claims: float
+    optimizer_s: float
+
+    def seconds(self, *, streaming: bool) -> float:
+        """Seconds of a step."""
+        return (self.streamed_s if streaming else self.whole_s) + self.optimizer_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An allocation that fits, in a mode."""
+
+    mode: Mode
+    allocation: Allocation
+    cache_tokens: float
+    """Room in the cache of a replica."""
+    micro_batch_tokens: int
+    graders: int
+    bound: Bound
+    trainer: Memory
+
+
+def sizes(pool: Pool, most: int) -> list[int]:
+    """Numbers of devices of a pool to try: any in a node, then halves of nodes, about eight numbers for each doubling;
+    and `most`."""
+    found = set(range(1, 9)) | {number << exponent for exponent in range(most.bit_length()) for number in range(8, 16)}
+    half = max(1, pool.per_node // 2)
+    return sorted(size for size in found | {most} if size <= most and (size <= pool.per_node or size % half == 0))
+
+
+class Candidates:
+    """The candidates of a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._slots = slots_of(problem.config)
+        self._longest = problem.load.batches.longest
+        self.engines = cache(self._engines)
+        self.trainings = cache(self._trainings)
+        self.degrees = cache(self._degrees)
+        self._generated: dict[tuple[str, int, float, int, int], Flow | float] = {}
+        self._arrivals: dict[tuple[str, str, int, int, int], float] = {}
+
+    def of(self, mode: Mode) -> list[Candidate]:
+        """Return all candidates of a mode."""
+        pools = self._problem.cluster.pools
+        if mode.colocated:
+            return [one for pool in pools for one in self._colocated(mode, pool)]
+        return [one for rollout, trainer in product(pools, pools) for one in self._separated(mode, rollout, trainer)]
+
+    def fits(self, mode: Mode) -> bool:
+        """Whether a mode has any candidate."""
+        pools = self._problem.cluster.pools
+        if mode.colocated:
+            return any(True for pool in pools for _ in self._colocated(mode, pool))
+        return any(True for rollout, trainer in product(pools, pools) for _ in self._separated(mode, rollout, trainer))
+
+    def with_devices(self, mode: Mode, pool: Pool, of_trainer: Pool, *, rollout: int, trainer: int) -> list[Candidate]:
+        """The candidates of a mode that generate on so many devices and train on so many."""
+        if mode.colocated:
+            return list(self._shared(mode, pool, trainer))
+        return [
+            self._candidate(mode, engines, training, *self.reference(training))
+            for training in self.quickest(of_trainer, trainer, streaming=mode.streaming)
+            for engines in self._best_engines(mode, pool, rollout)
+        ]
+
+    def placed(self, mode: Mode, allocation: Allocation, micro_batch_tokens: int) -> Candidate | None:
+        """An allocation in a mode; None where it does not fit."""
+        setup = TrainingSetup(shape=self._problem.shape, layout=allocation.layout)
+        largest = replace(self._problem.load.batches, micro_batch_tokens=micro_batch_tokens).largest
+        memory = trainer_memory(setup, largest)
+        training = self._training(setup, allocation.trainer, micro_batch_tokens, memory)
+        engines = Engines(
+            pool=allocation.rollout,
+            engines=allocation.engines,
+            tp=allocation.tp,
+            dp=allocation.dp,
+            cache_tokens=self._room(allocation.rollout, allocation.tp),
+        )
+        if mode.colocated:
+            engines = replace(engines, cache_tokens=self.room_beside(engines, training))
+        if engines.cache_tokens < self._longest or not memory.fits(allocation.trainer.device):
+            return None
+        reference, reference_s = self.reference(training, most=allocation.devices if mode.colocated else 0)
+        return self._candidate(mode, engines, training, reference, reference_s)
+
+    def _room(self, pool: Pool, tp: int) -> float:
+        """Tokens in the cache of a replica that has its devices for itself."""
+        return engine_tokens(self._problem.shape, pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=self._slots)
+
+    def _degrees(self, pool_name: str) -> list[int]:
+        """TP degrees within a node under which an engine holds the longest sample."""
+        shape, pool = self._problem.shape, self._problem.cluster.pool(pool_name)
+        return [
+            tp
+            for tp in (1, 2, 4, 8, 16)
+            if pool.per_node % tp == 0 and shape.heads % tp == 0 and self._room(pool, tp) >= self._longest
+        ]
+
+    def _engines(self, pool_name: str, devices: int) -> list[Engines]:
+        """Engines on so many devices. An engine is as large as a node allows, so that few have to be fed."""
+        pool = self._problem.cluster.pool(pool_name)
+        found = []
+        for tp in self.degrees(pool_name):
+            if devices % tp == 0:
+                replicas = devices // tp
+                dp = math.gcd(replicas, pool.per_node // tp)
+                found.append(
+                    Engines(pool=pool, engines=replicas // dp, tp=tp, dp=dp, cache_tokens=self._room(pool, tp))
+                )
+        return found
+
+    def _trainings(self, pool_name: str, devices: int) -> list[Training]:
+        """Trainers that fit on so many devices; those with layers' inputs on the host only where no other does."""
+        pool, shape = self._problem.cluster.pool(pool_name), self._problem.shape
+        each = list(layouts(shape, pool, devices))
+        if found := list(self._fitting(pool, each)):
+            return found
+        return list(self._fitting(pool, [replace(one, offload=True) for one in each if one.checkpointing == "full"]))
+
+    def _fitting(self, pool: Pool, each: Iterable[Layout]) -> Iterator[Training]:
+        batches = self._problem.load.batches
+        for layout in each:
+            setup = TrainingSetup(shape=self._problem.shape, layout=layout)
+            for tokens in MICRO_BATCH_TOKENS:
+                own = replace(batches, micro_batch_tokens=tokens)
+                memory = trainer_memory(setup, own.largest)
+                if not memory.fits(pool.device):
+                    break  # larger ones take more
+                yield self._training(setup, pool, tokens, memory)
+                if batches.tokens / layout.dp <= tokens:
+                    break  # all is in one
+
+    def _training(self, setup: TrainingSetup, pool: Pool, tokens: int, memory: Memory) -> Training:
+        layout, times = setup.layout, AnalyticTrainingTimes(setup, pool)
+        mini = self._problem.config.mini_batches_per_step
+        batches = self._problem.load.batches
+        own = batches.tokens / layout.dp / mini
+        count = max(1, math.ceil(own / tokens))
+        batch = MicroBatch(tokens=own / count, squares=own / count * batches.mean_length)
+        optimizer_s = times.optimizer_s()
+        stage_s = (times.step_s([batch]) - optimizer_s) / layout.pp
+        score_s = times.log_probs_s([batch]) if mini > 1 else 0.0
+        whole_s = mini * ((count + layout.pp - 1) * stage_s + count * score_s)
+        return Training(
+            pool=pool,
+            layout=layout,
+            micro_batch_tokens=tokens,
+            memory=memory,
+            whole_s=whole_s,
+            streamed_s=count * layout.pp * stage_s if mini == 1 else whole_s,
+            claims=float(count),
+            optimizer_s=mini * optimizer_s,
+        )
+
+    def quickest(self, pool: Pool, devices: int, *, streaming: bool) -> list[Training]:
+        """The quickest trainers, and of a streaming one also those that end soon after the last response."""
+        each = self.trainings(pool.name, devices)
+        orders = [lambda one: one.seconds(streaming=streaming)]
+        if streaming:
+            orders.append(lambda one: one.seconds(streaming=True) + one.streamed_s / one.claims)
+        found = [one for order in orders for one in nsmallest(_KEPT, each, key=order)]
+        return list({id(one): one for one in found}.values())
+
+    def _separated(self, mode: Mode, rollout: Pool, trainer: Pool) -> Iterator[Candidate]:
+        for devices in sizes(trainer, trainer.devices):
+            for training in self.quickest(trainer, devices, streaming=mode.streaming):
+                reference, reference_s = self.reference(training)
+                taken = devices + (reference.devices if reference else 0)
+                left = rollout.devices - taken if rollout is trainer else rollout.devices
+                if taken > trainer.devices or left < 1:
+                    continue
+                for size in sizes(rollout, left):
+                    for engines in self._best_engines(mode, rollout, size):
+                        yield self._candidate(mode, engines, training, reference, reference_s)
+
+    def _best_engines(self, mode: Mode, pool: Pool, devices: int) -> list[Engines]:
+        """The quickest few engines."""
+
+        def seconds(one: Engines) -> float:
+            found = self.generation(one, mode)
+            return found if isinstance(found, float) else max(found.generation_s, found.longest_s(found.generation_s))
+
+        return sorted(self.engines(pool.name, devices), key=seconds)[:_DEGREES]
+
+    def _colocated(self, mode: Mode, pool: Pool) -> Iterator[Candidate]:
+        for devices in sizes(pool, pool.devices):
+            yield from self._shared(mode, pool, devices)
+
+    def _shared(self, mode: Mode, pool: Pool, devices: int) -> Iterator[Candidate]:
+        """Engines and a trainer that have the same devices."""
+        each = sorted(self.trainings(pool.name, devices), key=lambda one: one.seconds(streaming=mode.streaming))
+        for engines in self.engines(pool.name, devices):
+            roomy = ((one, self.room_beside(engines, one)) for one in each)
+            for training, room in islice((pair for pair in roomy if pair[1] >= self._longest), _KEPT):
+                reference, reference_s = self.reference(training, most=devices)
+                yield self._candidate(mode, replace(engines, cache_tokens=room), training, reference, reference_s)
+
+    def room_beside(self, engines: Engines, training: Training) -> float:
+        """Tokens in the cache of an engine that shares its devices with a trainer; neither leaves its memory."""
+        shape, pool = self._problem.shape, engines.pool
+        taken = training.memory.peak
+        if self._problem.table.reference:
+            taken += 2.0 * shape.parameters / training.layout.devices
+        return engine_tokens(
+            shape, pool, tp=engines.tp, step_tokens=PREFILL_TOKENS, slots=self._slots, taken_bytes=taken
+        )
+
+    def reference(self, training: Training, *, most: int = 0) -> tuple[Layout | None, float]:
+        """The reference's arrangement, where the algorithm has one, and its seconds of a step.
+
+        `most`: replicas share so many devices; by default there are as many as keep it below the trainer.
+
+        Raises:
+            PlanError: it fits nowhere in a node.
+        """
+        problem, pool = self._problem, training.pool
+        if not problem.table.reference:
+            return None, 0.0
+        batches = problem.load.batches
+        tokens = float(training.micro_batch_tokens)
+        largest = MicroBatch(tokens=max(tokens, batches.longest), squares=0.0)
+        for tp in (1, 2, 4, 8, 16):
+            setup = TrainingSetup(shape=problem.shape, layout=Layout(tp=tp))
+            if pool.per_node % tp or problem.shape.heads % tp:
+                continue
+            memory = reference_memory(setup, largest)
+            if memory.fits(pool.device) or most:
+                break
+        else:
+            memory.check(pool.device, f"each of {tp} {pool.kind}")
+        times = AnalyticTrainingTimes(setup, pool)
+        batch = MicroBatch(tokens=tokens, squares=tokens * batches.mean_length)
+        all_s = times.log_probs_s([batch]) * batches.tokens / tokens
+        replicas = max(1, most // tp) if most else math.ceil(all_s / training.whole_s)
+        return Layout(tp=tp, dp=replicas), all_s / replicas
+
+    def generation(self, engines: Engines, mode: Mode) -> Flow | float:
+        """A step's generation; see `Parts`."""
+        replicas = engines.engines * engines.dp
+        ahead = 0 if mode.colocated else mode.max_staleness
+        key = engines.pool.name, engines.tp, engines.cache_tokens, replicas, ahead
+        if (found := self._generated.get(key)) is None:
+            own = Generation(
+                self._problem.source(engines.pool),
+                self._problem.load,
+                tp=engines.tp,
+                slots=self._slots,
+                cache_tokens=engines.cache_tokens,
+            )
+            found = own.flow(replicas, ahead) if ahead else own.together_s(replicas)
+            self._generated[key] = found
+        return found
+
+    def _candidate(
+        self, mode: Mode, engines: Engines, training: Training, reference: Layout | None, reference_s: float
+    ) -> Candidate:
+        problem, load = self._problem, self._problem.load
+        parts = Parts(
+            generation=self.generation(engines, mode),
+            training_s=training.seconds(streaming=mode.streaming) - training.optimizer_s,
+            claims=training.claims,
+            optimizer_s=training.optimizer_s,
+            reference_s=reference_s,
+            grading_s=0.0,
+            grade_s=load.grade_s,
+            publish_s=publish_s(problem.shape, training.pool, training.layout),
+            arrive_s=0.0 if mode.colocated else self._arrive_s(engines, training),
+            install_s=install_s(problem.shape, engines.pool, engines.tp),
+        )
+        graders = problem.config.rewards.workers
+        found = bound(mode, problem.table, parts)
+        if load.grading_s:
+            graders = min(MOST_GRADERS, max(1, math.ceil(_PEAK * load.grading_s / found.seconds)))
+            found = bound(mode, problem.table, replace(parts, grading_s=load.grading_s / graders))
+        return Candidate(
+            mode=mode,
+            allocation=_allocation(engines, training, reference, colocated=mode.colocated),
+            cache_tokens=engines.cache_tokens,
+            micro_batch_tokens=training.micro_batch_tokens,
+            graders=graders,
+            bound=found,
+            trainer=training.memory,
+        )
+
+    def _arrive_s(self, engines: Engines, training: Training) -> float:
+        """Seconds until the last engine has new weights."""
+        key = engines.pool.name, training.pool.name, engines.engines, engines.tp, engines.dp
+        if (found := self._arrivals.get(key)) is None:
+            allocation = _allocation(engines, training, None, colocated=False)
+            found = max(arrivals_s(self._problem.cluster, allocation, 2.0 * self._problem.shape.parameters))
+            self._arrivals[key] = found
+        return found
+
+
+def _allocation(engines: Engines, training: Training, reference: Layout | None, *, colocated: bool) -> Allocation:
+    return Allocation(
+        rollout=engines.pool,
+        engines=engines.engines,
+        tp=engines.tp,
+        dp=engines.dp,
+        trainer=training.pool,
+        layout=training.layout,
+        reference=reference,
+        colocated=colocated,
+    )

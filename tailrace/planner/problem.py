@@ -1,0 +1,175 @@
+"""What is planned for: a recipe, a model, a cluster and a workload, and the checks of these."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.table import Generate, Grade, Score, Train
+from tailrace.config.run import RunConfig
+from tailrace.errors import PlanError
+from tailrace.planner.load import Load
+from tailrace.planning.critical_path import Graph, graph_of
+from tailrace.planning.hardware.base import Cluster, Pool
+from tailrace.planning.model_shape.base import ModelShape
+from tailrace.planning.step_times.basis import Source
+from tailrace.planning.step_times.sources import source_of
+from tailrace.workloads.replay import Replay
+from tailrace.workloads.samplers.base import Workload
+
+_FEW = {8192: 1, 2048: 2, 0: 6}
+"""Training steps that are drawn, by the least responses of each."""
+
+Times = Callable[[Pool], Source]
+"""The steps of engines on a pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """An algorithm's tasks, as far as they cost something."""
+
+    graph: Graph
+    rollout: str
+    reward: tuple[str, ...]
+    reference: tuple[str, ...]
+    """Tasks that score with the initial weights."""
+    actor: str
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Table":
+        """That of a recipe's algorithm.
+
+        Raises:
+            PlanError: it trains, or scores with, another model than the policy, for which there are no costs yet.
+        """
+        algorithm = make_algorithm(config.resolved_algorithm)
+        work = {task.name: task.work for task in algorithm.tasks}
+        others = [name for name, one in work.items() if isinstance(one, Score) and one.of is not None]
+        others += [task.name for task, _ in algorithm.other_models()]
+        if others:
+            raise PlanError(
+                f"the algorithm's task {others[0]!r} has a model of its own, which cannot be planned for; plan the "
+                "recipe with algorithm.type=grpo, and leave it devices"
+            )
+        (rollout,) = (name for name, one in work.items() if isinstance(one, Generate))
+        (actor,) = (name for name, one in work.items() if isinstance(one, Train))
+        return cls(
+            graph=graph_of(task.spec for task in algorithm.tasks),
+            rollout=rollout,
+            reward=tuple(name for name, one in work.items() if isinstance(one, Grade)),
+            reference=tuple(name for name, one in work.items() if isinstance(one, Score)),
+            actor=actor,
+        )
+
+    def costs(self, *, rollout: float, reward: float, reference: float, actor: float) -> Mapping[str, float]:
+        """Seconds of each task."""
+        kinds = ((self.reward, reward), (self.reference, reference), ((self.rollout,), rollout), ((self.actor,), actor))
+        return {name: seconds for names, seconds in kinds for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is planned for."""
+
+    config: RunConfig
+    shape: ModelShape
+    cluster: Cluster
+    workload: str
+    """Its name."""
+    drawn: Replay
+    """The lengths of a few training steps. They are played again and again, so that every mode has the same work."""
+    times: Times | None = None
+    """By default `source_of`."""
+    _sources: dict[str, Source] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        shape: ModelShape,
+        cluster: Cluster,
+        workload: Workload,
+        *,
+        steps: int | None = None,
+        times: Times | None = None,
+    ) -> "Problem":
+        """Draw so many steps of a workload, by default as many as have some thousand responses, and check what goes
+        together.
+
+        Raises:
+            PlanError: two pools have no link between their datacentres, a sample is too long, or the algorithm has a
+                model beside the policy.
+            TraceError: the workload has no such groups.
+        """
+        for one, other in combinations(cluster.pools, 2):
+            cluster.between(one, other)
+        trace = workload.sample(
+            steps=steps or _few(config.trainer.train_batch_size),
+            groups=config.groups_per_step,
+            group_size=config.algorithm.group_size,
+            seed=config.seed,
+        )
+        drawn = Replay.of(trace)
+        problem = cls(config=config, shape=shape, cluster=cluster, workload=workload.name, drawn=drawn, times=times)
+        _check_lengths(problem)
+        Table.of(config)
+        return problem
+
+    @cached_property
+    def table(self) -> Table:
+        """The algorithm's table."""
+        return Table.of(self.config)
+
+    @cached_property
+    def load(self) -> Load:
+        """The work of a training step, in the mean."""
+        return Load.of(self.drawn, groups=self.config.groups_per_step)
+
+    @property
+    def steps(self) -> int:
+        """Training steps that are drawn."""
+        return len(self.drawn.groups) // self.config.groups_per_step
+
+    def replay(self, steps: int) -> Replay:
+        """The lengths of so many steps: those that are drawn, again and again."""
+        groups = [*self.drawn.groups] * math.ceil(steps / self.steps)
+        return Replay(groups[: steps * self.config.groups_per_step])
+
+    def source(self, pool: Pool) -> Source:
+        """The steps of engines on a pool."""
+        if (source := self._sources.get(pool.name)) is None:
+            source = source_of(self.shape, pool) if self.times is None else self.times(pool)
+            self._sources[pool.name] = source
+        return source
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What other processes get: they make the step times themselves."""
+        return {**self.__dict__, "_sources": {}}
+
+    def on(self, cluster: Cluster) -> "Problem":
+        """The same with another cluster."""
+        return replace(self, cluster=cluster, _sources={})
+
+
+def _few(batch_size: int) -> int:
+    return next(steps for least, steps in _FEW.items() if batch_size >= least)
+
+
+def _check_lengths(problem: Problem) -> None:
+    name, shape, limit = problem.workload, problem.shape, problem.config.sampling.max_new_tokens
+    scripts = [script for group in problem.drawn.groups for script in group]
+    longest = max(script.prompt_tokens + script.tokens for script in scripts)
+    if longest > shape.context:
+        raise PlanError(
+            f"the workload {name!r} has a sample of {longest} tokens, and the context of {shape.name} is "
+            f"{shape.context}; use a model with a longer context, or another workload"
+        )
+    response = max(script.tokens for script in scripts)
+    if response > limit:
+        raise PlanError(
+            f"the workload {name!r} has a response of {response} tokens, and sampling.max_new_tokens is {limit}; raise "
+            "it, or plan for another workload"
+        )

@@ -1,0 +1,48 @@
+"""Simulates candidates side by side, in processes, where that is worth their start."""
+
+import gc
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+
+from tailrace.planner.candidates import Candidate
+from tailrace.planner.problem import Problem
+from tailrace.planner.trial import Plan, simulate
+
+Trial = tuple[Problem, Candidate]
+Simulate = Callable[[Sequence[Trial]], list[Plan]]
+"""Simulates candidates, each of its problem, and returns their plans in the same order."""
+
+_WORTH = 6000
+"""Responses of the drawn steps from which on a process simulates enough in the seconds that its start takes."""
+_MOST = 4
+_GARBAGE = 100_000
+"""New objects after which Python looks for cycles: a simulation makes many objects and few cycles."""
+_LIMIT_S = 3600.0
+"""Seconds in which a few simulations have ended."""
+
+
+def one_by_one(trials: Sequence[Trial]) -> list[Plan]:
+    """Simulate in this process."""
+    return [simulate(problem, candidate) for problem, candidate in trials]
+
+
+@contextmanager
+def side_by_side(problem: Problem) -> Iterator[Simulate]:
+    """Yield what simulates on several cores, or in this process alone where the problem is small."""
+    cores = min(_MOST, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if cores == 1 or problem.steps * problem.config.trainer.train_batch_size < _WORTH:
+        yield one_by_one
+        return
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn"), initializer=_begin) as pool:
+        yield lambda trials: list(pool.map(_simulated, trials, timeout=_LIMIT_S))
+
+
+def _begin() -> None:
+    gc.set_threshold(_GARBAGE)
+
+
+def _simulated(trial: Trial) -> Plan:
+    return simulate(*trial)

@@ -1,0 +1,129 @@
+"""A plan as a recipe that `train` takes."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tailrace.config.base import GIB
+from tailrace.config.overrides import merged
+from tailrace.config.recipe_text import write_yaml
+from tailrace.config.run import RunConfig
+from tailrace.planner.trial import Plan
+from tailrace.planning.allocation import Allocation
+from tailrace.planning.hardware.base import Pool
+from tailrace.simulator.setup import PREFILL_TOKENS, slots_of
+
+_WORKERS = ("workers", "min_workers", "max_workers", "pools", "gpus", "datacentre")
+"""Keys of the rollout pool that a plan gives."""
+
+
+def recipe_text(values: Mapping[str, Any], config: RunConfig, plan: Plan) -> str:
+    """Return the recipe of a plan, with what Tailrace's own trainer cannot do as comments before it.
+
+    `values`: those of the recipe that was planned for, which is `config`.
+    """
+    comments = "".join(f"# {line}\n" for line in _comments(config, plan))
+    return comments + write_yaml(recipe_values(values, config, plan))
+
+
+def recipe_values(values: Mapping[str, Any], config: RunConfig, plan: Plan) -> dict[str, Any]:
+    """Return the values of a recipe, changed to what a plan says."""
+    mode, candidate = plan.mode, plan.candidate
+    kept = dict(values)
+    if mode.colocated:
+        kept = _without(kept, "weights", "mode")
+    else:
+        kept.pop("threads", None)  # separate workers have those of their pools
+        for key in _WORKERS:
+            kept = _without(kept, "cluster", "rollout", key)
+    if not mode.streaming:
+        kept = _without(kept, "pipeline", "in_order")
+    changes: dict[str, Any] = {
+        "device": config.device if "device" in config.model_fields_set else "cuda",
+        "pipeline": mode.values,
+        "trainer": {"micro_batch_tokens": candidate.micro_batch_tokens},
+        "rewards": {"workers": candidate.graders},
+        "engine": _engine(config, plan),
+    }
+    if not mode.colocated:
+        changes["cluster"] = _cluster(config, plan.allocation)
+        changes["queue"] = _queue(config, plan)
+    if plan.allocation.tp * plan.allocation.dp == 1:
+        kept = _without(_without(kept, "engine", "adaptive_tp"), "engine", "link")
+    return merged(kept, changes)
+
+
+def _without(values: Mapping[str, Any], *path: str) -> dict[str, Any]:
+    """Values without the key at a path; the same where it is not there."""
+    first, *rest = path
+    if not rest:
+        return {key: value for key, value in values.items() if key != first}
+    below = values.get(first)
+    return {**values, first: _without(below, *rest)} if isinstance(below, Mapping) else dict(values)
+
+
+def _engine(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    """The keys of the engine that the plan rests on. Engines of other types have none for their arrangement."""
+    held = plan.engine.instants[plan.engine.worst]["KV cache"] / GIB
+    sizes = {"kv_cache_gib": round(held, 3), "max_batch_size": slots_of(config)}
+    match config.engine.type:
+        case "native":
+            arrangement = {"tp": plan.allocation.tp, "dp": plan.allocation.dp}
+            return {"type": "native", **arrangement, **sizes, "prefill_tokens": PREFILL_TOKENS}
+        case "vllm":
+            return {"type": "vllm", **sizes}
+    return {}
+
+
+def _cluster(config: RunConfig, allocation: Allocation) -> dict[str, Any]:
+    rollout, trainer = allocation.rollout, allocation.trainer
+    apart = rollout.datacentre != trainer.datacentre
+    pools: dict[str, Any] = {
+        "rollout": {
+            "workers": allocation.engines,
+            "gpus": float(allocation.tp * allocation.dp),
+            **_place(rollout, apart),
+        },
+        "trainer": {"gpus": float(min(allocation.layout.devices, trainer.per_node)), **_place(trainer, apart)},
+    }
+    if allocation.reference is not None:
+        pools["reference"] = {
+            "workers": allocation.reference.dp,
+            "gpus": float(allocation.reference.tp),
+            **_place(trainer, apart),
+        }
+    return {"address": config.cluster.address or "auto", **pools}
+
+
+def _place(pool: Pool, apart: bool) -> dict[str, str]:
+    return {"datacentre": pool.datacentre} if apart and pool.datacentre else {}
+
+
+def _queue(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    """A queue that separate workers reach, with room for the steps that are under way."""
+    if config.queue.type == "remote":
+        return {}
+    needed = (plan.mode.max_staleness + 1) * config.trainer.train_batch_size
+    own = {} if config.queue.type == "local" else {"max_rows": max(needed, config.queue.max_rows)}
+    return {"type": "service", **(own or {"max_rows": 2 * needed})}
+
+
+def _comments(config: RunConfig, plan: Plan) -> Iterator[str]:
+    allocation, layout = plan.allocation, plan.allocation.layout
+    low, high = plan.interval_s
+    yield f"A plan: {plan.mode}, {allocation.devices} devices, {plan.step_s:.1f} s a step ({low:.1f} to {high:.1f})."
+    yield (
+        f"Engines: {allocation.engines} of TP {allocation.tp} and DP {allocation.dp} on {allocation.rollout_devices} "
+        f"{allocation.rollout.kind}."
+    )
+    yield (
+        f"Trainer: TP {layout.tp}, PP {layout.pp}, DP {layout.dp} on {layout.devices} {allocation.trainer.kind}, "
+        f"sharding {layout.sharding}, checkpointing {layout.checkpointing}{', offload' if layout.offload else ''}."
+    )
+    if layout.devices > 1:
+        yield "Tailrace's own trainer has one device. This plan needs one of your own: trainer.backend.type=adapter."
+    if allocation.colocated and allocation.devices > 1:
+        yield "Colocated, Tailrace has engine and trainer in one process, which has one device for the trainer."
+    if config.engine.type not in ("native",) and allocation.tp > 1:
+        yield f"The engine {config.engine.type!r} has no key for TP here: give it its degree in its own way."
+    if allocation.reference is not None and allocation.reference.tp > 1:
+        yield "Tailrace's own reference has one device; this plan gives each of its workers several."

@@ -1,0 +1,230 @@
+"""A candidate simulated: a plan, with its figures."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from tailrace.config.run import RunConfig
+from tailrace.events import Event
+from tailrace.planner.bound import Bound
+from tailrace.planner.candidates import Candidate
+from tailrace.planner.modes import Mode
+from tailrace.planner.problem import Problem
+from tailrace.planning.allocation import Allocation
+from tailrace.planning.memory import Memory, engine_memory
+from tailrace.planning.step_times.basis import Basis
+from tailrace.registers.events import EventKind
+from tailrace.simulator.run import SimulatedRun
+from tailrace.simulator.scenario import Scenario
+from tailrace.simulator.setup import PREFILL_TOKENS, scenario_of, slots_of
+from tailrace.simulator.summary import Summary, Summing
+
+Objective = Literal["time", "cost", "energy"]
+
+IDLE = 0.3
+"""Power of a device that waits, as a part of that at work: its memory stays on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """An allocation, and what it is predicted to do."""
+
+    candidate: Candidate
+    summary: Summary
+    basis: Basis
+    """What the steps of its engines rest on."""
+    engine: Memory
+    """On each device of an engine."""
+    trainer: Memory
+    """On each device of the trainer."""
+
+    @property
+    def mode(self) -> Mode:
+        """How generation and training overlap."""
+        return self.candidate.mode
+
+    @property
+    def allocation(self) -> Allocation:
+        """Its devices."""
+        return self.candidate.allocation
+
+    @property
+    def bound(self) -> Bound:
+        """Its parts by arithmetic."""
+        return self.candidate.bound
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a training step."""
+        return self.summary.step_s
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """Where the seconds of a step are expected to be."""
+        return self.basis.interval(self.step_s)
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        """Response tokens a second, of each device."""
+        return self.summary.tokens_per_s / self.allocation.devices
+
+    @property
+    def usd_per_1000_steps(self) -> float:
+        """Price of 1,000 steps."""
+        return self.allocation.usd_per_hour / 3600 * self.step_s * 1000
+
+    @property
+    def usd_per_million_tokens(self) -> float:
+        """Price of a million response tokens."""
+        return self.allocation.usd_per_hour / 3600 / self.summary.tokens_per_s * 1e6
+
+    @property
+    def kwh_per_1000_steps(self) -> float:
+        """Energy of 1,000 steps; devices that wait draw less."""
+        allocation, summary = self.allocation, self.summary
+        if allocation.colocated:
+            used = min(1.0, summary.generating + summary.training)
+            watts = allocation.devices * allocation.rollout.device.watts * _drawn(used)
+        else:
+            watts = allocation.rollout_devices * allocation.rollout.device.watts * _drawn(summary.generating)
+            watts += allocation.trainer_devices * allocation.trainer.device.watts * _drawn(summary.training)
+        return watts * self.step_s * 1000 / 3.6e6
+
+    def value(self, objective: Objective) -> float:
+        """What an objective makes as small as it can."""
+        match objective:
+            case "time":
+                return self.step_s
+            case "cost":
+                return self.usd_per_1000_steps
+            case "energy":
+                return self.kwh_per_1000_steps
+
+
+def _drawn(used: float) -> float:
+    return IDLE + (1 - IDLE) * used
+
+
+def estimate(candidate: Candidate, objective: Objective) -> float:
+    """What `Plan.value` would be by the bound alone."""
+    allocation, seconds = candidate.allocation, candidate.bound.seconds
+    match objective:
+        case "time":
+            return seconds
+        case "cost":
+            return allocation.usd_per_hour / 3600 * seconds * 1000
+        case "energy":
+            busy = {"rollout": candidate.bound.generation_s, "trainer": candidate.bound.training_s}
+            used = {name: min(1.0, spent / seconds) for name, spent in busy.items()}
+            if allocation.colocated:
+                used["rollout"] = min(1.0, used["rollout"] + used["trainer"])
+            watts = allocation.rollout_devices * allocation.rollout.device.watts * _drawn(used["rollout"])
+            watts += allocation.trainer_devices * allocation.trainer.device.watts * _drawn(used["trainer"])
+            return watts * seconds * 1000 / 3.6e6
+
+
+def config_of(config: RunConfig, candidate: Candidate) -> RunConfig:
+    """A recipe as a candidate would run it."""
+    changed = candidate.mode.applied(config)
+    trainer = changed.trainer.model_copy(update={"micro_batch_tokens": candidate.micro_batch_tokens})
+    rewards = changed.rewards.model_copy(update={"workers": candidate.graders})
+    return changed.model_copy(update={"trainer": trainer, "rewards": rewards})
+
+
+def simulate(problem: Problem, candidate: Candidate) -> Plan:
+    """Simulate a candidate.
+
+    An asynchronous run begins with an empty pipeline, and its steps take turns in being long. So there are steps before
+    those that count, and as many count as make whole turns; engines still have work for others when they end.
+    """
+    ahead = candidate.mode.max_staleness
+    warm_up = ahead + 1 if ahead else 0
+    count = math.lcm(problem.steps, ahead + 1)
+    steps = warm_up + count + ahead
+    summing = Summing(warm_up, count)
+    run = SimulatedRun(
+        _scenario(problem, candidate, steps),
+        problem.replay(steps),
+        sinks=(summing, lambda event: _stop_after(warm_up + count, event, run)),
+        samples=False,
+    )
+    run.run()
+    return Plan(
+        candidate=candidate,
+        summary=summing.summary(preemptions=sum(engine.preemptions for engine in run.engines)),
+        basis=problem.source(candidate.allocation.rollout).basis,
+        engine=engine_memory(
+            problem.shape,
+            tp=candidate.allocation.tp,
+            cache_tokens=candidate.cache_tokens,
+            step_tokens=PREFILL_TOKENS,
+            batch_size=slots_of(problem.config),
+        ),
+        trainer=candidate.trainer,
+    )
+
+
+def _stop_after(steps: int, event: Event, run: SimulatedRun) -> None:
+    if event.task == EventKind.STEP and event.step == steps - 1:
+        run.agenda.stop()
+
+
+def _scenario(problem: Problem, candidate: Candidate, steps: int) -> Scenario:
+    scenario = scenario_of(
+        config_of(problem.config, candidate),
+        problem.shape,
+        problem.cluster,
+        candidate.allocation,
+        steps=steps,
+        times=problem.source,
+    )
+    engines = tuple(replace(engine, cache_tokens=candidate.cache_tokens) for engine in scenario.engines)
+    return replace(scenario, engines=engines)
+
+
+def document(plan: Plan) -> Mapping[str, Any]:
+    """The figures of a plan, for machines."""
+    allocation, low_high = plan.allocation, plan.interval_s
+    layout, reference = allocation.layout, allocation.reference
+    return {
+        "mode": plan.mode.values,
+        "devices": allocation.devices,
+        "rollout": {
+            "pool": allocation.rollout.name,
+            "kind": allocation.rollout.kind,
+            "devices": allocation.rollout_devices,
+            "engines": allocation.engines,
+            "tp": allocation.tp,
+            "dp": allocation.dp,
+            "utilisation": plan.summary.generating,
+            "peak_bytes": plan.engine.peak,
+            "worst_instant": plan.engine.worst,
+        },
+        "trainer": {
+            "pool": allocation.trainer.name,
+            "kind": allocation.trainer.kind,
+            "devices": layout.devices,
+            "tp": layout.tp,
+            "pp": layout.pp,
+            "dp": layout.dp,
+            "sharding": layout.sharding,
+            "checkpointing": layout.checkpointing,
+            "offload": layout.offload,
+            "utilisation": plan.summary.training,
+            "peak_bytes": plan.trainer.peak,
+            "worst_instant": plan.trainer.worst,
+        },
+        "reference_devices": 0 if reference is None else reference.devices,
+        "micro_batch_tokens": plan.candidate.micro_batch_tokens,
+        "graders": plan.candidate.graders,
+        "step_s": plan.step_s,
+        "interval_s": list(low_high),
+        "bound_s": plan.bound.seconds,
+        "binds": plan.bound.binds,
+        "samples_per_s": plan.summary.samples_per_s,
+        "tokens_per_s_per_device": plan.tokens_per_s_per_device,
+        "usd_per_1000_steps": plan.usd_per_1000_steps,
+        "usd_per_million_tokens": plan.usd_per_million_tokens,
+        "kwh_per_1000_steps": plan.kwh_per_1000_steps,
+    }

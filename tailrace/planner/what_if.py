@@ -1,0 +1,67 @@
+"""A plan under another recipe, cluster or workload."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tailrace.planner.candidates import Candidate, Candidates
+from tailrace.planner.problem import Problem
+from tailrace.planner.search import plan as search
+from tailrace.planner.trial import Objective, Plan, simulate
+from tailrace.planning.allocation import Allocation
+from tailrace.planning.hardware.base import Cluster, Pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A plan, and what became of it."""
+
+    change: str
+    plan: Plan
+    searched: bool
+    """Whether the allocation does not fit any more, so that another one was searched for."""
+
+
+def what_if(plan: Plan, problem: Problem, change: str, given: Mapping[str, Any], objective: Objective) -> Comparison:
+    """Simulate the allocation of a plan for another problem.
+
+    Args:
+        change: what the problem differs by, as it was asked for.
+        given: the keys of the recipe that were changed; those of `pipeline`, and micro-batches, replace the plan's.
+
+    Raises:
+        PlanError: neither the allocation nor any other fits.
+    """
+    candidate = _moved(plan.candidate, problem, given)
+    if candidate is None:
+        return Comparison(change=change, plan=search(problem, objective=objective).best, searched=True)
+    return Comparison(change=change, plan=simulate(problem, candidate), searched=False)
+
+
+def _moved(candidate: Candidate, problem: Problem, given: Mapping[str, Any]) -> Candidate | None:
+    """The candidate with the devices and keys of another problem; None where it does not fit there."""
+    allocation = candidate.allocation
+    rollout = _pool(problem.cluster, allocation.rollout)
+    trainer = _pool(problem.cluster, allocation.trainer)
+    pipeline = given.get("pipeline") or {}
+    mode = replace(candidate.mode, **{key: value for key, value in pipeline.items() if key in candidate.mode.values})
+    same = replace(allocation, rollout=rollout, trainer=trainer, colocated=mode.colocated)
+    if mode.colocated != allocation.colocated or not _has_room(same):
+        return None
+    tokens = (given.get("trainer") or {}).get("micro_batch_tokens", candidate.micro_batch_tokens)
+    graders = (given.get("rewards") or {}).get("workers")
+    found = Candidates(problem).placed(mode, same, tokens)
+    return replace(found, graders=graders) if found and graders else found
+
+
+def _pool(cluster: Cluster, pool: Pool) -> Pool:
+    """The pool of the same name, or the only one."""
+    named = [one for one in cluster.pools if one.name == pool.name]
+    return named[0] if named else cluster.pools[0]
+
+
+def _has_room(allocation: Allocation) -> bool:
+    rollout, trainer = allocation.rollout, allocation.trainer
+    if rollout.name == trainer.name:
+        return allocation.devices <= rollout.devices
+    return allocation.rollout_devices <= rollout.devices and allocation.trainer_devices <= trainer.devices

@@ -1,0 +1,78 @@
+"""Claims on `tailrace plan`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from tests.conftest import Command
+
+PlanCommand = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture
+def plan(tailrace_here: Command) -> PlanCommand:
+    def run(
+        *arguments: str, model: str = "Qwen2.5-7B", cluster: str = "8xH100", workload: str = "math-32b"
+    ) -> CompletedProcess[str]:
+        given = ("--model", model, "--cluster", cluster, "--workload", workload, "--steps", "1", "--candidates", "4")
+        return tailrace_here("plan", "quickstart", "sampling.max_new_tokens=16384", *arguments, *given)
+
+    return run
+
+
+def test_a_plan_says_which_devices_generate_and_which_train_and_what_it_costs(plan: PlanCommand) -> None:
+    done = plan("--what-if", "pipeline.max_staleness=1", "--what-if", "cluster=8xH200")
+    assert done.returncode == 0
+    for said in ("that fit, by time", "more H100 for generation", "networks twice as fast", "USD for 1,000 steps"):
+        assert said in done.stdout
+    assert "cluster=8xH200" in done.stdout.partition("What if:")[2]
+
+
+def test_the_figures_are_there_for_machines(plan: PlanCommand) -> None:
+    found = json.loads(plan("--json", "--objective", "cost", "--what-if", "workload=video-7b").stdout)
+    assert found["simulated"] is True
+    assert len(found["plans"]) == 4
+    best = found["plans"][0]
+    assert best["usd_per_1000_steps"] == min(each["usd_per_1000_steps"] for each in found["plans"])
+    assert best["interval_s"][0] < best["step_s"] < best["interval_s"][1]
+    assert best["rollout"]["peak_bytes"] < 80 * 2**30
+    assert {"change", "step_s", "usd_per_1000_steps", "searched"} <= found["what_if"][0].keys()
+    assert found["front"]
+    assert found["gains"]
+
+
+def test_a_recipe_and_a_picture_are_written_and_replaced_only_where_asked(plan: PlanCommand, tmp_path: Path) -> None:
+    recipe, picture = tmp_path / "plan.yaml", tmp_path / "front.svg"
+    files = ("--output", str(recipe), "--picture", str(picture))
+    assert plan(*files, "--search-modes").returncode == 0
+    assert "pipeline" in yaml.safe_load(recipe.read_text())
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    again = plan(*files)
+    assert again.returncode == 2
+    assert "exists" in again.stderr
+    assert plan(*files, "--force").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        (("--objective", "tme"), {}, "--objective is 'tme'; expected time, cost, energy"),
+        (("--what-if", "cluster=8xH10"), {}, "did you mean 'H100'"),
+        (("--what-if", "pipeline.staleness=1"), {}, "staleness"),
+        ((), {"model": "Qwen2.5-72B"}, "the smallest cluster of H100 that would do is"),
+        ((), {"workload": "maths-32b"}, "did you mean 'math-32b'"),
+        (("sampling.max_new_tokens=48",), {}, "sampling.max_new_tokens is 48"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    plan: PlanCommand, arguments: tuple[str, ...], options: dict[str, str], said: str
+) -> None:
+    done = plan(*arguments, **options)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,79 @@
+"""Claims on the recipes that plans are written as."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tailrace.commands.dry_run import print_plan
+from tailrace.config.load import load_config, parse_as
+from tailrace.config.run import RunConfig
+from tailrace.planner.candidates import Candidates
+from tailrace.planner.modes import USUAL, Mode
+from tailrace.planner.problem import Problem
+from tailrace.planner.recipe import recipe_text
+from tailrace.planner.trial import config_of, simulate
+from tailrace.planning.hardware.clusters import open_cluster
+from tailrace.planning.model_shape.catalogue import find_shape
+from tailrace.workloads.samplers.factory import open_workload
+from tests.conftest import TinyModel
+from tests.helpers.runs import small_run, write_prompts
+
+
+def values_of(tmp_path: Path, model: Path, **changes: Any) -> dict[str, Any]:
+    run = small_run(tmp_path / "run", model, write_prompts(tmp_path / "prompts.jsonl"), sampling__max_new_tokens=99_999)
+    return {**run.model_dump(mode="json", exclude_unset=True), **changes}
+
+
+def written(values: Mapping[str, Any], mode: Mode, tmp_path: Path, cluster: str = "16xH100") -> Path:
+    config = parse_as(RunConfig, values, source="test")
+    problem = Problem.of(config, find_shape("Qwen2.5-7B"), open_cluster(cluster), open_workload("math-32b"), steps=1)
+    candidate = min(Candidates(problem).of(mode), key=lambda one: one.bound.seconds)
+    path = tmp_path / "plan.yaml"
+    path.write_text(recipe_text(values, config, simulate(problem, candidate)))
+    return path
+
+
+@pytest.mark.parametrize("mode", USUAL, ids=str)
+def test_a_written_recipe_is_accepted_by_a_dry_run(
+    mode: Mode, tmp_path: Path, tiny_model: TinyModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(values_of(tmp_path, tiny_model("llama")), mode, tmp_path)
+    config = load_config(path, ["device=cpu", "engine.kv_cache_gib=0.01", "sampling.max_new_tokens=12"])
+    assert Mode.of(config.pipeline) == mode
+    print_plan(config, resume=False)
+    assert "time:" in capsys.readouterr().out
+
+
+def test_a_written_recipe_says_what_was_planned(tmp_path: Path, tiny_model: TinyModel) -> None:
+    path = written(values_of(tmp_path, tiny_model("llama")), USUAL[3], tmp_path)
+    text, recipe = path.read_text(), yaml.safe_load(path.read_text())
+    assert text.startswith("# A plan: separated, streaming, staleness 2,")
+    assert "Tailrace's own trainer has one device" in text
+    assert recipe["pipeline"] == {"placement": "separated", "max_staleness": 2, "streaming": True}
+    assert recipe["cluster"]["rollout"]["gpus"] == recipe["engine"]["tp"] * recipe["engine"]["dp"]
+    assert recipe["device"] == "cuda"
+    assert "threads" not in recipe
+    assert recipe["queue"]["max_rows"] >= 3 * recipe["trainer"]["train_batch_size"]
+
+
+def test_what_the_mode_does_not_allow_is_left_out(tmp_path: Path, tiny_model: TinyModel) -> None:
+    values = values_of(tmp_path, tiny_model("llama"))
+    values["pipeline"] = {"placement": "separated", "streaming": True, "in_order": True}
+    values["weights"] = {"mode": "delayed"}
+    values["queue"] = {"type": "service"}
+    values.pop("threads")
+    path = written(values, USUAL[0], tmp_path)
+    assert Mode.of(load_config(path).pipeline) == USUAL[0]
+
+
+def test_a_simulated_recipe_has_the_mode_of_its_candidate(tmp_path: Path, tiny_model: TinyModel) -> None:
+    values = values_of(tmp_path, tiny_model("llama"))
+    config = parse_as(RunConfig, values, source="test")
+    problem = Problem.of(config, find_shape("Qwen2.5-7B"), open_cluster("8xH100"), open_workload("math-32b"), steps=1)
+    candidate = Candidates(problem).of(USUAL[2])[0]
+    changed = config_of(config, candidate)
+    assert Mode.of(changed.pipeline) == USUAL[2]
+    assert changed.weights_mode == "in_flight"

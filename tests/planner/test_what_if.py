@@ -1,0 +1,55 @@
+"""Claims on a plan under another recipe, cluster or workload."""
+
+import pytest
+
+from tailrace.config.overrides import override_values
+from tailrace.planner import Mode, Plan, Problem
+from tailrace.planner.candidates import Candidates
+from tailrace.planner.trial import simulate
+from tailrace.planner.what_if import Comparison, what_if
+from tests.planner.problems import problem_of
+
+AHEAD = ("pipeline.placement=separated", "pipeline.streaming=true", "queue.type=service")
+
+
+@pytest.fixture(scope="module")
+def best() -> Plan:
+    problem = problem_of("8xH100", *AHEAD)
+    found = Candidates(problem).of(Mode(placement="separated", streaming=True))
+    return simulate(problem, min(found, key=lambda one: one.bound.seconds))
+
+
+def compared(best: Plan, problem: Problem, *changes: str) -> Comparison:
+    given = override_values(changes[0]) if changes else {}
+    return what_if(best, problem, "changed", given, "time")
+
+
+def test_the_same_problem_has_the_same_plan(best: Plan) -> None:
+    same = compared(best, problem_of("8xH100", *AHEAD))
+    assert not same.searched
+    assert same.plan.step_s == best.step_s
+
+
+def test_a_key_of_the_recipe_changes_and_the_devices_stay(best: Plan) -> None:
+    change = "pipeline.max_staleness=1"
+    ahead = compared(best, problem_of("8xH100", *AHEAD, change), change)
+    assert not ahead.searched
+    assert ahead.plan.allocation == best.allocation
+    assert ahead.plan.mode.max_staleness == 1
+    assert ahead.plan.step_s < best.step_s
+
+
+def test_another_cluster_takes_the_same_arrangement(best: Plan) -> None:
+    faster = compared(best, problem_of("8xH200", *AHEAD))
+    assert not faster.searched
+    assert faster.plan.allocation.rollout.kind == "H200"
+    assert faster.plan.allocation.layout == best.allocation.layout
+    assert faster.plan.step_s < best.step_s
+    assert faster.plan.usd_per_1000_steps != best.usd_per_1000_steps
+
+
+def test_what_does_not_fit_any_more_is_planned_anew(best: Plan) -> None:
+    smaller = compared(best, problem_of("2xH100", *AHEAD))
+    assert smaller.searched
+    assert smaller.plan.allocation.devices <= 2
+    assert smaller.plan.step_s > best.step_s
