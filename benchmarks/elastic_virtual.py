@@ -22,7 +22,7 @@ the fewest. The last line is JSON, with a list that has an entry for each seed:
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -92,6 +92,9 @@ class Engines:
         """See `EngineWorkers`."""
         await asyncio.sleep(LOAD_S)
         return self.make()
+
+    async def check_room(self, engines: Mapping[str, int]) -> None:
+        """See `EngineWorkers`; there is room for any number."""
 
     async def remove_engine(self, name: str) -> None:
         """See `EngineWorkers`."""
