@@ -145,7 +145,8 @@ def _picture(plans: Plans) -> str:
         )
         for plan in every
     ]
-    return front_svg(points, title=f"{plans.problem.shape.name} under {plans.problem.workload}")
+    title = f"{plans.problem.shape.name} under {plans.problem.workload}: devices that generate + devices that train"
+    return front_svg(points, title=title)
 
 
 def _document(plans: Plans, compared: Sequence[Comparison]) -> dict[str, Any]:

@@ -1,11 +1,16 @@
 """A picture of time against cost, as SVG."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT = 640, 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 30, 40, 56
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 30, 52, 56
+_LABEL_W, _LABEL_H = 60, 16
+"""The least distance of two labels; of points that are nearer, the first one alone has its label."""
+_TICKS = 5
+"""Numbers on an axis, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,32 +39,39 @@ def front_svg(points: Sequence[Point], *, title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
         'font-size="12" fill="#55606b">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{_LEFT}" y="22" font-size="14">{escape(title)}</text>',
+        f'<text x="8" y="20" font-size="14">{escape(title)}</text>',
         f'<path d="M{_LEFT} {_TOP}V{_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}" fill="none" stroke="#aab2ba"/>',
         f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 12}" text-anchor="end">seconds a step</text>',
-        f'<text x="{_LEFT}" y="{_TOP - 4}" text-anchor="end">USD of 1,000 steps</text>',
+        f'<text x="8" y="{_TOP - 4}">USD of 1,000 steps</text>',
         *_ticks(right, top),
     ]
     front = sorted((point for point in points if point.on_front), key=lambda point: point.seconds)
     joined = " ".join("{:.1f},{:.1f}".format(*place(point)) for point in front)
     lines.append(f'<polyline points="{joined}" fill="none" stroke="#4269d0" stroke-width="1.5"/>')
-    for point in points:
+    labelled: list[tuple[float, float]] = []
+    for point in sorted(points, key=lambda point: (point.on_front, not point.is_best)):
         across, down = place(point)
         colour = "#d1495b" if point.is_best else "#4269d0" if point.on_front else "#aab2ba"
         label = escape(point.label)
         lines.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="4" fill="{colour}"><title>{label}</title></circle>')
-        if point.on_front:
-            lines.append(f'<text x="{across + 7:.1f}" y="{down - 6:.1f}">{label}</text>')
+        if point.on_front and all(abs(across - x) > _LABEL_W or abs(down - y) > _LABEL_H for x, y in labelled):
+            labelled.append((across, down))
+            lines.append(f'<text x="{across:.1f}" y="{down + 18:.1f}" text-anchor="middle">{label}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def _ticks(right: float, top: float) -> list[str]:
-    lines = []
-    for part in range(5):
-        across = _LEFT + (_WIDTH - _LEFT - _RIGHT) * part / 4
-        down = _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * part / 4
-        lines.append(
-            f'<text x="{across:.0f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{right * part / 4:.3g}</text>'
-        )
-        lines.append(f'<text x="{_LEFT - 8}" y="{down + 4:.0f}" text-anchor="end">{top * part / 4:,.0f}</text>')
-    return lines
+def _ticks(right: float, top: float) -> Iterator[str]:
+    """Yield round numbers on both axes, from 0 on."""
+    for number in _round_numbers(right):
+        across = _LEFT + (_WIDTH - _LEFT - _RIGHT) * number / right
+        yield f'<text x="{across:.0f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{number:g}</text>'
+    for number in _round_numbers(top):
+        down = _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * number / top
+        yield f'<text x="{_LEFT - 8}" y="{down + 4:.0f}" text-anchor="end">{number:,g}</text>'
+
+
+def _round_numbers(most: float) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten."""
+    power = 10 ** math.floor(math.log10(most / _TICKS))
+    step = next(power * times for times in (1, 2, 5, 10) if power * times * _TICKS >= most)
+    return [step * number for number in range(int(most / step) + 1)]
