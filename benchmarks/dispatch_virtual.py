@@ -22,7 +22,9 @@ import typer
 from tailrace.activity import Activity
 from tailrace.config.engine import SamplingConfig
 from tailrace.config.rollout import DispatchConfig, Order, Policy
+from tailrace.engine.timed import TimedEngine
 from tailrace.events import EventLog
+from tailrace.host.virtual_loop import VirtualLoop
 from tailrace.planning.dispatch.factory import make_policy
 from tailrace.planning.latency import LatencyPredictor, StepTimes
 from tailrace.planning.lengths.base import Asked, Expectation, LengthPredictor
@@ -34,8 +36,6 @@ from tailrace.rollout.base import EngineFacts
 from tailrace.rollout.foresight import Foresight
 from tailrace.rollout.local import LocalPort
 from tailrace.rollout.service import GenerationService
-from tailrace.simulator.clock import VirtualLoop
-from tailrace.simulator.engine import TimedEngine
 from tailrace.types import IntArray, Request
 from tailrace.workloads.replay import Replay, Script
 from tailrace.workloads.samplers.factory import library, open_workload

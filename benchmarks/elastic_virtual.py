@@ -34,7 +34,9 @@ from dispatch_virtual import ARMS, read_profile, requests_of, zeros
 
 from tailrace.activity import Activity
 from tailrace.config.cluster import ROLLOUT, RolloutPoolConfig
+from tailrace.engine.timed import TimedEngine
 from tailrace.events import Event, EventLog
+from tailrace.host.virtual_loop import VirtualLoop
 from tailrace.planning.admission import oldest_version
 from tailrace.registers.events import EventKind
 from tailrace.rollout.base import EngineFacts, EnginePort
@@ -42,8 +44,6 @@ from tailrace.rollout.local import LocalPort
 from tailrace.rollout.service import GenerationService
 from tailrace.rollout.streams import Generated
 from tailrace.run.fleet import Fleet
-from tailrace.simulator.clock import VirtualLoop
-from tailrace.simulator.engine import TimedEngine
 from tailrace.types import Request
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.factory import open_workload

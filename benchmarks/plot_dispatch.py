@@ -16,8 +16,8 @@ from pathlib import Path
 from dispatch_virtual import ARMS, MODELS, generate, serving
 from svg import begun
 
-from tailrace.simulator.clock import VirtualLoop
-from tailrace.simulator.engine import TimedEngine
+from tailrace.engine.timed import TimedEngine
+from tailrace.host.virtual_loop import VirtualLoop
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.factory import open_workload
 

@@ -29,6 +29,7 @@ NO_TORCH = {
     "workloads",
     "report",
     "cluster",
+    "simulator",
 }
 
 
@@ -110,6 +111,12 @@ def test_only_the_conformance_tests_need_pytest_and_nothing_needs_them() -> None
 def test_what_computes_nothing_loads_without_torch(module: str) -> None:
     heavy = {"torch", "transformers", "polars", "plotly", "scipy"}
     code = f"import sys, {module}; sys.exit(bool({heavy} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("module", ["tailrace.planner", "tailrace.simulator.run", "tailrace.simulator.setup"])
+def test_a_plan_is_made_without_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

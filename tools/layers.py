@@ -28,7 +28,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "prompts": NOUNS | {"workloads"},
         "models": NOUNS,
         "planning": NOUNS | {"statistics"},
-        "simulator": NOUNS | {"activity", "engine", "planning", "workloads"},
+        "simulator": NOUNS | {"activity", "planning", "workloads"},
         "planner": NOUNS | {"algorithms", "planning", "simulator", "workloads"},
         "workloads": NOUNS | {"statistics"},
         "report": NOUNS | {"workloads"},
@@ -91,6 +91,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "backends": {"adaptive_tp", "base", "core", "decoder", "driver", "kv_cache", "model", "one_by_one"}
         | {"scheduling"},
         "factory": {"backends", "base"},
+        "timed": {"base"},
         "checks": {"backends", "base", "factory"},
         "opening": {"base", "factory"},
     },

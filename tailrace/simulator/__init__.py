@@ -1,5 +1,11 @@
-"""Runs parts of Tailrace, as they are, in virtual time.
+"""Simulates runs on devices that need not be there. It imports no torch.
 
-clock    an event loop whose time jumps to the next timer
-engine   an engine without a model whose steps take the time that a step costs
+agenda     what will happen, in the order of its time; processes
+batch      a replica's continuous batch, in stretches of equal steps; `lockstep`: several that step together
+engines    engines: batches, weights, tools, deaths
+service    the generation service: where groups of responses go
+run        a whole run, from prompts to weights; it emits the events of a real one
+scenario   what is simulated, in plain numbers
+setup      a scenario from a recipe and devices, or from a profile of this machine
+summary    the figures of a run
 """

@@ -8,7 +8,7 @@ import plot_dispatch
 import pytest
 from plot_dispatch import LEFT, ROW, SLOTS, THIN, outline, play
 
-from tailrace.simulator.clock import VirtualLoop
+from tailrace.host.virtual_loop import VirtualLoop
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.factory import open_workload
 

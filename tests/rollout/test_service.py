@@ -9,14 +9,14 @@ import pytest
 
 from tailrace.activity import Activity
 from tailrace.config.engine import SamplingConfig
+from tailrace.engine.timed import TimedEngine
 from tailrace.events import EventLog
+from tailrace.host.virtual_loop import VirtualLoop
 from tailrace.planning.dispatch.base import EngineState, Job, Placement
 from tailrace.planning.dispatch.costs import StepCosts
 from tailrace.rollout.base import EngineFacts
 from tailrace.rollout.local import LocalPort
 from tailrace.rollout.service import GenerationService
-from tailrace.simulator.clock import VirtualLoop
-from tailrace.simulator.engine import TimedEngine
 from tailrace.types import Request
 from tests.rollout.world import World, tokens_of
 from tests.transfer.virtual_time import virtual_time

@@ -17,6 +17,7 @@ from tailrace.activity import Activity
 from tailrace.config.engine import SamplingConfig
 from tailrace.config.rollout import DispatchConfig, Order
 from tailrace.config.rollout import Policy as PolicyName
+from tailrace.engine.timed import TimedEngine
 from tailrace.errors import ClusterError, WorkerDied
 from tailrace.events import Event, EventLog
 from tailrace.planning.dispatch.costs import StepCosts
@@ -30,7 +31,6 @@ from tailrace.rollout.foresight import Foresight
 from tailrace.rollout.local import LocalPort
 from tailrace.rollout.service import GenerationService
 from tailrace.rollout.streams import Generated
-from tailrace.simulator.engine import TimedEngine
 from tailrace.types import CacheForm, IntArray, Piece, Request, WeightVersion
 
 MOST = 400

@@ -11,6 +11,7 @@ import pytest
 from tailrace.activity import Activity
 from tailrace.config.cluster import NamedPoolConfig, RolloutPoolConfig
 from tailrace.config.engine import SamplingConfig
+from tailrace.engine.timed import TimedEngine
 from tailrace.errors import ClusterError, ConfigError, TailraceError
 from tailrace.events import Event, EventLog
 from tailrace.planning.dispatch.costs import StepCosts
@@ -21,7 +22,6 @@ from tailrace.rollout.base import EngineFacts, EnginePort
 from tailrace.rollout.local import LocalPort
 from tailrace.rollout.service import GenerationService
 from tailrace.run.fleet import Fleet
-from tailrace.simulator.engine import TimedEngine
 from tailrace.types import Request
 from tests.transfer.virtual_time import virtual_time
 

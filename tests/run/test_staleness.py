@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tailrace.simulator.clock import VirtualLoop
+from tailrace.host.virtual_loop import VirtualLoop
 from tests.tasks.schedules import Run, Saved, Schedule, versions
 
 SCHEDULES = 2000

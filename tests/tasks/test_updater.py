@@ -15,8 +15,8 @@ from tailrace.config.weights import WeightsMode
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.errors import EngineError, WeightsError
 from tailrace.events import Event, EventLog
+from tailrace.host.virtual_loop import VirtualLoop
 from tailrace.rollout.updater import EngineUpdater
-from tailrace.simulator.clock import VirtualLoop
 from tailrace.types import Request, Sample, WeightVersion
 from tests.tasks.schedules import LIMIT_S, MODES, Device, Hub, Source
 from tests.transfer.virtual_time import settle, virtual_time

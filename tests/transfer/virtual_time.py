@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tailrace.simulator.clock import VirtualLoop
+from tailrace.host.virtual_loop import VirtualLoop
 
 
 def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

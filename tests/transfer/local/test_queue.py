@@ -20,8 +20,8 @@ from tailrace.errors import (
     QueueTimeout,
     StaleRowError,
 )
+from tailrace.host.virtual_loop import VirtualLoop
 from tailrace.planning.balance import partition
-from tailrace.simulator.clock import VirtualLoop
 from tailrace.transfer.queue.base import Claim, NewRow, RowId, TaskStats
 from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.policies.balanced import BalancedByLength

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tailrace.conformance.requests import make_request
+from tailrace.engine.timed import TimedEngine, tokens_by_seed
 from tailrace.planning.dispatch.costs import StepCosts
 from tailrace.planning.drain import drain_s
-from tailrace.simulator.engine import TimedEngine, tokens_by_seed
 from tailrace.types import FinishReason, Request, Sample
 from tests.transfer.virtual_time import virtual_time
 
