@@ -14,6 +14,7 @@
 It emits the events of a real run, so that everything which reads those reads these.
 """
 
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
@@ -82,6 +83,7 @@ class SimulatedRun:
         self._scenario = scenario
         self._replay = replay
         self._longest = float(replay.longest_response)
+        self._random = random.Random(scenario.seed)
         self._tells_samples = samples
         self.version = 0
         """Of the weights that the trainer has published."""
@@ -194,11 +196,16 @@ class SimulatedRun:
 
     def _expected(self, tokens: Sequence[int]) -> list[float]:
         match self._scenario.knows_lengths:
+            case "nothing":
+                return [self._longest] * len(tokens)
             case "lengths":
-                return [float(each) for each in tokens]
+                return [each * self._surprise() for each in tokens]
             case "group_means":
-                return [sum(tokens) / len(tokens)] * len(tokens)
-        return [self._longest] * len(tokens)
+                return [sum(tokens) / len(tokens) * self._surprise()] * len(tokens)
+
+    def _surprise(self) -> float:
+        """What an expectation is multiplied by."""
+        return math.exp(self._random.gauss(0.0, self._scenario.expectation_error))
 
     def _grade(self, response: Response, engine: SimulatedEngine) -> None:
         """Take a response that has ended: the next free grader grades it."""

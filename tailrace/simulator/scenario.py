@@ -96,6 +96,8 @@ class Scenario:
     order: Order = "first_in"
     knows_lengths: Literal["nothing", "group_means", "lengths"] = "nothing"
     """What is expected of responses: nothing, the mean of their group, or their length."""
+    expectation_error: float = 0.0
+    """The standard deviation of the logarithm of what is expected, from the logarithm of that."""
     engines: tuple[EngineKind, ...]
     trainer: TrainerKind
     reference: Scorer | None = None

@@ -123,6 +123,25 @@ def test_tools_make_a_response_wait_and_its_next_turn_computes_only_what_they_re
     assert sample.tokens == 4
 
 
+def test_expectations_that_err_change_the_order_in_which_responses_begin() -> None:
+    scenario = replace(
+        SMALL,
+        steps=1,
+        groups_per_step=8,
+        order="longest_first",
+        knows_lengths="lengths",
+        engines=(replace(ENGINE, slots=1),),
+    )
+    replay = lengths(*([tokens] for tokens in range(1, 9)))
+
+    def order(error: float) -> list[int | None]:
+        samples = played(replace(scenario, expectation_error=error), replay)[1]
+        return [event.tokens for event in samples if event.task == EventKind.SAMPLE]
+
+    assert order(0.0) == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert order(2.0) != order(0.0)
+
+
 def test_the_same_run_has_the_same_events() -> None:
     scenario = replace(SMALL, engines=(replace(ENGINE, engines=3),), streaming=True, steps=2)
     replay = lengths([3], [5], [7], [2])
