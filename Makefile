@@ -30,7 +30,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-dispatch bench-elastic bench-serve bench-simulator bench-workloads bench-breakdown chaos clean
+.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-dispatch bench-elastic bench-serve bench-simulator bench-workloads bench-breakdown reproduce-papers chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -116,6 +116,9 @@ bench-workloads: $(READY) ## replays beside their runs, shipped workloads beside
 
 bench-breakdown: $(READY) ## what a run pays for observe.breakdown, as a part of a step
 	$(BIN)/python benchmarks/breakdown_overhead.py
+
+reproduce-papers: $(READY) ## docs/papers.md: figures of four papers in TAILRACE_DATA beside simulated ones, minutes
+	$(BIN)/python benchmarks/reproduce_papers.py
 
 chaos: $(READY) ## 100 rounds of runs that lose a process of any kind, each checked, 25 minutes on 2 cores
 	$(BIN)/python -m tests.chaos --rounds 100
