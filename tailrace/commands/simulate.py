@@ -264,9 +264,4 @@ def _per_device(found: Simulated) -> str:
 
 def _cost(found: Simulated) -> float:
     """USD of 1,000 steps."""
-    allocation = found.allocation
-    trainers = allocation.layout.devices + (allocation.reference.devices if allocation.reference else 0)
-    rollout = allocation.rollout_devices * allocation.rollout.usd_per_hour
-    hour = max(rollout, trainers * allocation.trainer.usd_per_hour) if allocation.colocated else 0.0
-    hour = hour or rollout + trainers * allocation.trainer.usd_per_hour
-    return hour / 3600 * found.summary.step_s * 1000
+    return found.allocation.usd_per_hour / 3600 * found.summary.step_s * 1000
