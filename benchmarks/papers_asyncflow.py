@@ -192,8 +192,8 @@ def _findings(times: Mapping[tuple[str, int], Times]) -> list[str]:
         f"What agrees: the asynchronous system gains more over verl on larger clusters ({told}). Generation there is "
         "bound by its longest responses, and training runs beside it.",
         "",
-        "What does not: on small clusters computation binds both systems, and a split of the devices gains nothing "
+        "What does not: on small clusters computation binds both systems, and a split of the devices gains little "
         "over turns. The paper gains there, too, from what verl's colocated step costs on its NPUs, which it does not "
-        "break down. Streaming alone gains less than in the paper. It cannot hide more than the shorter stage, and "
-        "the last responses end late.",
+        "break down. Streaming alone gains less than in the paper. A prompt is trained on when the last of its "
+        "responses has ended, and so most prompts come late.",
     ]
