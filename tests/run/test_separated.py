@@ -383,11 +383,11 @@ def test_a_worker_that_dies_while_the_run_begins_again_is_one_more_death(
     run = tmp_path / "run"
     start, names = LocalCluster.start, list[str]()
 
-    async def dies_the_second_time(cluster: LocalCluster, spec: WorkerSpec) -> LocalHandle:
+    async def dies_the_second_time(cluster: LocalCluster, spec: WorkerSpec, *others: Any) -> LocalHandle:
         names.append(spec.name)
         if spec.name == "trainer" and names.count("trainer") == 2:
             raise WorkerDied.of("trainer", 7, "SIGKILL")
-        return await start(cluster, spec)
+        return await start(cluster, spec, *others)
 
     monkeypatch.setattr(LocalCluster, "start", dies_the_second_time)
     at_events(monkeypatch, {"sample 1": lambda _: kill_local(local[-1], "trainer")})
