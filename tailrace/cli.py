@@ -312,9 +312,23 @@ def tp(
     profile_tp(config, force=force)
 
 
+_Recipe = Annotated[Path, typer.Argument(help="A recipe of `train`, or its name.", metavar="RECIPE", parser=_path)]
+_Cluster = Annotated[
+    str, typer.Option("--cluster", help="64xH100, 32xH20+64xH800, or a .yaml file.", metavar="CLUSTER")
+]
+_Workload = Annotated[
+    str,
+    typer.Option("--workload", help="A workload of the library, or a file of one: see `trace`.", metavar="WORKLOAD"),
+]
+_Model = Annotated[
+    str | None,
+    typer.Option("--model", help="A known model or a directory with its config.json; by default the recipe's."),
+]
+
+
 @profile.command()
 def trainer(
-    recipe: Annotated[Path, typer.Argument(help="A recipe of `train`, or its name.", metavar="RECIPE", parser=_path)],
+    recipe: _Recipe,
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Changes of it, such as threads=1.", metavar="[KEY=VALUE]...")
     ] = None,
@@ -336,7 +350,7 @@ def trainer(
 
 @profile.command()
 def machine(
-    recipe: Annotated[Path, typer.Argument(help="A recipe of `train`, or its name.", metavar="RECIPE", parser=_path)],
+    recipe: _Recipe,
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes of it.", metavar="[KEY=VALUE]...")] = None,
     json: Annotated[
         Path | None,
@@ -661,24 +675,14 @@ def bench(
 
 @app.command("plan")
 def plan_run(
-    recipe: Annotated[Path, typer.Argument(help="A recipe of `train`, or its name.", metavar="RECIPE", parser=_path)],
+    recipe: _Recipe,
+    cluster: _Cluster,
+    workload: _Workload,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Changes of it, such as trainer.train_batch_size=1024.", metavar="[KEY=VALUE]..."),
     ] = None,
-    cluster: Annotated[
-        str, typer.Option("--cluster", help="64xH100, 32xH20+64xH800, or a .yaml file.", metavar="CLUSTER")
-    ] = ...,  # type: ignore[assignment]
-    workload: Annotated[
-        str,
-        typer.Option(
-            "--workload", help="A workload of the library, or a file of one: see `trace`.", metavar="WORKLOAD"
-        ),
-    ] = ...,  # type: ignore[assignment]
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="A known model or a directory with its config.json; by default the recipe's."),
-    ] = None,
+    model: _Model = None,
     objective: Annotated[str, typer.Option("--objective", help="time, cost or energy of a step.")] = "time",
     candidates: Annotated[
         int | None, typer.Option(min=1, help="How many plans are simulated; 24, or 12 for large batches.")
@@ -721,24 +725,14 @@ def plan_run(
 
 @app.command()
 def simulate(
-    recipe: Annotated[Path, typer.Argument(help="A recipe of `train`, or its name.", metavar="RECIPE", parser=_path)],
+    recipe: _Recipe,
+    cluster: _Cluster,
+    workload: _Workload,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Changes of it, such as cluster.rollout.workers=8.", metavar="[KEY=VALUE]..."),
     ] = None,
-    cluster: Annotated[
-        str, typer.Option("--cluster", help="64xH100, 32xH20+64xH800, or a .yaml file.", metavar="CLUSTER")
-    ] = ...,  # type: ignore[assignment]
-    workload: Annotated[
-        str,
-        typer.Option(
-            "--workload", help="A workload of the library, or a file of one: see `trace`.", metavar="WORKLOAD"
-        ),
-    ] = ...,  # type: ignore[assignment]
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="A known model or a directory with its config.json; by default the recipe's."),
-    ] = None,
+    model: _Model = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps to simulate; the first one does not count.")] = 4,
     report: Annotated[
         Path | None,
