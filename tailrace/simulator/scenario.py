@@ -58,7 +58,7 @@ class TrainerTimes(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerKind:
-    """The trainer of a model: of the policy, or of a critic."""
+    """The trainer of the policy."""
 
     times: TrainerTimes
     ranks: int = 1
@@ -101,7 +101,6 @@ class Scenario:
     engines: tuple[EngineKind, ...]
     trainer: TrainerKind
     reference: Scorer | None = None
-    critic: TrainerKind | None = None
     graders: int = 1
     grade_s: float = 0.0
     """Seconds of a grading, where the workload does not say."""

@@ -69,20 +69,9 @@ def scenario_of(
     setup = TrainingSetup(shape=shape, layout=allocation.layout)
     trainer = AnalyticTrainingTimes(setup, allocation.trainer)
     source = (times or partial(source_of, shape))(allocation.rollout)
-    return Scenario(
-        steps=steps,
-        groups_per_step=config.groups_per_step,
-        group_size=config.algorithm.group_size,
-        mini_batches=config.mini_batches_per_step,
-        micro_batch_tokens=config.trainer.micro_batch_tokens,
-        placement="colocated" if allocation.colocated else "separated",
-        max_staleness=config.pipeline.max_staleness,
-        streaming=config.pipeline.streaming,
-        in_order=config.pipeline.in_order,
-        weights=config.weights_mode,
-        dispatch=config.rollout.dispatch,
-        order=config.rollout.order,
-        knows_lengths="nothing" if config.rollout.lengths is None else "group_means",
+    base = _played(
+        config,
+        steps,
         engines=tuple(_engines(config, shape, cluster, allocation, source)),
         trainer=TrainerKind(
             times=trainer,
@@ -90,7 +79,32 @@ def scenario_of(
             stages=allocation.layout.pp,
             publish_s=publish_s(shape, allocation.trainer, allocation.layout),
         ),
+    )
+    return replace(
+        base,
+        placement="colocated" if allocation.colocated else "separated",
+        knows_lengths="nothing" if config.rollout.lengths is None else "group_means",
         reference=_reference(shape, allocation),
+    )
+
+
+def _played(config: RunConfig, steps: int, *, engines: tuple[EngineKind, ...], trainer: TrainerKind) -> Scenario:
+    """Return what a recipe says of a run, on these engines and this trainer."""
+    return Scenario(
+        steps=steps,
+        groups_per_step=config.groups_per_step,
+        group_size=config.algorithm.group_size,
+        mini_batches=config.mini_batches_per_step,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        placement=config.pipeline.placement,
+        max_staleness=config.pipeline.max_staleness,
+        streaming=config.pipeline.streaming,
+        in_order=config.pipeline.in_order,
+        weights=config.weights_mode,
+        dispatch=config.rollout.dispatch,
+        order=config.rollout.order,
+        engines=engines,
+        trainer=trainer,
         graders=config.rewards.workers,
         hop_s=_HOP_S,
         step_s=_STEP_S,
@@ -178,34 +192,18 @@ def scenario_here(config: RunConfig, shape: ModelShape, profile: MachineProfile,
     colocated = config.pipeline.placement == "colocated"
     measured = profile.together if colocated else profile.apart
     trainer = profile.trainer_together if colocated else profile.trainer_apart
-    return Scenario(
-        steps=steps,
-        groups_per_step=config.groups_per_step,
-        group_size=config.algorithm.group_size,
-        mini_batches=config.mini_batches_per_step,
-        micro_batch_tokens=config.trainer.micro_batch_tokens,
-        placement=config.pipeline.placement,
-        max_staleness=config.pipeline.max_staleness,
-        streaming=config.pipeline.streaming,
-        in_order=config.pipeline.in_order,
-        weights=config.weights_mode,
-        dispatch=config.rollout.dispatch,
-        order=config.rollout.order,
-        engines=(
-            EngineKind(
-                times=Additive(measured.costs),
-                slots=engine.max_batch_size,
-                cache_tokens=engine.kv_cache_gib * GIB / shape.cache_bytes(),
-                prefill_tokens=engine.prefill_tokens,
-                block=engine.block_size,
-                install_s=measured.install_s,
-            ),
-        ),
-        trainer=TrainerKind(times=ProfiledTrainer(trainer), publish_s=0.0 if colocated else trainer.weights_s),
-        graders=config.rewards.workers,
-        engine_beside=1.0 if colocated else profile.engine_beside,
-        trainer_beside=1.0 if colocated else profile.trainer_beside,
-        hop_s=_HOP_S,
-        step_s=_STEP_S,
-        seed=config.seed,
+    kind = EngineKind(
+        times=Additive(measured.costs),
+        slots=engine.max_batch_size,
+        cache_tokens=engine.kv_cache_gib * GIB / shape.cache_bytes(),
+        prefill_tokens=engine.prefill_tokens,
+        block=engine.block_size,
+        install_s=measured.install_s,
     )
+    publication_s = 0.0 if colocated else trainer.weights_s
+    base = _played(
+        config, steps, engines=(kind,), trainer=TrainerKind(times=ProfiledTrainer(trainer), publish_s=publication_s)
+    )
+    if colocated:
+        return base
+    return replace(base, engine_beside=profile.engine_beside, trainer_beside=profile.trainer_beside)

@@ -1,10 +1,7 @@
 """What was measured of one machine: an engine and a trainer, by themselves and beside each other."""
 
-from pathlib import Path
-
 import msgspec
 
-from tailrace.errors import UNREADABLE, PlanError, one_line
 from tailrace.planning.dispatch.costs import StepCosts
 from tailrace.planning.step_times.trainer_profile import TrainerProfile
 
@@ -38,21 +35,3 @@ class MachineProfile(msgspec.Struct, frozen=True, kw_only=True):
     """How many times longer a step of the engine takes while a trainer computes on the other half."""
     trainer_beside: float
     """How many times longer an update takes while an engine generates on the other half."""
-
-
-def read_machine_profile(path: Path) -> MachineProfile:
-    """Read a profile that `tailrace profile machine` has written.
-
-    Raises:
-        PlanError: there is no such file, or it is no such profile.
-    """
-    remedy = "make one with tailrace profile machine"
-    try:
-        profile = msgspec.json.decode(path.read_bytes(), type=MachineProfile)
-    except OSError as error:
-        raise PlanError(f"{path} cannot be read: {error.strerror or one_line(error)}") from None
-    except UNREADABLE as error:
-        raise PlanError(f"{path} is no profile of a machine: {one_line(error)}; {remedy}") from None
-    if profile.tailrace_machine_profile != FORMAT:
-        raise PlanError(f"{path} is a profile of another version; {remedy}")
-    return profile
