@@ -35,7 +35,7 @@ from tailrace.transfer.wire.messages import (
     Waiting,
 )
 from tailrace.transfer.wire.protocol import Protocol
-from tailrace.transfer.wire.sockets import dealer, readable, receive, send
+from tailrace.transfer.wire.sockets import connect, dealer, readable, receive, send
 
 Then: TypeAlias = Callable[[Outcome], None]
 """Called with the reply, or with the error that took its place. It must not raise."""
@@ -98,8 +98,13 @@ class Connection:
         Raises:
             WireError: that is no endpoint.
         """
-        self.socket = dealer(context, endpoint, identity.password)
+        self.socket = dealer(context, identity.password)
         self._events = self.socket.get_monitor_socket(_REFUSED | zmq.EVENT_DISCONNECTED)
+        try:
+            connect(self.socket, endpoint)  # only now: a server that refuses at once must not do so unheard
+        except WireError:
+            self._hang_up(0)
+            raise
         self._is_connected = True
         self._endpoint = endpoint
         self._peer = f"{peer} at {endpoint}"

@@ -57,23 +57,26 @@ def socket_parent(max_bytes: int = _MAX_PARENT_BYTES) -> Path:
     return Path(parent) if fits else _SHORT_PARENT
 
 
-def dealer(context: "zmq.Context[Any]", endpoint: str, password: Password) -> zmq.SyncSocket:
-    """Make the socket of a client. It connects in the background, again and again.
+def dealer(context: "zmq.Context[Any]", password: Password) -> zmq.SyncSocket:
+    """Make the socket of a client, which is not connected yet."""
+    socket = _tuned(context.socket(zmq.DEALER))
+    socket.setsockopt(zmq.PLAIN_USERNAME, password.name)
+    socket.setsockopt(zmq.PLAIN_PASSWORD, password.word)
+    return socket
+
+
+def connect(socket: zmq.SyncSocket, endpoint: str) -> None:
+    """Connect in the background, again and again.
 
     Raises:
         WireError: `endpoint` is invalid.
     """
-    socket = _tuned(context.socket(zmq.DEALER))
-    socket.setsockopt(zmq.PLAIN_USERNAME, password.name)
-    socket.setsockopt(zmq.PLAIN_PASSWORD, password.word)
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as error:
-        socket.close(0)
         raise WireError(
             f"cannot connect to {endpoint!r}: {error.strerror}; expected ipc://PATH or tcp://HOST:PORT"
         ) from None
-    return socket
 
 
 class Listener:

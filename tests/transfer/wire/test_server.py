@@ -41,7 +41,7 @@ from tailrace.transfer.wire.handshake import Identity
 from tailrace.transfer.wire.messages import Accepted, Beat, Cancel, Challenge, Failure, Message, Stranger, Waiting
 from tailrace.transfer.wire.protocol import Protocol
 from tailrace.transfer.wire.server import Server
-from tailrace.transfer.wire.sockets import dealer, receive, send
+from tailrace.transfer.wire.sockets import connect, dealer, receive, send
 from tailrace.transfer.wire.sync import SyncClient
 from tests.transfer.wire import talk
 from tests.transfer.wire.desk import LIMIT_S, TOKEN, Desk, serving
@@ -56,7 +56,8 @@ class Peer:
         self.endpoint = endpoint
         self._protocol = protocol
         self.identity = Identity("peer", token)
-        self.socket = dealer(self.context, endpoint, self.identity.password)
+        self.socket = dealer(self.context, self.identity.password)
+        connect(self.socket, endpoint)
 
     def send(self, *frames: bytes) -> None:
         send(self.socket, frames)
@@ -83,7 +84,8 @@ class Peer:
     def reconnect(self) -> None:
         """Come back as the same client on a new connection."""
         self.socket.close(0)
-        self.socket = dealer(self.context, self.endpoint, self.identity.password)
+        self.socket = dealer(self.context, self.identity.password)
+        connect(self.socket, self.endpoint)
         self.enter()
 
     def close(self) -> None:
