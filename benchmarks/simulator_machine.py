@@ -13,9 +13,11 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import typer
 from bench_pipeline import MODES, two_cores
 from pipeline_figures import Turn
@@ -27,6 +29,7 @@ from tailrace.host.allocator import KEPT_MEMORY
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.step_times.machine import MachineProfile
 from tailrace.registers import run_files
+from tailrace.registers.events import EventKind
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.setup import scenario_here
 from tailrace.simulator.summary import Summing
@@ -63,8 +66,20 @@ def setup_of(workload: str, mode: str, cores: dict[str, int]) -> Setup:
     return make_setup(workload, path, [], scale=WORKLOADS[workload])
 
 
-def measured_s(setup: Setup) -> float:
-    """Seconds of a step of the real run."""
+class Seconds(NamedTuple):
+    """Seconds of a training step, and of its parts."""
+
+    step: float
+    generating: float
+    training: float
+
+    def __str__(self) -> str:
+        """The step, and its parts in brackets."""
+        return f"{self.step:.2f} s ({self.generating:.2f} generating, {self.training:.2f} training)"
+
+
+def measured(setup: Setup) -> Seconds:
+    """Those of the real run."""
     config, directory = setup.config, Path(setup.config.output_dir)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -77,15 +92,30 @@ def measured_s(setup: Setup) -> float:
         environment = {**os.environ, **KEPT_MEMORY}
         subprocess.run(command, cwd=HERE, env=environment, stdout=log, stderr=log, timeout=LIMIT_S, check=True)
     turn = Turn(directory, WARM_UP)
-    return turn.window.seconds / len(turn.steps)
+    step_s = turn.window.seconds / len(turn.steps)
+    parts = {"generation": 0.0, "update": 0.0}
+    for event in turn.events:
+        if event.task == EventKind.BREAKDOWN and event.end > event.start:
+            share = turn.window.of(event) / (event.end - event.start)
+            for phase in parts:
+                parts[phase] += share * event.metrics.get(phase, 0.0) / len(turn.steps)
+    return Seconds(step_s, parts["generation"], parts["update"])
 
 
-def simulated_s(config: RunConfig, replay: Replay, profile: MachineProfile) -> float:
-    """Seconds of a step of the simulated run."""
+def simulated(config: RunConfig, replay: Replay, profile: MachineProfile) -> Seconds:
+    """Those of the simulated run."""
     summing = Summing(WARM_UP)
     scenario = scenario_here(config, find_shape("SmolLM2-135M"), profile, steps=STEPS)
     SimulatedRun(scenario, replay, sinks=(summing,)).run()
-    return summing.summary(preemptions=0).step_s
+    found = summing.summary(preemptions=0)
+    return Seconds(found.step_s, found.generating * found.step_s, found.training * found.step_s)
+
+
+def profiled(config: RunConfig, cores: dict[str, int]) -> MachineProfile:
+    """Measure this machine, and keep what was measured."""
+    profile = measure_machine(config, sorted(cores.values()))
+    (BUILD / f"profile-{time.time():.0f}.json").write_bytes(msgspec.json.encode(profile))
+    return profile
 
 
 def main(rounds: int = 1) -> None:
@@ -96,16 +126,16 @@ def main(rounds: int = 1) -> None:
     ratios: dict[str, list[float]] = {}
     for _ in range(rounds):
         for workload in WORKLOADS:
-            profile = measure_machine(setup_of(workload, "sequential", cores).config, sorted(cores.values()))
+            profile = profiled(setup_of(workload, "sequential", cores).config, cores)
             for mode in MODES:
                 setup = setup_of(workload, mode, cores)
-                measured = measured_s(setup)
-                before, profile = profile, measure_machine(setup.config, sorted(cores.values()))
-                foretold = [simulated_s(setup.config, setup.played, each) for each in (before, profile)]
-                ratio = statistics.fmean(foretold) / measured
+                real = measured(setup)
+                before, profile = profile, profiled(setup.config, cores)
+                foretold = [simulated(setup.config, setup.played, each) for each in (before, profile)]
+                ratio = statistics.fmean(each.step for each in foretold) / real.step
                 ratios.setdefault(f"{workload} {mode}", []).append(ratio)
-                foretold_text = " and ".join(f"{each:.2f}" for each in foretold)
-                print(f"{workload} {mode}: {measured:.2f} s a step, foretold {foretold_text}", flush=True)
+                text = " and ".join(map(str, foretold))
+                print(f"{workload} {mode}: {real} a step, foretold {text}", flush=True)
     errors = {name: round(100 * (statistics.median(each) - 1), 1) for name, each in ratios.items()}
     sizes = [abs(error) for error in errors.values()]
     found = {"worst": max(sizes), "mean": round(statistics.fmean(sizes), 1), "errors": errors}

@@ -676,8 +676,21 @@ def bench(
 @app.command("plan")
 def plan_run(
     recipe: _Recipe,
-    cluster: _Cluster,
-    workload: _Workload,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            "--cluster", help="64xH100, 32xH20+64xH800, a .yaml file; or local, this machine.", metavar="CLUSTER"
+        ),
+    ],
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "--workload",
+            help="A workload of the library, or a file of one: see `trace`. With --cluster local the model's own "
+            "responses to the recipe's prompts, by default.",
+            metavar="WORKLOAD",
+        ),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Changes of it, such as trainer.train_batch_size=1024.", metavar="[KEY=VALUE]..."),
@@ -697,6 +710,12 @@ def plan_run(
         list[str] | None,
         typer.Option(help="Compare: a key of the recipe, or cluster=…, workload=…, model=….", metavar="KEY=VALUE"),
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile", help="With --cluster local: a file of `profile machine`, instead of measuring.", parser=_path
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", help="Write the best plan there, as a recipe.", parser=_path)
     ] = None,
@@ -706,12 +725,39 @@ def plan_run(
     force: Annotated[bool, typer.Option("--force", help="Replace these files where they exist.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line instead of tables.")] = False,
 ) -> None:
-    """Find out which devices should generate and which should train, before any of them is paid for."""
+    """Find out which devices should generate and which should train, before any of them is paid for.
+
+    With --cluster local, measure this machine and find out how it runs the recipe the fastest. That takes minutes.
+    """
+    if cluster == "local":
+        from tailrace.commands.plan_local import AskedHere, plan_local
+
+        unused = {
+            "--model": model,
+            "--objective": None if objective == "time" else objective,
+            "--candidates": candidates,
+            "--steps": steps,
+            "--what-if": what_if,
+            "--picture": picture,
+        }
+        here = AskedHere(
+            recipe=recipe, overrides=overrides or (), workload=workload, profile=profile, search_modes=search_modes
+        )
+        plan_local(here, unused=unused, output=output, force=force, json=json)
+        return
     from tailrace.commands.plan import Asked
     from tailrace.commands.plan import plan as make_plan
 
     make_plan(
-        Asked(recipe=recipe, overrides=overrides or (), cluster=cluster, workload=workload, model=model, steps=steps),
+        Asked(
+            recipe=recipe,
+            overrides=overrides or (),
+            cluster=cluster,
+            workload=workload,
+            model=model,
+            steps=steps,
+            profile=profile,
+        ),
         objective=objective,
         candidates=candidates,
         search_modes=search_modes,

@@ -40,9 +40,10 @@ class Asked:
     recipe: Path
     overrides: Sequence[str]
     cluster: str
-    workload: str
+    workload: str | None
     model: str | None
     steps: int | None
+    profile: Path | None = None
 
     def problem(self, changes: Sequence[str] = ()) -> Problem:
         """What is planned for, with `cluster`, `workload`, `model` or keys of the recipe changed.
@@ -50,6 +51,8 @@ class Asked:
         Raises:
             UserError: a name is not known, a key is not valid, or what is asked for does not go together.
         """
+        if self.profile is not None:
+            raise PlanError(f"--profile {self.profile} is of this machine; give it with --cluster local")
         own = dict(change.split("=", 1) for change in changes if _is_own(change))
         overrides = [*self.overrides, *(change for change in changes if not _is_own(change))]
         config = load_config(self.recipe, overrides)
@@ -57,9 +60,15 @@ class Asked:
             config,
             find_shape(own.get("model") or self.model or config.model.path),
             open_cluster(own.get("cluster", self.cluster)),
-            open_workload(own.get("workload", self.workload)),
+            open_workload(own.get("workload") or self._workload),
             steps=self.steps,
         )
+
+    @property
+    def _workload(self) -> str:
+        if self.workload is None:
+            raise PlanError("no workload is given; give --workload, such as math-32b: tailrace trace workloads lists")
+        return self.workload
 
 
 _WIDTH = 140

@@ -44,6 +44,7 @@ from tailrace.report.run_data import write_file
 from tailrace.report.text import number
 from tailrace.types import Request
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 _NEW_TOKENS = 24
@@ -80,39 +81,54 @@ def profile_machine(config: RunConfig, json: Path | None, *, force: bool = False
         write_file(json.parent, json.name, document + b"\n")
 
 
-def measure_machine(config: RunConfig, cores: Sequence[int] | None = None) -> MachineProfile:
+def measure_machine(
+    config: RunConfig, cores: Sequence[int] | None = None, *, arrangements: Sequence[tuple[int, int]] = ()
+) -> MachineProfile:
     """Measure the engine and the trainer of a recipe on this machine, or on these cores of it.
+
+    `arrangements`: TP and DP of further engines; each is measured where there is a core for each of its ranks.
 
     Raises:
         PlanError: the engine is not the native one, or there are fewer than two cores.
     """
     usable = tuple(cores or usable_cores())
-    if not isinstance(config.engine, NativeEngineConfig):
-        raise PlanError(f"engine.type is {config.engine.type!r}; only the native engine can be measured")
+    engine = config.engine
+    if not isinstance(engine, NativeEngineConfig):
+        raise PlanError(f"engine.type is {engine.type!r}; only the native engine can be measured")
     if len(usable) < 2:
         raise PlanError(f"this process may use the cores {list(usable)}; an engine beside a trainer takes two")
     half = len(usable) // 2
     first, second = usable[:half], usable[half : 2 * half]
-    task = _Task(config=config.model_dump_json(), model_dir=str(resolve_model(config.model).resolve()), cores=usable)
+    model_dir = str(resolve_model(config.model).resolve())
+    own = engine.tp, engine.dp
 
-    def at(cores: tuple[int, ...], least_s: float = 0.0) -> _Task:
-        return _Task(config=task.config, model_dir=task.model_dir, cores=cores, least_s=least_s)
+    def task(cores: tuple[int, ...], arrangement: tuple[int, int] = own, least_s: float = 0.0) -> _Task:
+        tp, dp = arrangement
+        arranged = engine.model_copy(update={"tp": tp, "dp": dp, "threads_per_rank": None, "adaptive_tp": None})
+        changed = config.model_copy(update={"engine": arranged})
+        return _Task(config=changed.model_dump_json(), model_dir=model_dir, cores=cores, least_s=least_s)
 
-    together, trainer_together = _alone(_engine, task), _alone(_trainer, task)
+    each = dict.fromkeys([own, (1, 1), *arrangements])
+    engines = [
+        in_process(_engine, task(cores, (tp, dp)))
+        for cores in dict.fromkeys([usable, first])
+        for tp, dp in each
+        if tp * dp <= len(cores)
+    ]
+    trainer = in_process(_trainer, task(usable))
     began = time.monotonic()
-    apart, trainer_apart = _alone(_engine, at(first)), _alone(_trainer, at(second))
-    beside, trainer_beside = _beside(at(first, time.monotonic() - began), at(second))
-    slots = config.engine.max_batch_size
+    trainer_apart = in_process(_trainer, task(second))
+    alone = next(one for one in engines if one.cores == half)
+    beside, trainer_beside = _beside(task(first, alone.arrangement, time.monotonic() - began), task(second))
+    slots = engine.max_batch_size
     context = slots * (_PROMPT_TOKENS + _NEW_TOKENS / 2)
     return MachineProfile(
         model=config.model.path,
         hardware=platform.processor() or platform.machine(),
         cores=len(usable),
-        together=together,
-        trainer_together=trainer_together,
-        apart=apart,
-        trainer_apart=trainer_apart,
-        engine_beside=beside.costs.step_s(1, slots, context, 1) / apart.costs.step_s(1, slots, context, 1),
+        engines=engines,
+        trainers=[trainer, trainer_apart],
+        engine_beside=beside.costs.step_s(1, slots, context, 1) / alone.costs.step_s(1, slots, context, 1),
         trainer_beside=statistics.median(
             slow.seconds / quick.seconds
             for slow, quick in zip(trainer_beside.update, trainer_apart.update, strict=True)
@@ -120,9 +136,10 @@ def measure_machine(config: RunConfig, cores: Sequence[int] | None = None) -> Ma
     )
 
 
-def _alone(measure: Callable[[_Task], T], task: _Task) -> T:
+def in_process(work: Callable[[A], T], argument: A) -> T:
+    """Return `work(argument)`, done in a process of its own."""
     with _process() as process:
-        return process.submit(measure, task).result()
+        return process.submit(work, argument).result()
 
 
 def _beside(engine: _Task, trainer: _Task) -> tuple[EngineProfile, TrainerProfile]:
@@ -156,7 +173,7 @@ def _engine(task: _Task) -> EngineProfile:
         began = time.monotonic()
         while True:
             for size in _sizes(engine.max_batch_size):
-                for _ in range(size):
+                for _ in range(size * engine.dp):
                     core.add(_request(next(ids), random, vocab))
                 while core.has_work:
                     core.step()
@@ -169,7 +186,9 @@ def _engine(task: _Task) -> EngineProfile:
             start = time.perf_counter()
             core.load_weights(version, weights.items())
             installs.append(time.perf_counter() - start)
-    return EngineProfile(threads=len(task.cores), costs=costs, install_s=statistics.median(installs))
+    return EngineProfile(
+        cores=len(task.cores), tp=engine.tp, dp=engine.dp, costs=costs, install_s=statistics.median(installs)
+    )
 
 
 def _sizes(slots: int) -> list[int]:
@@ -196,12 +215,12 @@ def _table(profile: MachineProfile) -> Table:
     shown.add_column(profile.hardware, style="dim")
     for name in ("all cores", "half of them", "beside the other"):
         shown.add_column(name, justify="right")
-    engines = profile.together, profile.apart
+    engines = [next(one for one in profile.engines if one.cores == cores) for cores in (profile.cores, profile.half)]
     for size in (1, 8, 64):
         each = [1000 * engine.costs.step_s(1, size, size * _PROMPT_TOKENS, 1) for engine in engines]
         beside = number(each[1] * profile.engine_beside)
         shown.add_row(f"ms a decode step of {size}", *map(number, each), beside)
-    trainers = ProfiledTrainer(profile.trainer_together), ProfiledTrainer(profile.trainer_apart)
+    trainers = [ProfiledTrainer(one) for one in profile.trainers]
     seconds = [trainer.update_s([GroupPart((0,), 64, (448,))]) for trainer in trainers]
     row = (*map(number, seconds), number(seconds[1] * profile.trainer_beside))
     shown.add_row("s an update of 512 tokens", *row)

@@ -1,6 +1,5 @@
 """What is planned for: a recipe, a model, a cluster and a workload, and the checks of these."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -133,11 +132,6 @@ class Problem:
         """Training steps that are drawn."""
         return len(self.drawn.groups) // self.config.groups_per_step
 
-    def replay(self, steps: int) -> Replay:
-        """The lengths of so many steps: those that are drawn, again and again."""
-        groups = [*self.drawn.groups] * math.ceil(steps / self.steps)
-        return Replay(groups[: steps * self.config.groups_per_step])
-
     def source(self, pool: Pool) -> Source:
         """The steps of engines on a pool."""
         if (source := self._sources.get(pool.name)) is None:
@@ -152,6 +146,11 @@ class Problem:
     def on(self, cluster: Cluster) -> "Problem":
         """The same with another cluster."""
         return replace(self, cluster=cluster, _sources={})
+
+
+def repeated(drawn: Replay, groups: int) -> Replay:
+    """So many groups: those that were drawn, again and again."""
+    return Replay([drawn.groups[number % len(drawn.groups)] for number in range(groups)])
 
 
 def _few(batch_size: int) -> int:

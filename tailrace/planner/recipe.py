@@ -30,13 +30,13 @@ def recipe_values(values: Mapping[str, Any], config: RunConfig, plan: Plan) -> d
     mode, candidate = plan.mode, plan.candidate
     kept = dict(values)
     if mode.colocated:
-        kept = _without(kept, "weights", "mode")
+        kept = without(kept, "weights", "mode")
     else:
         kept.pop("threads", None)  # separate workers have those of their pools
         for key in _WORKERS:
-            kept = _without(kept, "cluster", "rollout", key)
+            kept = without(kept, "cluster", "rollout", key)
     if not mode.streaming:
-        kept = _without(kept, "pipeline", "in_order")
+        kept = without(kept, "pipeline", "in_order")
     changes: dict[str, Any] = {
         "device": config.device if "device" in config.model_fields_set else "cuda",
         "pipeline": mode.values,
@@ -48,17 +48,17 @@ def recipe_values(values: Mapping[str, Any], config: RunConfig, plan: Plan) -> d
         changes["cluster"] = _cluster(config, plan.allocation)
         changes["queue"] = _queue(config, plan)
     if plan.allocation.tp * plan.allocation.dp == 1:
-        kept = _without(_without(kept, "engine", "adaptive_tp"), "engine", "link")
+        kept = without(without(kept, "engine", "adaptive_tp"), "engine", "link")
     return merged(kept, changes)
 
 
-def _without(values: Mapping[str, Any], *path: str) -> dict[str, Any]:
+def without(values: Mapping[str, Any], *path: str) -> dict[str, Any]:
     """Values without the key at a path; the same where it is not there."""
     first, *rest = path
     if not rest:
         return {key: value for key, value in values.items() if key != first}
     below = values.get(first)
-    return {**values, first: _without(below, *rest)} if isinstance(below, Mapping) else dict(values)
+    return {**values, first: without(below, *rest)} if isinstance(below, Mapping) else dict(values)
 
 
 def _engine(config: RunConfig, plan: Plan) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """A candidate simulated: a plan, with its figures."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from tailrace.config.run import RunConfig
@@ -10,7 +11,7 @@ from tailrace.events import Event
 from tailrace.planner.bound import Bound
 from tailrace.planner.candidates import Candidate
 from tailrace.planner.modes import Mode
-from tailrace.planner.problem import Problem
+from tailrace.planner.problem import Problem, repeated
 from tailrace.planning.allocation import Allocation
 from tailrace.planning.memory import Memory, engine_memory
 from tailrace.planning.step_times.basis import Basis
@@ -19,6 +20,7 @@ from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.scenario import Scenario
 from tailrace.simulator.setup import PREFILL_TOKENS, scenario_of, slots_of
 from tailrace.simulator.summary import Summary, Summing
+from tailrace.workloads.replay import Replay
 
 Objective = Literal["time", "cost", "energy"]
 
@@ -133,26 +135,15 @@ def config_of(config: RunConfig, candidate: Candidate) -> RunConfig:
 
 
 def simulate(problem: Problem, candidate: Candidate) -> Plan:
-    """Simulate a candidate.
-
-    An asynchronous run begins with an empty pipeline, and its steps take turns in being long. So there are steps before
-    those that count, and as many count as make whole turns; engines still have work for others when they end.
-    """
-    ahead = candidate.mode.max_staleness
-    warm_up = ahead + 1 if ahead else 0
-    count = math.lcm(problem.steps, ahead + 1)
-    steps = warm_up + count + ahead
-    summing = Summing(warm_up, count)
-    run = SimulatedRun(
-        _scenario(problem, candidate, steps),
-        problem.replay(steps),
-        sinks=(summing, lambda event: _stop_after(warm_up + count, event, run)),
-        samples=False,
-    )
-    run.run()
+    """Simulate a candidate."""
     return Plan(
         candidate=candidate,
-        summary=summing.summary(preemptions=sum(engine.preemptions for engine in run.engines)),
+        summary=summarized(
+            partial(_scenario, problem, candidate),
+            problem.drawn,
+            groups=problem.config.groups_per_step,
+            ahead=candidate.mode.max_staleness,
+        ),
         basis=problem.source(candidate.allocation.rollout).basis,
         engine=engine_memory(
             problem.shape,
@@ -163,6 +154,32 @@ def simulate(problem: Problem, candidate: Candidate) -> Plan:
         ),
         trainer=candidate.trainer,
     )
+
+
+def summarized(scenario: Callable[[int], Scenario], drawn: Replay, *, groups: int, ahead: int) -> Summary:
+    """Simulate a run whose steps have the drawn lengths, and sum it up.
+
+    An asynchronous run begins with an empty pipeline, and its steps take turns in being long. So there are steps before
+    those that count, and as many count as make whole turns; engines still have work for others when they end.
+
+    Args:
+        scenario: that of so many steps.
+        drawn: the lengths of one or more steps, which are played again and again.
+        groups: of a step.
+        ahead: the staleness bound.
+    """
+    warm_up = ahead + 1 if ahead else 0
+    count = math.lcm(len(drawn.groups) // groups, ahead + 1)
+    steps = warm_up + count + ahead
+    summing = Summing(warm_up, count)
+    run = SimulatedRun(
+        scenario(steps),
+        repeated(drawn, steps * groups),
+        sinks=(summing, lambda event: _stop_after(warm_up + count, event, run)),
+        samples=False,
+    )
+    run.run()
+    return summing.summary(preemptions=sum(engine.preemptions for engine in run.engines))
 
 
 def _stop_after(steps: int, event: Event, run: SimulatedRun) -> None:

@@ -186,14 +186,22 @@ def arrivals_s(cluster: Cluster, allocation: Allocation, weights: float) -> list
 
 
 def scenario_here(config: RunConfig, shape: ModelShape, profile: MachineProfile, *, steps: int) -> Scenario:
-    """Return the scenario of a recipe on the machine that was profiled: one engine, and one trainer."""
+    """Return the scenario of a recipe on the machine that was profiled: one engine, and one trainer.
+
+    Colocated, both have all cores, in turns; else each has half of them.
+
+    Raises:
+        PlanError: there was no such engine among those that were measured.
+    """
     engine = config.engine
     assert isinstance(engine, NativeEngineConfig), "others are not profiled"
     colocated = config.pipeline.placement == "colocated"
-    measured = profile.together if colocated else profile.apart
-    trainer = profile.trainer_together if colocated else profile.trainer_apart
+    cores = profile.cores if colocated else profile.half
+    measured, trainer = profile.engine(cores, tp=engine.tp, dp=engine.dp), profile.trainer(cores)
     kind = EngineKind(
         times=Additive(measured.costs),
+        tp=engine.tp,
+        dp=engine.dp,
         slots=engine.max_batch_size,
         cache_tokens=engine.kv_cache_gib * GIB / shape.cache_bytes(),
         prefill_tokens=engine.prefill_tokens,
