@@ -1,8 +1,9 @@
 """Causal attention over packed group parts whose responses share one copy of their prompt.
 
-A response token sees its prompt and its own response up to itself. Each group part takes two calls of
-`scaled_dot_product_attention`. One is causal, over the prompt. The other is over the part's responses side by side,
-padded to the longest, each with the keys [prompt, own response]. Padding lies behind the real tokens, where a causal
+A response token sees its prompt and its own response up to itself. Each group part takes a few calls of
+`scaled_dot_product_attention`. One is causal, over the prompt. The others are over responses of similar length side by
+side, padded to the longest of them, each with the keys [prompt, own response]. So one long response among short ones
+does not make all as long. Padding lies behind the real tokens, where a causal
 mask hides it anyway. No tensor of size T × T is ever made.
 
 The function plugs into the model code of transformers under the name `PROMPT_SHARED`. The layout is passed as the
@@ -19,27 +20,45 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from tailrace.trainer.packing import PartSpan
+from tailrace.types import IntArray
 
 PROMPT_SHARED = "tailrace_prompt_shared"
 
 
+_SHORT = 32
+"""Tokens of a response below which padding costs less than a further call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Responses that are padded to one width."""
+
+    responses: int
+    """G"""
+    width: int
+    mask: torch.Tensor
+    """bool [width, prompt_tokens + width], true where a response token may attend."""
+
+    @property
+    def padded(self) -> int:
+        """Their places: G * width."""
+        return self.responses * self.width
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PartLayout:
-    """A group part of G responses, the longest of `width` tokens, with A response tokens together."""
+    """A group part with A response tokens, which have P padded places in all of its rows."""
 
     start: int
     """Index of the prompt's first token in the packed row."""
     prompt_tokens: int
     response_tokens: int
     """A"""
-    responses: int
-    """G"""
+    rows: tuple[Rows, ...]
     pad: torch.Tensor
-    """[G * width] for each padded place, the index of its token among the A response tokens."""
+    """[P] for each padded place, the index of its token among the A response tokens."""
     unpad: torch.Tensor
-    """[A] for each response token, the index of its place among the G * width padded ones."""
-    mask: torch.Tensor
-    """bool [width, prompt_tokens + width], true where a response token may attend."""
+    """[A] for each response token, the index of its place among the P padded ones."""
 
 
 Layout = tuple[PartLayout, ...]
@@ -52,25 +71,38 @@ def make_layout(spans: Sequence[PartSpan], device: torch.device) -> Layout:
 
 def _part_layout(span: PartSpan, device: torch.device) -> PartLayout:
     lengths = np.asarray(span.response_tokens)
-    width = int(lengths.max())
     offsets = np.cumsum(lengths) - lengths
-    column = np.arange(width)
-    pad = offsets[:, None] + np.minimum(column, lengths[:, None] - 1)
-    unpad = np.flatnonzero(column < lengths[:, None])
-    mask = torch.ones(width, span.prompt_tokens + width, dtype=torch.bool, device=device)
+    rows: list[Rows] = []
+    pads: list[IntArray] = []
+    unpad = np.empty(int(lengths.sum()), np.int64)
+    for alike in _alike(lengths):
+        own = lengths[alike, None]
+        width = int(own.max())
+        column = np.arange(width)
+        pad = (offsets[alike, None] + np.minimum(column, own - 1)).reshape(-1)
+        real = np.flatnonzero(column < own)
+        unpad[pad[real]] = sum(each.padded for each in rows) + real
+        mask = torch.ones(width, span.prompt_tokens + width, dtype=torch.bool, device=device)
+        rows.append(Rows(responses=len(alike), width=width, mask=mask.tril(span.prompt_tokens)))
+        pads.append(pad)
     return PartLayout(
         start=span.start,
         prompt_tokens=span.prompt_tokens,
-        response_tokens=int(lengths.sum()),
-        responses=len(lengths),
-        pad=torch.from_numpy(pad.reshape(-1)).to(device),
+        response_tokens=len(unpad),
+        rows=tuple(rows),
+        pad=torch.from_numpy(np.concatenate(pads)).to(device),
         unpad=torch.from_numpy(unpad).to(device),
-        mask=mask.tril(span.prompt_tokens),
     )
 
 
+def _alike(lengths: IntArray) -> list[IntArray]:
+    """Places of responses whose lengths lie between the same two powers of two; short ones are all alike."""
+    classes = np.ceil(np.log2(np.maximum(lengths, _SHORT))).astype(np.int64)
+    return [np.flatnonzero(classes == each) for each in np.unique(classes)]
+
+
 class _Pad(torch.autograd.Function):
-    """Convert [A, …] to [G * width, …]. Padding repeats a row, and no gradient comes back through it."""
+    """Convert [A, …] to [P, …]. Padding repeats a row, and no gradient comes back through it."""
 
     @staticmethod
     def forward(ctx: Any, packed: torch.Tensor, part: PartLayout) -> torch.Tensor:
@@ -83,7 +115,7 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
-    """Convert [G * width, …] to [A, …]; the gradient of padding is zero."""
+    """Convert [P, …] to [A, …]; the gradient of padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, padded: torch.Tensor, part: PartLayout) -> torch.Tensor:
@@ -135,22 +167,24 @@ def _attend_part(tokens: Sequence[torch.Tensor], part: PartLayout, scaling: floa
     sizes = [part.prompt_tokens, part.response_tokens]
     query, key, value = (torch.split(t.narrow(0, part.start, sum(sizes)), sizes) for t in tokens)
     prompt = _sdpa(query[0][None], key[0][None], value[0][None], None, scaling)[0]
-    responses = _sdpa(
-        _rows(query[1], part), _with_prompt(key, part), _with_prompt(value, part), part.mask, scaling
-    ).flatten(0, 1)
-    return [prompt, _Unpad.apply(responses, part)]  # type: ignore[no-untyped-call]
+    padded = [_padded(packed, part) for packed in (query[1], key[1], value[1])]
+    responses = [
+        _sdpa(q, _with_prompt(key[0], k), _with_prompt(value[0], v), rows.mask, scaling).flatten(0, 1)
+        for rows, q, k, v in zip(part.rows, *padded, strict=True)
+    ]
+    return [prompt, _Unpad.apply(torch.cat(responses), part)]  # type: ignore[no-untyped-call]
 
 
-def _rows(packed: torch.Tensor, part: PartLayout) -> torch.Tensor:
-    """Pad [A, heads, d] to [G, width, heads, d]."""
+def _padded(packed: torch.Tensor, part: PartLayout) -> list[torch.Tensor]:
+    """Pad [A, heads, d] to [G, width, heads, d] of each of the part's rows."""
     padded: torch.Tensor = _Pad.apply(packed, part)  # type: ignore[no-untyped-call]
-    return padded.view(part.responses, -1, *packed.shape[1:])
+    of_rows = torch.split(padded, [rows.padded for rows in part.rows])
+    return [one.view(rows.responses, rows.width, *one.shape[1:]) for rows, one in zip(part.rows, of_rows, strict=True)]
 
 
-def _with_prompt(tensors: Sequence[torch.Tensor], part: PartLayout) -> torch.Tensor:
-    """Put the prompt's [P, heads, d] in front of each response: [G, P + width, heads, d]."""
-    prompt, responses = tensors
-    return torch.cat([prompt.expand(part.responses, -1, -1, -1), _rows(responses, part)], dim=1)
+def _with_prompt(prompt: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+    """Put the prompt's tokens, [tokens, heads, d], in front of each response: [G, tokens + width, heads, d]."""
+    return torch.cat([prompt.expand(len(responses), -1, -1, -1), responses], dim=1)
 
 
 def _sdpa(

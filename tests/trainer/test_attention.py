@@ -7,11 +7,11 @@ from tailrace.trainer.packing import PartSpan
 
 HEADS, KV_HEADS, SIZE = 6, 2, 8
 SPANS = (
-    PartSpan(start=0, prompt_tokens=4, response_tokens=(3, 1, 5)),
-    PartSpan(start=13, prompt_tokens=1, response_tokens=(2,)),
-    PartSpan(start=16, prompt_tokens=3, response_tokens=(1, 1)),
+    PartSpan(start=0, prompt_tokens=4, response_tokens=(3, 40, 1, 35, 5)),
+    PartSpan(start=88, prompt_tokens=1, response_tokens=(2,)),
+    PartSpan(start=91, prompt_tokens=3, response_tokens=(1, 1)),
 )
-TOKENS = 21
+TOKENS = 96
 
 
 def visible() -> torch.Tensor:
@@ -60,7 +60,7 @@ def test_output_and_gradients_equal_masked_attention_over_the_whole_row() -> Non
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("token", [0, 5, 7, 13, 20])
+@pytest.mark.parametrize("token", [0, 5, 7, 46, 47, 82, 88, 95])
 def test_a_token_reaches_only_what_may_look_at_it(token: int) -> None:
     before = attend(tensors())
     changed = tensors()
@@ -76,3 +76,11 @@ def test_bf16_values_come_with_a_result_that_rounds_to_fp32_attention() -> None:
     rounded = [tensor.detach().bfloat16() for tensor in inputs]
     exact = attend([tensor.float() for tensor in rounded])
     torch.testing.assert_close(attend(rounded).float(), exact, atol=1e-6, rtol=1e-6)
+
+
+def test_a_long_response_does_not_make_short_ones_as_long() -> None:
+    (part,) = make_layout(
+        (PartSpan(start=0, prompt_tokens=4, response_tokens=(1000, *[100] * 9)),), torch.device("cpu")
+    )
+    assert [(rows.responses, rows.width) for rows in part.rows] == [(9, 100), (1, 1000)]
+    assert len(part.pad) == len(part.unpad) == part.response_tokens
