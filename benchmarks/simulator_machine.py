@@ -1,6 +1,6 @@
 """How well a simulated run foretells a real one on this machine, in five modes and with two workloads.
 
-    python benchmarks/simulator_machine.py [--rounds 1]
+    python benchmarks/simulator_machine.py [--rounds 1] [--workload math-32b]
 
 SmolLM2-135M plays the lengths of two workloads of the library, scaled down. Each mode has a turn: a real run of a few
 steps (pipeline_run.py), between two profiles of the machine (`tailrace profile machine`). Both profiles are simulated,
@@ -118,24 +118,24 @@ def profiled(config: RunConfig, cores: dict[str, int]) -> MachineProfile:
     return profile
 
 
-def main(rounds: int = 1) -> None:
-    """Run all turns."""
+def main(rounds: int = 1, workload: str | None = None) -> None:
+    """Run all turns, or those of one workload."""
     BUILD.mkdir(parents=True, exist_ok=True)
     cores = two_cores()
     os.sched_setaffinity(0, cores.values())
     ratios: dict[str, list[float]] = {}
     for _ in range(rounds):
-        for workload in WORKLOADS:
-            profile = profiled(setup_of(workload, "sequential", cores).config, cores)
+        for name in WORKLOADS if workload is None else [workload]:
+            profile = profiled(setup_of(name, "sequential", cores).config, cores)
             for mode in MODES:
-                setup = setup_of(workload, mode, cores)
+                setup = setup_of(name, mode, cores)
                 real = measured(setup)
                 before, profile = profile, profiled(setup.config, cores)
                 foretold = [simulated(setup.config, setup.played, each) for each in (before, profile)]
                 ratio = statistics.fmean(each.step for each in foretold) / real.step
-                ratios.setdefault(f"{workload} {mode}", []).append(ratio)
+                ratios.setdefault(f"{name} {mode}", []).append(ratio)
                 text = " and ".join(map(str, foretold))
-                print(f"{workload} {mode}: {real} a step, foretold {text}", flush=True)
+                print(f"{name} {mode}: {real} a step, foretold {text}", flush=True)
     errors = {name: round(100 * (statistics.median(each) - 1), 1) for name, each in ratios.items()}
     sizes = [abs(error) for error in errors.values()]
     found = {"worst": max(sizes), "mean": round(statistics.fmean(sizes), 1), "errors": errors}
