@@ -212,10 +212,15 @@ def test_a_replica_decodes_whole_sequences() -> None:
 
 
 def test_pull_gives_what_has_room_in_its_order() -> None:
-    placed = Pull().place(jobs(*[5] * 5, samples=2), [engine(slots=4), engine(slots=5)])
-    assert placed == Placement([[1, 3], [0, 2]], [4])
-    alone = Pull().place(jobs(5, 5, samples=8), [engine(slots=4)])
-    assert alone == Placement([[0]], [1]), "a group that is larger than an engine has it alone"
+    placed = Pull().place(jobs(*[5] * 6, samples=2), [engine(slots=4), engine(slots=5)])
+    assert placed == Placement([[1, 3], [0, 2, 4]], [5]), "the last slot is for a half of a job"
+    larger = Pull().place(jobs(5, 5, samples=8), [engine(slots=4)])
+    assert larger == Placement([[0]], [1])
+
+
+def test_an_engine_with_a_free_slot_takes_a_group_that_needs_more() -> None:
+    draining = EngineState(name="", times=Linear(), slots=4, cache_tokens=10**6, running=[(10, 5)] * 3)
+    assert Pull().place(jobs(5, 5, samples=8), [draining]) == Placement([[0]], [1])
 
 
 def test_round_robin_goes_on_where_it_was() -> None:

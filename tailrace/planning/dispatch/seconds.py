@@ -2,8 +2,8 @@
 
 Where all sequences of an engine decode together from the start, the steps between two ends of sequences are counted at
 once. Where some have to wait for room, the engine is simulated from end to end: the samples of a job end together, so
-the work grows with the jobs. A job has room where its samples have slots, and the cache holds what they have when they
-end. The cache holds a prompt once for all samples of a job.
+the work grows with the jobs. A job has room where one of its samples has a slot, and the cache holds what all have when
+they end. The cache holds a prompt once for all samples of a job.
 """
 
 from collections import deque
@@ -105,8 +105,8 @@ class _Simulated:
         return self._slots - self.size - len(self._queue)
 
     def has_room_for(self, job: Job) -> bool:
-        """Whether the job would begin at once; an engine without any work takes any job."""
-        fits = job.samples <= self.free and self._held + _held(job) <= self._cache
+        """Whether the job would begin at once, at least a part of it; an engine without any work takes any job."""
+        fits = self.free > 0 and self._held + _held(job) <= self._cache
         return fits or not (self.size or self._queue)
 
     def take(self, job: Job) -> None:
@@ -114,7 +114,7 @@ class _Simulated:
         prompt, made = job.work
         engine = self._engine
         self._clock += engine.times.prefill_s(engine.tp, 1, prompt) / engine.replicas
-        begun = min(job.samples, self._slots)
+        begun = min(job.samples, self.free)
         self._begin(prompt, made, begun, prompt + begun * made)
         self._queue.extend([(prompt, made, 1)] * (job.samples - begun))
 

@@ -13,13 +13,12 @@ class Pull:
     plans = False
 
     def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
-        """See `Policy`. The engine with the most room is the next to take one."""
+        """See `Policy`. The engine with the most room is the next to take one, even if only a part begins at once."""
         free = [engine.free for engine in engines]
         places: list[list[int]] = [[] for _ in engines]
         for number, job in enumerate(jobs):
             index = max(range(len(engines)), key=free.__getitem__)
-            is_empty = not engines[index].running and not places[index]
-            if free[index] < job.samples and not is_empty:  # a job that is larger than an engine has it alone
+            if free[index] <= 0:
                 return Placement(places, list(range(number, len(jobs))))
             places[index].append(number)
             free[index] -= job.samples
