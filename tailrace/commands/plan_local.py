@@ -30,7 +30,14 @@ from tailrace.host.compute import prepare_torch
 from tailrace.host.cpu import usable_cores
 from tailrace.host.whole_file import whole_file
 from tailrace.models.resolve import resolve_model
-from tailrace.planner.local import LocalPlan, LocalProblem, arrangement_choices, local_plans, slots_choices
+from tailrace.planner.local import (
+    LocalPlan,
+    LocalProblem,
+    arrangement_choices,
+    local_plans,
+    micro_batch_choices,
+    slots_choices,
+)
 from tailrace.planning.model_shape.hugging_face import read_shape
 from tailrace.planning.step_times.machine import MachineProfile, read_machine_profile
 from tailrace.report.text import number
@@ -44,6 +51,8 @@ _STEPS = 4
 """Training steps whose responses are generated, for their lengths."""
 _GENERATE_S = 60.0
 """Seconds after which no further step is begun, and the first one is given up after twice as many."""
+_MOST_TOKENS = 1024
+"""Of a micro-batch that is measured; what larger ones take follows."""
 _SHOWN = 10
 
 
@@ -95,12 +104,13 @@ def _problem(asked: AskedHere) -> LocalProblem:
             f"{asked.profile} is of {profile.model} on {profile.cores} cores, and this is {config.model.path} on "
             f"{len(cores)}; make it anew with tailrace profile machine"
         )
+    drawn = _lengths(config, asked.workload)
     return LocalProblem(
         values=values,
         config=config,
-        drawn=_lengths(config, asked.workload),
+        drawn=drawn,
         shape=read_shape(resolve_model(config.model)),
-        profile=profile or _measured(config, cores),
+        profile=profile or _measured(config, drawn, cores),
         cores=cores,
     )
 
@@ -116,12 +126,13 @@ def _lengths(config: RunConfig, workload: str | None) -> Replay:
     return Replay.of(drawn)
 
 
-def _measured(config: RunConfig, cores: Sequence[int]) -> MachineProfile:
+def _measured(config: RunConfig, drawn: Replay, cores: Sequence[int]) -> MachineProfile:
     """The engines and trainers to choose from, with batches of every size."""
     engine = config.engine.model_copy(update={"max_batch_size": slots_choices(config)[-1]})
-    return measure_machine(
-        config.model_copy(update={"engine": engine}), cores, arrangements=arrangement_choices(len(cores))
-    )
+    tokens = min(_MOST_TOKENS, micro_batch_choices(config, drawn)[-1])
+    trainer = config.trainer.model_copy(update={"micro_batch_tokens": tokens})
+    changed = config.model_copy(update={"engine": engine, "trainer": trainer})
+    return measure_machine(changed, cores, arrangements=arrangement_choices(len(cores)))
 
 
 def _generated(recipe: str) -> Trace:

@@ -6,21 +6,22 @@
 Each measurement is a process of its own, bound to its cores, since a process cannot change its threads for good.
 """
 
+import asyncio
 import multiprocessing
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -28,8 +29,9 @@ from tailrace.commands.files import check_new_file
 from tailrace.commands.profile_trainer import measure_trainer
 from tailrace.config.engine import NativeEngineConfig, SamplingConfig
 from tailrace.config.run import RunConfig
-from tailrace.engine.core import EngineCore
+from tailrace.engine.base import Engine
 from tailrace.engine.model.weights import checkpoint_weights
+from tailrace.engine.opening import open_engine
 from tailrace.errors import PlanError
 from tailrace.host.compute import prepare_torch
 from tailrace.host.cpu import usable_cores
@@ -164,46 +166,84 @@ def _opened(task: _Task) -> RunConfig:
 
 def _engine(task: _Task) -> EngineProfile:
     config, model_dir = _opened(task), Path(task.model_dir)
-    engine = config.engine
-    assert isinstance(engine, NativeEngineConfig)
-    vocab = describe_model(model_dir).vocab
-    random = np.random.default_rng(0)
-    with closing(EngineCore(engine, model_dir, device=torch.device(config.device))) as core:
-        ids = iter(range(10**9))
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        return asyncio.run(_measured_engine(config, model_dir, executor, task))
+
+
+async def _measured_engine(config: RunConfig, model_dir: Path, executor: Executor, task: _Task) -> EngineProfile:
+    engine_config = config.engine
+    assert isinstance(engine_config, NativeEngineConfig)
+    sizes, dp = _sizes(engine_config.max_batch_size), engine_config.dp
+    engine = await open_engine(engine_config, model_dir, device=config.device, executor=executor)
+    try:
+        batches = _Batches(engine, describe_model(model_dir).vocab)
         began = time.monotonic()
         while True:
-            for size in _sizes(engine.max_batch_size):
-                for _ in range(size * engine.dp):
-                    core.add(_request(next(ids), random, vocab))
-                while core.has_work:
-                    core.step()
-            costs = core.load().costs
-            if isinstance(costs, StepCosts) and time.monotonic() - began >= task.least_s:
+            seconds = {size: await batches.generate(size * dp) for size in sizes}
+            load = engine.load()
+            if load is not None and isinstance(load.costs, StepCosts) and time.monotonic() - began >= task.least_s:
                 break
         weights = checkpoint_weights(read_architecture(model_dir), model_dir)
         installs = []
         for version in range(1, _INSTALLS + 1):
             start = time.perf_counter()
-            core.load_weights(version, weights.items())
+            await engine.update_weights(version, weights.items())
             installs.append(time.perf_counter() - start)
+    finally:
+        await engine.close()
     return EngineProfile(
-        cores=len(task.cores), tp=engine.tp, dp=engine.dp, costs=costs, install_s=statistics.median(installs)
+        cores=len(task.cores),
+        tp=engine_config.tp,
+        dp=dp,
+        costs=_with_pauses(load.costs, seconds),
+        install_s=statistics.median(installs),
     )
+
+
+class _Batches:
+    """Batches of responses that all have the same length."""
+
+    def __init__(self, engine: Engine, vocab: int) -> None:
+        self._engine = engine
+        self._vocab = vocab
+        self._random = np.random.default_rng(0)
+        self._ids = count()
+
+    async def generate(self, size: int) -> float:
+        """Generate so many, and return the seconds."""
+        requests = [self._request() for _ in range(size)]
+        start = time.perf_counter()
+        async with aclosing(self._engine.submit(requests)) as samples:
+            async for _ in samples:
+                pass
+        return time.perf_counter() - start
+
+    def _request(self) -> Request:
+        number = next(self._ids)
+        return Request(
+            request_id=number,
+            group_id=number,
+            prompt_ids=self._random.integers(0, self._vocab, _PROMPT_TOKENS),
+            sampling=SamplingConfig(max_new_tokens=_NEW_TOKENS, ignore_eos=True),
+            seed=number,
+        )
+
+
+def _with_pauses(costs: StepCosts, seconds: Mapping[int, float]) -> StepCosts:
+    """Costs with what goes by between two steps: batches of each size, of a replica, took so many seconds."""
+    steps = range(1, _NEW_TOKENS)  # the first token comes with the prompt
+    foretold = sum(
+        costs.prefill * size * _PROMPT_TOKENS
+        + sum(costs.step_s(1, size, size * (_PROMPT_TOKENS + step), 1) for step in steps)
+        for size in seconds
+    )
+    pause_s = (sum(seconds.values()) - foretold) / (len(steps) * len(seconds))
+    return msgspec.structs.replace(costs, base=costs.base + max(0.0, pause_s))
 
 
 def _sizes(slots: int) -> list[int]:
     """Batches that are measured: powers of two, and the largest."""
     return sorted({slots, *(2**power for power in range(slots.bit_length()))})
-
-
-def _request(number: int, random: np.random.Generator, vocab: int) -> Request:
-    return Request(
-        request_id=number,
-        group_id=number,
-        prompt_ids=random.integers(0, vocab, _PROMPT_TOKENS),
-        sampling=SamplingConfig(max_new_tokens=_NEW_TOKENS, ignore_eos=True),
-        seed=number,
-    )
 
 
 def _trainer(task: _Task) -> TrainerProfile:

@@ -4,6 +4,7 @@ Every arrangement of engine and trainer that was measured is simulated in every 
 are a few hundred at most, and none is left out by a bound.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -81,9 +82,13 @@ def slots_choices(config: RunConfig) -> list[int]:
     return _powers(_LEAST_SLOTS, min(_MOST_SLOTS, config.trainer.train_batch_size))
 
 
-def micro_batch_choices(config: RunConfig) -> list[int]:
-    """Sizes of micro-batches to choose from, in tokens; the recipe's own among them."""
-    return sorted({config.trainer.micro_batch_tokens, *_powers(_LEAST_TOKENS, _MOST_TOKENS)})
+def micro_batch_choices(config: RunConfig, drawn: Replay) -> list[int]:
+    """Sizes of micro-batches to choose from, in tokens: powers of two, up to one that has all of a step."""
+    size = config.groups_per_step
+    steps = [drawn.groups[first : first + size] for first in range(0, len(drawn.groups), size)]
+    whole = max(sum(group[0].prompt_tokens + sum(one.tokens for one in group) for group in step) for step in steps)
+    all_of_it = 1 << math.ceil(math.log2(max(whole, _LEAST_TOKENS)))
+    return _powers(_LEAST_TOKENS, min(all_of_it, _MOST_TOKENS))
 
 
 def arrangement_choices(cores: int) -> list[tuple[int, int]]:
@@ -111,7 +116,9 @@ def local_plans(problem: LocalProblem, *, search_modes: bool = False) -> list[Lo
 def _plans(problem: LocalProblem, mode: Mode) -> Iterator[LocalPlan]:
     profile = problem.profile
     cores = profile.cores if mode.colocated else profile.half
-    choices = product(profile.arrangements(cores), slots_choices(problem.config), micro_batch_choices(problem.config))
+    choices = product(
+        profile.arrangements(cores), slots_choices(problem.config), micro_batch_choices(problem.config, problem.drawn)
+    )
     for (tp, dp), slots, tokens in choices:
         values = _values(problem, mode, tp=tp, dp=dp, slots=slots, tokens=tokens)
         config = load_config(values)

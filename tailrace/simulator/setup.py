@@ -32,6 +32,9 @@ _HOP_S = 0.002
 """Seconds of a row from one task to the next, through the queue: a claim and an ack, see docs/benchmarks.md."""
 _STEP_S = 0.02
 """Seconds of a training step beside all work."""
+_SERVICES = 0.15
+"""Cores that the other processes of a run keep busy beside separate workers: Ray, the queue, graders, the run itself.
+Measured on an AMD EPYC."""
 
 
 def step_batches(config: RunConfig, replay: Replay) -> Batches:
@@ -214,4 +217,5 @@ def scenario_here(config: RunConfig, shape: ModelShape, profile: MachineProfile,
     )
     if colocated:
         return base
-    return replace(base, engine_beside=profile.engine_beside, trainer_beside=profile.trainer_beside)
+    left = profile.cores / (profile.cores - _SERVICES)
+    return replace(base, engine_beside=left * profile.engine_beside, trainer_beside=left * profile.trainer_beside)

