@@ -30,7 +30,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-dispatch bench-elastic bench-serve bench-simulator bench-workloads bench-breakdown reproduce-papers chaos clean
+.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-dispatch bench-elastic bench-serve bench-simulator bench-plan-local bench-workloads bench-breakdown reproduce-papers chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -110,6 +110,9 @@ bench-serve: $(READY) $(VLLM_READY) ## tokens/s through HTTP, beside the engine'
 
 bench-simulator: $(READY) ## predicted beside measured: runs here, published serving and trainers; 1,024 devices
 	$(BIN)/python benchmarks/bench_simulator.py
+
+bench-plan-local: $(READY) ## the plan for this machine beside all others, each measured: the quickstart
+	$(BIN)/python benchmarks/bench_plan_local.py
 
 bench-workloads: $(READY) ## replays beside their runs, shipped workloads beside their sources, in TAILRACE_DATA
 	$(BIN)/python benchmarks/bench_workloads.py

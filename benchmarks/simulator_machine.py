@@ -9,31 +9,24 @@ and the mean of the two is what was foretold: this machine's pace drifts. The la
 
 import json
 import os
-import shutil
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import typer
 from bench_pipeline import MODES, two_cores
-from pipeline_figures import Turn
+from real_run import Seconds, measured
 
 from tailrace.bench.setup import Setup, make_setup
 from tailrace.commands.profile_machine import measure_machine
 from tailrace.config.run import RunConfig
-from tailrace.host.allocator import KEPT_MEMORY
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.step_times.machine import MachineProfile
-from tailrace.registers import run_files
-from tailrace.registers.events import EventKind
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.setup import scenario_here
 from tailrace.simulator.summary import Summing
-from tailrace.workloads.files import parquet_of
 from tailrace.workloads.replay import Replay
 
 HERE = Path(__file__).parent
@@ -53,7 +46,6 @@ RECIPE = {
     "checkpoint": {"every": 1000},
 }
 """What all modes have in common. Some steps more than are made: others run ahead."""
-LIMIT_S = 1200.0
 
 
 def setup_of(workload: str, mode: str, cores: dict[str, int]) -> Setup:
@@ -64,42 +56,6 @@ def setup_of(workload: str, mode: str, cores: dict[str, int]) -> Setup:
     path = BUILD / "recipe.json"
     path.write_text(json.dumps(settings))
     return make_setup(workload, path, [], scale=WORKLOADS[workload])
-
-
-class Seconds(NamedTuple):
-    """Seconds of a training step, and of its parts."""
-
-    step: float
-    generating: float
-    training: float
-
-    def __str__(self) -> str:
-        """The step, and its parts in brackets."""
-        return f"{self.step:.2f} s ({self.generating:.2f} generating, {self.training:.2f} training)"
-
-
-def measured(setup: Setup) -> Seconds:
-    """Those of the real run."""
-    config, directory = setup.config, Path(setup.config.output_dir)
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    trace = directory / run_files.PLAYED_TRACE
-    trace.parent.mkdir(parents=True, exist_ok=True)
-    trace.write_bytes(parquet_of(setup.trace))
-    (directory / "config.json").write_text(config.model_dump_json())
-    command = [sys.executable, str(HERE / "pipeline_run.py"), str(directory), str(WARM_UP), str(STEPS)]
-    with (directory / "log").open("wb") as log:
-        environment = {**os.environ, **KEPT_MEMORY}
-        subprocess.run(command, cwd=HERE, env=environment, stdout=log, stderr=log, timeout=LIMIT_S, check=True)
-    turn = Turn(directory, WARM_UP)
-    step_s = turn.window.seconds / len(turn.steps)
-    parts = {"generation": 0.0, "update": 0.0}
-    for event in turn.events:
-        if event.task == EventKind.BREAKDOWN and event.end > event.start:
-            share = turn.window.of(event) / (event.end - event.start)
-            for phase in parts:
-                parts[phase] += share * event.metrics.get(phase, 0.0) / len(turn.steps)
-    return Seconds(step_s, parts["generation"], parts["update"])
 
 
 def simulated(config: RunConfig, replay: Replay, profile: MachineProfile) -> Seconds:
@@ -129,7 +85,7 @@ def main(rounds: int = 1, workload: str | None = None) -> None:
             profile = profiled(setup_of(name, "sequential", cores).config, cores)
             for mode in MODES:
                 setup = setup_of(name, mode, cores)
-                real = measured(setup)
+                real = measured(setup, warm_up=WARM_UP, steps=STEPS)
                 before, profile = profile, profiled(setup.config, cores)
                 foretold = [simulated(setup.config, setup.played, each) for each in (before, profile)]
                 ratio = statistics.fmean(each.step for each in foretold) / real.step

@@ -34,6 +34,7 @@ from tailrace.planner.local import (
     LocalPlan,
     LocalProblem,
     arrangement_choices,
+    as_it_is_s,
     local_plans,
     micro_batch_choices,
     slots_choices,
@@ -54,6 +55,8 @@ _GENERATE_S = 60.0
 _MOST_TOKENS = 1024
 """Of a micro-batch that is measured; what larger ones take follows."""
 _SHOWN = 10
+_WIDTH = 110
+"""Columns of the table at least; a terminal that is narrower breaks its lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,18 +84,24 @@ def plan_local(asked: AskedHere, *, unused: Mapping[str, Any], output: Path | No
             raise PlanError(f"{option} has no meaning with --cluster local; leave it out")
     if output is not None:
         check_new_file("--output", output, force=force)
-    problem = _problem(asked)
+    problem = local_problem(asked)
     plans = local_plans(problem, search_modes=asked.search_modes)
     if output is not None:
         with whole_file(output) as partial:
             partial.write_text(_comment(plans[0]) + write_yaml(plans[0].values), encoding="utf-8")
     if json:
-        print(json_module.dumps({"simulated": True, "plans": [document(plan) for plan in plans]}))
+        figures = {"simulated": True, "as_it_is_s": as_it_is_s(problem), "plans": [document(plan) for plan in plans]}
+        print(json_module.dumps(figures))
     else:
-        _print(plans)
+        _print(plans, as_it_is_s(problem))
 
 
-def _problem(asked: AskedHere) -> LocalProblem:
+def local_problem(asked: AskedHere) -> LocalProblem:
+    """Measure what is planned for.
+
+    Raises:
+        UserError: the arguments are not valid, or the machine cannot be profiled.
+    """
     values: dict[str, Any] = read_recipe(find_recipe(asked.recipe))
     for override in asked.overrides:
         values = merged(values, override_values(override))
@@ -211,8 +220,9 @@ def _comment(plan: LocalPlan) -> str:
     return f"# A plan for this machine: {plan.mode}, {plan.step_s:.2f} s a step.\n"
 
 
-def _print(plans: Sequence[LocalPlan]) -> None:
+def _print(plans: Sequence[LocalPlan], as_it_is: float | None) -> None:
     console = Console(highlight=False)
+    console.width = max(console.width, _WIDTH)
     table = Table(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0))
     for heading in ("mode", "engine"):
         table.add_column(heading, no_wrap=True)
@@ -233,7 +243,13 @@ def _print(plans: Sequence[LocalPlan]) -> None:
     console.print(
         "sequences: that a replica decodes together. micro-batch: tokens. busy: of the engine and of the trainer."
     )
-    console.print(f"\nThe best of {len(plans):,}: {plans[0].mode}, {plans[0].step_s:.2f} s a step.")
+    lines = ["", f"The best of {len(plans):,}: {plans[0].mode}, {plans[0].step_s:.2f} s a step."]
+    if as_it_is is not None:
+        gain = as_it_is / plans[0].step_s - 1
+        lines.append(
+            f"The recipe as it is would take {as_it_is:.2f} s; the best is {gain:.0%} faster.".replace("%", " %")
+        )
+    console.print("\n".join(lines))
 
 
 def _engine_text(plan: LocalPlan) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from tailrace.config.load import load_config
 from tailrace.config.overrides import merged
 from tailrace.config.run import RunConfig
+from tailrace.errors import PlanError
 from tailrace.planner.modes import Mode, modes_of
 from tailrace.planner.recipe import without
 from tailrace.planner.trial import summarized
@@ -134,6 +135,21 @@ def _plans(problem: LocalProblem, mode: Mode) -> Iterator[LocalPlan]:
             values=values,
             summary=summarized(scenario, problem.drawn, groups=config.groups_per_step, ahead=mode.max_staleness),
         )
+
+
+def as_it_is_s(problem: LocalProblem) -> float | None:
+    """Seconds of a step of the recipe as it is written; None where its engine was not measured."""
+    config = problem.config
+    try:
+        summary = summarized(
+            partial(_scenario, config, problem),
+            problem.drawn,
+            groups=config.groups_per_step,
+            ahead=config.pipeline.max_staleness,
+        )
+    except PlanError:
+        return None
+    return summary.step_s
 
 
 def _scenario(config: RunConfig, problem: LocalProblem, steps: int) -> Scenario:

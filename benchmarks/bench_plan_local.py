@@ -1,0 +1,99 @@
+"""`make bench-plan-local`: the plan for this machine beside all others, each measured: the quickstart on two cores.
+
+    python benchmarks/bench_plan_local.py [--rounds 2]
+
+`tailrace plan quickstart --cluster local` is made once. Then every plan that it weighed has a turn: a real run of a few
+steps, with the lengths of the model's own responses. The quickest of them, and the one that was chosen, have further
+turns, and their medians count. The last line is JSON.
+"""
+
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+from bench_pipeline import two_cores
+from real_run import measured
+
+from tailrace.bench.setup import make_setup
+from tailrace.commands.plan_local import AskedHere, document, local_problem
+from tailrace.planner.local import LocalPlan, LocalProblem, local_plans
+from tailrace.planner.problem import repeated
+from tailrace.workloads.files import parquet_of
+from tailrace.workloads.trace import Provenance
+
+BUILD = Path(__file__).parent.parent / "build" / "bench-plan-local"
+WARM_UP, STEPS = 2, 6
+"""Steps that do not count, and all."""
+AHEAD = 3
+"""Further steps of the workload, for engines that are ahead."""
+FINALISTS = 5
+_AT_MOST = 1.05
+
+
+def step_s(plan: LocalPlan, workload: Path) -> float:
+    """Seconds of a step of a real run."""
+    recipe = BUILD / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({**plan.values, "output_dir": str(BUILD / "run")}))
+    return measured(make_setup(str(workload), recipe, ["checkpoint.every=1000"]), warm_up=WARM_UP, steps=STEPS).step
+
+
+def written(problem: LocalProblem) -> Path:
+    """Write the lengths that all runs play, and return the file."""
+    per_step = problem.config.groups_per_step
+    replay = repeated(problem.drawn, (STEPS + AHEAD) * per_step)
+    path = BUILD / "workload.parquet"
+    path.write_bytes(parquet_of(replay.trace(Provenance(source="the model's own responses"), groups_per_step=per_step)))
+    return path
+
+
+def turns(plans: Sequence[LocalPlan], workload: Path, found: dict[int, list[float]], seed: int) -> None:
+    """Give each of these plans a turn, in an order that is drawn."""
+    order = list(plans)
+    random.Random(seed).shuffle(order)
+    for plan in order:
+        seconds = step_s(plan, workload)
+        found.setdefault(id(plan), []).append(seconds)
+        print(f"{json.dumps(document(plan))} measured {seconds:.2f}", flush=True)
+
+
+def main(rounds: int = 2) -> None:
+    """Plan, then measure every plan."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    os.sched_setaffinity(0, two_cores().values())
+    began = time.monotonic()
+    problem = local_problem(
+        AskedHere(recipe=Path("quickstart"), overrides=(), workload=None, profile=None, search_modes=True)
+    )
+    plans = local_plans(problem, search_modes=True)
+    planned_s = time.monotonic() - began
+    chosen, workload = plans[0], written(problem)
+    found: dict[int, list[float]] = {}
+    turns(plans, workload, found, 0)
+    finalists = sorted(plans, key=lambda plan: found[id(plan)][0])[:FINALISTS]
+    for seed in range(1, rounds + 1):
+        turns(finalists if chosen in finalists else [*finalists, chosen], workload, found, seed)
+    medians = {id(plan): statistics.median(found[id(plan)]) for plan in [*finalists, chosen]}
+    best = min(finalists, key=lambda plan: medians[id(plan)])
+    errors = [abs(plan.step_s / found[id(plan)][0] - 1) for plan in plans]
+    figures: dict[str, Any] = {
+        "bench": "plan_local",
+        "chosen_over_best": round(medians[id(chosen)] / medians[id(best)], 3),
+        "at_most": _AT_MOST,
+        "plan_s": round(planned_s),
+        "measured_plans": len(plans),
+        "error_pct": {"median": round(100 * statistics.median(errors), 1), "worst": round(100 * max(errors), 1)},
+        "chosen": document(chosen) | {"measured_s": round(medians[id(chosen)], 2)},
+        "best": document(best) | {"measured_s": round(medians[id(best)], 2)},
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    typer.run(main)

