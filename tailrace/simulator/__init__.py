@@ -4,6 +4,7 @@ agenda     what will happen, in the order of its time; processes
 batch      a replica's continuous batch, in stretches of equal steps; `lockstep`: several that step together
 engines    engines: batches, weights, tools, deaths
 service    the generation service: where groups of responses go
+trainer    the trainer, from graded groups to weights; `scorer`: a reference before it
 run        a whole run, from prompts to weights; it emits the events of a real one
 scenario   what is simulated, in plain numbers
 setup      a scenario from a recipe and devices, or from a profile of this machine

@@ -21,43 +21,11 @@ from tailrace.planning.drain import Work
 from tailrace.registers.events import EventKind
 from tailrace.simulator.agenda import Agenda, Change, Entry, Process
 from tailrace.simulator.batch import Batch, Sequence
+from tailrace.simulator.samples import Response
 from tailrace.simulator.scenario import EngineKind
-from tailrace.workloads.replay import Script
 
 _STEP = 1e9
 """By so much the priorities of one training step are above those of the next, as in `rollout.jobs`."""
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class Response:
-    """One sample, on its way from its prompt to the trainer."""
-
-    step: int
-    group: int
-    number: int
-    script: Script
-    tokens: int
-    """Of the whole response."""
-    needed: int
-    """The oldest weight version that may begin it."""
-    expected: float
-    """Tokens that are expected of it."""
-    priority: float = 0.0
-    """The larger begins first, among those of a step."""
-    turn: int = 0
-    context: int = 0
-    """Tokens before its turn."""
-    made: int = 0
-    """Tokens of its turn that another engine has made."""
-    has_cache: bool = False
-    """Whether the keys and values of these came with it."""
-    start: float = 0.0
-    end: float = 0.0
-    losses: int = 0
-    """How often its engine has died."""
-    first_version: int = -1
-    """The version that made its first token; -1 before that."""
-    last_version: int = 0
 
 
 class Turns:

@@ -14,7 +14,8 @@ from tailrace.planning.dispatch.base import Job, Policy
 from tailrace.planning.dispatch.moving import EVERY_S, MoveSeconds, Way, moves, recompute_s
 from tailrace.planning.dispatch.replanning import is_outdated
 from tailrace.simulator.agenda import Agenda
-from tailrace.simulator.engines import Response, SimulatedEngine
+from tailrace.simulator.engines import SimulatedEngine
+from tailrace.simulator.samples import Response
 
 _MOST_LOSSES = 50
 """A response that was lost so often will hardly ever end."""

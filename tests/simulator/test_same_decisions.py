@@ -8,6 +8,7 @@ from tailrace.rollout import service
 from tailrace.run import generation
 from tailrace.simulator import run, setup
 from tailrace.simulator import service as simulated_service
+from tailrace.simulator import trainer as simulated_trainer
 from tailrace.tasks import prompts, rollout
 from tailrace.trainer import packing
 from tailrace.transfer.weights import sender_service
@@ -30,4 +31,4 @@ def test_a_decision_is_one_object_in_both(decision: str, real: ModuleType, simul
 
 
 def test_micro_batches_are_planned_by_one_function() -> None:
-    assert vars(packing)["packing"].plan_micro_batches is vars(run)["plan_micro_batches"]
+    assert vars(packing)["packing"].plan_micro_batches is vars(simulated_trainer)["plan_micro_batches"]

@@ -1,0 +1,16 @@
+"""A run's events in simulated time."""
+
+from tailrace.events import EventLog, Sink
+from tailrace.simulator.agenda import Agenda
+
+
+class VirtualLog(EventLog):
+    """A log whose clock is an agenda's."""
+
+    def __init__(self, agenda: Agenda, sinks: tuple[Sink, ...], worker: str = "") -> None:
+        super().__init__(sinks=sinks, worker=worker, origin=0.0)
+        self._agenda = agenda
+
+    def now(self) -> float:
+        """See `EventLog`."""
+        return self._agenda.now

@@ -1,0 +1,56 @@
+"""The samples of a simulated run, on their way from prompts to the trainer."""
+
+from dataclasses import dataclass
+
+from tailrace.planning.packing import Lengths
+from tailrace.workloads.replay import Script
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Response:
+    """One sample, on its way from its prompt to the trainer."""
+
+    step: int
+    group: int
+    number: int
+    script: Script
+    tokens: int
+    """Of the whole response."""
+    needed: int
+    """The oldest weight version that may begin it."""
+    expected: float
+    """Tokens that are expected of it."""
+    priority: float = 0.0
+    """The larger begins first, among those of a step."""
+    turn: int = 0
+    context: int = 0
+    """Tokens before its turn."""
+    made: int = 0
+    """Tokens of its turn that another engine has made."""
+    has_cache: bool = False
+    """Whether the keys and values of these came with it."""
+    start: float = 0.0
+    end: float = 0.0
+    losses: int = 0
+    """How often its engine has died."""
+    first_version: int = -1
+    """The version that made its first token; -1 before that."""
+    last_version: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """The samples of a prompt, which are trained on together."""
+
+    number: int
+    step: int
+    responses: list[Response]
+    missing: int
+    """Responses that have not been graded."""
+    tokens: int
+    """Of all; the prompt counts once."""
+
+    @property
+    def lengths(self) -> list[Lengths]:
+        """The lengths of its samples."""
+        return [Lengths(self.number, one.script.prompt_tokens, one.tokens) for one in self.responses]

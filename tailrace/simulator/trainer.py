@@ -1,0 +1,199 @@
+"""The trainer in simulated time: it claims the groups of its step, computes, and hands its weights on.
+
+    let_train ──▶ ready ──claim: all of a step, or a micro-batch's worth──▶ update ──▶ optimizer ──▶ weights ──▶ engines
+
+Where it has a machine with engines together, each slows the other down. Where it has the same devices, they stand still
+while it computes.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from tailrace.activity import Activity
+from tailrace.events import Event
+from tailrace.planning.packing import GroupPart, plan_micro_batches, shared
+from tailrace.registers.events import EventKind
+from tailrace.simulator.agenda import Agenda, Change, Process
+from tailrace.simulator.engines import SimulatedEngine
+from tailrace.simulator.log import VirtualLog
+from tailrace.simulator.samples import Group
+from tailrace.simulator.scenario import Scenario
+
+_ROUNDING_S = 1e-9
+"""Work of so many seconds counts as done."""
+
+
+class SimulatedTrainer:
+    """The trainer of the policy."""
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        scenario: Scenario,
+        engines: Sequence[SimulatedEngine],
+        log: VirtualLog,
+        *,
+        turned: Change,
+    ) -> None:
+        """`turned`: told when an engine begins or ends to compute."""
+        self.version = 0
+        """Of the weights that it has published."""
+        self.published = Change(agenda)
+        self.activity = Activity(log, "trainer", breakdown=True)
+        self._agenda = agenda
+        self._scenario = scenario
+        self._engines = engines
+        self._log = log
+        self._turned = turned
+        self._ready: dict[int, deque[Group]] = {}
+        """Groups that can be trained on, by step, in the order in which they became so."""
+        self._ready_tokens: Counter[int] = Counter()
+        self._arrived = Change(agenda)
+
+    def let_train(self, group: Group) -> None:
+        """Let it have a group."""
+        self._ready.setdefault(group.step, deque()).append(group)
+        self._ready_tokens[group.step] += group.tokens
+        self._arrived.tell()
+
+    def train(self, step: int) -> Generator[Any, None, list[Group]]:
+        """Train on the groups of a step, and publish the weights. Return the groups."""
+        scenario, times = self._scenario, self._scenario.trainer.times
+        yield scenario.step_s
+        groups: list[Group] = []
+        while len(groups) < scenario.groups_per_step:
+            claim = yield from self._claim(step, len(groups))
+            groups += claim
+            # before several updates, the loss needs log-probabilities of the weights before the first
+            work_s = self._update_s if scenario.mini_batches == 1 else self._score_s
+            yield from self._compute(step, EventKind.ACTOR, work_s(claim), claim)
+        if scenario.mini_batches == 1:
+            yield from self._compute(step, EventKind.OPTIMIZER, times.optimizer_s(), [])
+        else:
+            groups.sort(key=lambda group: group.number)
+            size = -(-len(groups) // scenario.mini_batches)
+            for first in range(0, len(groups), size):
+                part = groups[first : first + size]
+                yield from self._compute(step, EventKind.ACTOR, self._update_s(part), part)
+                yield from self._compute(step, EventKind.OPTIMIZER, times.optimizer_s(), [])
+        yield from self._publish(step + 1)
+        return groups
+
+    def _claim(self, step: int, taken: int) -> Generator[float | Change, None, list[Group]]:
+        """Wait for groups of a step: all of them, or a micro-batch's worth. Return them."""
+        scenario = self._scenario
+        missing = scenario.groups_per_step - taken
+        self.activity.enter("data")
+        while True:
+            ready = self._ready.get(step, deque())
+            claim = self._claimable(step, ready, missing)
+            if claim:
+                break
+            yield self._arrived
+        self.activity.leave("data")
+        for group in claim:
+            ready.remove(group)
+            self._ready_tokens[step] -= group.tokens
+        return claim
+
+    def _claimable(self, step: int, ready: deque[Group], missing: int) -> list[Group]:
+        """The groups that it would be handed now; empty while it waits. See `TokenBudgetConfig`."""
+        scenario = self._scenario
+        if not scenario.streaming:
+            return sorted(ready, key=lambda group: group.number) if len(ready) == missing else []
+        budget = scenario.micro_batch_tokens * scenario.trainer.ranks
+        if len(ready) < missing and self._ready_tokens[step] < budget:
+            return []
+        candidates = list(ready)
+        if scenario.in_order:
+            by_number = {group.number: group for group in ready}
+            candidates = []
+            first = (step + 1) * scenario.groups_per_step - missing
+            while (number := first + len(candidates)) in by_number:
+                candidates.append(by_number[number])
+        claim: list[Group] = []
+        tokens = 0
+        for group in candidates:
+            if claim and tokens + group.tokens > budget:
+                return claim
+            claim.append(group)
+            tokens += group.tokens
+        return claim if len(claim) == missing or tokens >= budget else []
+
+    def _micro_batches(self, groups: Sequence[Group]) -> list[list[list[GroupPart]]]:
+        """The micro-batches of each rank."""
+        budget = self._scenario.micro_batch_tokens
+        samples = [one for group in groups for one in group.lengths]
+        shares = shared(samples, self._scenario.trainer.ranks)
+        return [plan_micro_batches([samples[index] for index in share], budget) for share in shares]
+
+    def _update_s(self, groups: Sequence[Group]) -> float:
+        """Seconds of the slowest rank: the longest micro-batch fills and empties its pipeline."""
+        trainer = self._scenario.trainer
+        shares = [list(map(trainer.times.update_s, batches)) for batches in self._micro_batches(groups)]
+        return max(sum(each) + (trainer.stages - 1) * max(each, default=0.0) for each in shares)
+
+    def _score_s(self, groups: Sequence[Group]) -> float:
+        times = self._scenario.trainer.times
+        return max(sum(map(times.score_s, batches)) for batches in self._micro_batches(groups))
+
+    def _compute(self, step: int, kind: EventKind, seconds: float, groups: Sequence[Group]) -> Process:
+        """Work. Where engines have the same devices, they stand still meanwhile."""
+        colocated = self._engines if self._scenario.placement == "colocated" else []
+        if colocated:
+            yield max(engine.pause() for engine in colocated)
+        start = self._agenda.now
+        self.activity.enter("update")
+        yield from self._work(seconds)
+        self.activity.leave("update")
+        for engine in colocated:
+            engine.resume()
+        samples = sum(len(group.responses) for group in groups)
+        tokens = sum(one.tokens for group in groups for one in group.responses)
+        self._emit(kind, start, step=step, version=step, samples=samples or None, tokens=tokens or None)
+
+    def _work(self, seconds: float) -> Process:
+        """Compute. Where it shares a machine with engines, each slows the other down."""
+        scenario = self._scenario
+        if scenario.placement == "colocated" or scenario.engine_beside == scenario.trainer_beside == 1:
+            yield seconds
+            return
+        for engine in self._engines:
+            engine.keep_pace(scenario.engine_beside)
+        while seconds > _ROUNDING_S:
+            pace = scenario.trainer_beside if any(engine.computes for engine in self._engines) else 1.0
+            start = self._agenda.now
+            yield seconds * pace, self._turned
+            seconds -= (self._agenda.now - start) / pace
+        for engine in self._engines:
+            engine.keep_pace(1.0)
+
+    def _publish(self, version: int) -> Process:
+        """Hand the weights on, and wait for the engines where the mode says so."""
+        scenario = self._scenario
+        if scenario.trainer.publish_s:
+            start = self._agenda.now
+            self.activity.enter("weight_transfer")
+            yield scenario.trainer.publish_s
+            self.activity.leave("weight_transfer")
+            self._emit(EventKind.WEIGHTS_PUBLISH, start, version=version)
+        for engine in self._engines:
+            self._agenda.after(engine.kind.arrive_s, _arrival(engine, version))
+        if scenario.weights == "synchronous":
+            start = self._agenda.now
+            self.activity.enter("weights")
+            for engine in self._engines:
+                while engine.version < version:
+                    yield engine.installed
+            self.activity.leave("weights")
+            self._emit(EventKind.WEIGHTS_WAIT, start, version=version)
+        self.version = version
+        self.published.tell()
+
+    def _emit(self, kind: EventKind, start: float, **fields: Any) -> None:
+        self._log.emit(Event(task=kind, actor="trainer", start=start, end=self._agenda.now, **fields))
+
+
+def _arrival(engine: SimulatedEngine, version: int) -> Callable[[], None]:
+    return lambda: engine.arrive(version)
