@@ -321,6 +321,8 @@ class EventKind(StrEnum):
     )
 
 
+TRAINED = (EventKind.ACTOR, EventKind.OPTIMIZER)
+"""The events whose seconds are those of training."""
 _OTHER = About(meaning="A task of a caller's own.")
 ABOUT = {str(kind): kind.about for kind in EventKind}
 """The entries by `Event.task`."""

@@ -1,15 +1,12 @@
 """How long the samples of each training step were generated, and how long the step was trained on."""
 
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from tailrace.events import Event
-from tailrace.registers.events import EventKind
+from tailrace.registers.events import TRAINED
 from tailrace.report.run_data import RunData, step_of
-
-TRAINED = (EventKind.ACTOR, EventKind.OPTIMIZER)
-"""The events whose seconds are those of training."""
+from tailrace.statistics.spans import covered_s
 
 
 class StepTime(NamedTuple):
@@ -36,12 +33,3 @@ def step_times(run: RunData) -> list[StepTime]:
             times.append(StepTime(step, covered_s(spans, until), trained[number]))
             until = max(until, *(end for _, end in spans))
     return times
-
-
-def covered_s(spans: Iterable[tuple[float, float]], since: float = float("-inf")) -> float:
-    """Return the seconds after `since` that at least one of the spans covers. A span is a start and an end."""
-    seconds, until = 0.0, since
-    for start, end in sorted(spans):
-        seconds += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return seconds

@@ -17,34 +17,20 @@ has the weights of the moment. One that leaves is given nothing more, its respon
 """
 
 import asyncio
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from tailrace.config.cluster import ROLLOUT, RolloutPoolConfig
 from tailrace.errors import ClusterError, ConfigError, TailraceError, WorkerDied, did_you_mean
 from tailrace.events import Event, EventLog
-from tailrace.planning.dispatch.base import EngineState, Job
-from tailrace.planning.dispatch.seconds import pulled
 from tailrace.planning.elasticity import Elasticity, ScaleDecision, ScaleLimits
+from tailrace.planning.scaling import SeenStep, StepWatch, decided, predicted, scale_event, scaled_text
 from tailrace.registers.events import EventKind
-from tailrace.report.step_times import TRAINED, covered_s
 from tailrace.report.workers import kind_of
 from tailrace.rollout.base import EnginePort
 from tailrace.rollout.service import GenerationService
-
-
-@dataclass(slots=True)
-class _Step:
-    """What has been seen of a training step."""
-
-    generated: list[tuple[float, float]] = field(default_factory=list)
-    """The start and the end of each sample."""
-    jobs: list[Job] = field(default_factory=list)
-    training_s: float = 0.0
-    since: float = float("-inf")
-    """The end of the newest sample of the steps before it; see `StepTime`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +80,7 @@ class Fleet:
         self._workers = workers
         self._service = service
         self._log = log
-        self._inbox: asyncio.Queue[_Change | _Step] = asyncio.Queue()
+        self._inbox: asyncio.Queue[_Change | SeenStep] = asyncio.Queue()
         self._turn = asyncio.Lock()
         """Held while a number changes."""
         self._asked: dict[str, _Change] = {}
@@ -103,9 +89,7 @@ class Fleet:
         """The change of a number that is being made."""
         self._adding: asyncio.Timeout | None = None
         """Ends the start of an engine for that change."""
-        self._steps: defaultdict[int, _Step] = defaultdict(_Step)
-        self._generated_until = float("-inf")
-        """The end of the newest sample of the steps that have ended."""
+        self._watch = StepWatch()
         self._elasticity = None
         if config.elastic is not None:
             pool = config.each[config.elastic]
@@ -120,7 +104,7 @@ class Fleet:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 item = await self._inbox.get()
-                tasks.create_task(self._decide(item) if isinstance(item, _Step) else self._make(item))
+                tasks.create_task(self._decide(item) if isinstance(item, SeenStep) else self._make(item))
 
     async def scale(self, wanted: int, pool: str = ROLLOUT, on_wait: Callable[[str], None] = lambda _: None) -> str:
         """Have so many engines in a pool from now on, and return when that is so, with what was done in words.
@@ -226,8 +210,7 @@ class Fleet:
             there = len(self._of(pool))
             change_to = f"{there}" if there == len(before) else f"{len(before)} → {there}"
             raise ClusterError(f"{self._named(pool)}{change_to} engines instead of {wanted}: {error}") from None
-        text = f"{self._named(pool)}{len(before)} → {len(self._of(pool))} engines, by {change.by}"
-        return text if change.decision is None else f"{text}: {change.decision.why}"
+        return self._named(pool) + scaled_text(len(before), len(self._of(pool)), change.by, change.decision)
 
     def _check_newest(self, change: _Change) -> None:
         newest = self._asked.get(change.pool)
@@ -275,37 +258,25 @@ class Fleet:
             await self._workers.remove_engine(name)
 
     def _tell(self, change: _Change, before: int, wanted: int, text: str) -> None:
-        now, found = self._log.now(), change.decision
-        metrics = {"engines": float(before), "wanted": float(wanted)}
-        if found is not None:
-            names = ("generation_s", "training_s", "lead_s", "saved_s", "lost_s")
-            metrics |= {name: getattr(found, name) for name in names}
-        info = {"text": text, "by": change.by, "pool": change.pool, "engines": self._service.engines}
-        self._log.emit(Event(task=EventKind.SCALE, actor="driver", start=now, end=now, metrics=metrics, info=info))
+        engines, decision = self._service.engines, change.decision
+        self._log.emit(
+            scale_event(
+                self._log.now(),
+                text,
+                pool=change.pool,
+                by=change.by,
+                before=before,
+                wanted=wanted,
+                engines=engines,
+                decision=decision,
+            )
+        )
 
     def _see(self, event: Event) -> None:
-        """Keep what a decision needs of an event. The last one of a step asks for one."""
-        if event.step is None:
-            return
-        if event.task == EventKind.SAMPLE:
-            step = self._steps[event.step]
-            step.generated.append((event.start, event.end))
-            prompt = int(event.info.get("prompt_tokens", 1))
-            tokens = float(max(1, event.tokens or 1))
-            step.jobs.append(
-                Job(group=int(event.info["group"]), samples=1, prompt_tokens=prompt, expected_tokens=tokens)
-            )
-        elif event.task in TRAINED:
-            self._steps[event.step].training_s += event.end - event.start
-        elif event.task == EventKind.STEP:
-            seen = self._steps.pop(event.step, _Step())
-            for older in [number for number in self._steps if number < event.step]:
-                del self._steps[older]
-            seen.since = self._generated_until
-            self._generated_until = max([seen.since, *(end for _, end in seen.generated)])
-            self._inbox.put_nowait(seen)
+        if (step := self._watch.see(event)) is not None:
+            self._inbox.put_nowait(step)
 
-    async def _decide(self, step: _Step) -> None:
+    async def _decide(self, step: SeenStep) -> None:
         pool, states = self._config.elastic, self._service.idle_states()
         own = [state for state in states if kind_of(state.name) == pool]
         if not own or not step.jobs or self._turn.locked():
@@ -313,23 +284,9 @@ class Fleet:
         assert self._elasticity is not None
         assert pool is not None
         loop = asyncio.get_running_loop()
-        now_s, more_s, less_s = await loop.run_in_executor(None, _predicted, states, own[0], step.jobs)
+        seconds = await loop.run_in_executor(None, predicted, states, own[0], step.jobs)
         if self._turn.locked():
             return
-        decision = self._elasticity.decide(
-            engines=len(own),
-            generation_s=covered_s(step.generated, step.since),
-            training_s=step.training_s,
-            saved_s=now_s - more_s,
-            lost_s=less_s - now_s,
-        )
+        decision, wanted = decided(self._elasticity, step, len(own), seconds)
         if decision.action != "hold":
-            wanted = len(own) + (1 if decision.action == "add" else -1)
             self._inbox.put_nowait(_Change(pool, wanted, by="elasticity", decision=decision))
-
-
-def _predicted(states: Sequence[EngineState], one: EngineState, jobs: Sequence[Job]) -> tuple[float, float, float]:
-    """Seconds of generation with these engines, with one more like `one`, and without that."""
-    fewer = [state for state in states if state is not one] or states
-    now, more, less = (pulled(engines, jobs).seconds for engines in (states, [*states, one], fewer))
-    return now, more, less

@@ -5,13 +5,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
-import pytest
 
 from tailrace.events import Event
 from tailrace.report.charts import Section
 from tailrace.report.engines import engine_sections
 from tailrace.report.run_data import RunData
-from tailrace.report.step_times import covered_s, step_times
+from tailrace.report.step_times import step_times
 from tests.run.test_elastic_fleet import Run
 from tests.transfer.virtual_time import virtual_time
 
@@ -140,13 +139,6 @@ def test_times_of_a_step_are_those_in_which_it_was_generated_and_trained_on() ->
 def test_time_in_which_two_steps_are_generated_counts_for_the_earlier_one() -> None:
     events = [*step_events(0, 0, generation_s=8), *step_events(1, 5, generation_s=8)]  # until 8, from 5 to 13
     assert [time.generation_s for time in step_times(run_of(events))] == [8, 5]
-
-
-@pytest.mark.parametrize(
-    ("spans", "seconds"), [([], 0), ([(0, 2), (1, 3)], 3), ([(5, 6), (0, 2)], 3), ([(0, 9), (1, 2), (8, 10)], 10)]
-)
-def test_time_that_spans_share_counts_once(spans: list[tuple[float, float]], seconds: float) -> None:
-    assert covered_s(spans) == seconds
 
 
 @virtual_time
