@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tailrace
+from tailrace.config.cluster import RolloutPoolConfig, pool_key
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
@@ -55,6 +56,8 @@ class Simulated:
     trainer: Memory
     basis: Basis
     """Of the steps of engines."""
+    engines: int
+    """At the end."""
     summary: Summary
 
 
@@ -93,6 +96,7 @@ def simulate(
         ),
         trainer=trainer_memory(setup, step_batches(config, replay).largest),
         basis=source.basis,
+        engines=run.present,
         summary=summing.summary(
             preemptions=sum(engine.preemptions for engine in run.engines), graders=config.rewards.workers
         ),
@@ -108,16 +112,17 @@ def allocation_of(config: RunConfig, shape: ModelShape, cluster: Cluster, replay
         PlanError: the engines leave no device for the trainer, or the trainer fits in no arrangement.
     """
     rollout, trainer = cluster.pools[0], cluster.pools[-1]
-    engine = config.engine
-    tp, dp = (engine.tp, engine.dp) if isinstance(engine, NativeEngineConfig) else (1, 1)
-    engines = config.cluster.rollout.total if config.pipeline.placement == "separated" else rollout.devices // (tp * dp)
-    taken = engines * tp * dp
+    tp, dp = _arrangement(config)
     colocated = config.pipeline.placement == "colocated"
+    engines = rollout.devices // (tp * dp) if colocated else config.cluster.rollout.total
+    most = None if colocated else _most_engines(config.cluster.rollout)
+    taken = (most or engines) * tp * dp
     left = trainer.devices - (taken if rollout is trainer and not colocated else 0)
     if taken > rollout.devices or left < 1:
         raise PlanError(
-            f"{engines} engines of {tp * dp} devices take {taken} of {rollout.devices} {rollout.kind}, which leaves "
-            f"{max(0, left)} for the trainer; change cluster.rollout.workers, engine.tp or engine.dp"
+            f"{most or engines} engines of {tp * dp} devices take {taken} of {rollout.devices} {rollout.kind}, which "
+            f"leaves {max(0, left)} for the trainer; change cluster.rollout.{'max_' if most else ''}workers, engine.tp "
+            "or engine.dp"
         )
     layout, _ = best_layout(shape, trainer, left, step_batches(config, replay))
     reference = None
@@ -126,6 +131,7 @@ def allocation_of(config: RunConfig, shape: ModelShape, cluster: Cluster, replay
     return Allocation(
         rollout=rollout,
         engines=engines,
+        most_engines=most,
         tp=tp,
         dp=dp,
         trainer=trainer,
@@ -133,6 +139,33 @@ def allocation_of(config: RunConfig, shape: ModelShape, cluster: Cluster, replay
         reference=reference,
         colocated=colocated,
     )
+
+
+def _arrangement(config: RunConfig) -> tuple[int, int]:
+    """TP and DP of each engine.
+
+    Raises:
+        PlanError: those of two pools differ.
+    """
+    (first, found), *others = (
+        (name, (engine.tp, engine.dp) if isinstance(engine, NativeEngineConfig) else (1, 1))
+        for name, engine in config.engines.items()
+    )
+    for name, other in others:
+        if other != found:
+            raise PlanError(
+                f"{pool_key(name)} has engines of TP {other[0]} and DP {other[1]}, and {pool_key(first)} of TP "
+                f"{found[0]} and DP {found[1]}; a simulation has one arrangement: give all the same engine.tp and dp"
+            )
+    return found
+
+
+def _most_engines(config: RolloutPoolConfig) -> int | None:
+    """The most engines of all pools, where the run chooses the number of one; else None."""
+    if config.elastic is None:
+        return None
+    pool = config.each[config.elastic]
+    return config.total + pool.most - pool.workers
 
 
 def _replay(config: RunConfig, shape: ModelShape, workload: str, steps: int) -> Replay:
@@ -184,7 +217,7 @@ def print_simulated(found: Simulated, *, json: bool) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
     for name, value in (
-        ("engines", _engines_text(allocation)),
+        ("engines", _engines_text(found)),
         ("trainer", _layout_text(allocation)),
         ("seconds a step", _step_text(found)),
         ("samples a second", number(summary.samples_per_s)),
@@ -206,11 +239,13 @@ def print_simulated(found: Simulated, *, json: bool) -> None:
 
 def _document(found: Simulated) -> dict[str, Any]:
     allocation = found.allocation
+    elastic = {} if allocation.most_engines is None else {"most": allocation.most_engines, "at_the_end": found.engines}
     return {
         "simulated": True,
         "rollout": {
             "kind": allocation.rollout.kind,
             "engines": allocation.engines,
+            **elastic,
             "tp": allocation.tp,
             "dp": allocation.dp,
         },
@@ -238,8 +273,11 @@ _BASES: dict[Kind, str] = {
 }
 
 
-def _engines_text(allocation: Allocation) -> str:
-    return f"{allocation.engines} on {allocation.rollout.kind}, TP {allocation.tp} · DP {allocation.dp}"
+def _engines_text(found: Simulated) -> str:
+    allocation = found.allocation
+    most = allocation.most_engines
+    changes = "" if most is None else f", {found.engines} at the end, of at most {most}"
+    return f"{allocation.engines}{changes} on {allocation.rollout.kind}, TP {allocation.tp} · DP {allocation.dp}"
 
 
 def _layout_text(allocation: Allocation) -> str:

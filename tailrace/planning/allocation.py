@@ -23,6 +23,8 @@ class Allocation:
 
     rollout: Pool
     engines: int
+    most_engines: int | None = None
+    """Where the run chooses their number: the most of them. There are devices for all of these."""
     tp: int = 1
     """Devices of a replica of the model in an engine."""
     dp: int = 1
@@ -36,8 +38,8 @@ class Allocation:
 
     @property
     def rollout_devices(self) -> int:
-        """Devices that generate."""
-        return self.engines * self.tp * self.dp
+        """Devices that generate, or may."""
+        return (self.most_engines or self.engines) * self.tp * self.dp
 
     @property
     def devices(self) -> int:

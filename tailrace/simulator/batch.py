@@ -39,7 +39,7 @@ class Sequence:
     made: int = 0
     """Tokens of the response so far; up to date between stretches, see `Batch.made`."""
     cached: int = 0
-    """Tokens of the prompt whose keys and values the cache still has, from the turns before."""
+    """Tokens whose keys and values the cache still has, from the turns before, or that have come with it."""
     to_compute: int = 0
     """Tokens whose keys and values are missing, while it runs and does not decode."""
     arrival: int = -1
@@ -271,7 +271,7 @@ class Batch:
         sequence.is_running = True
         if group is not None:
             group.members += 1
-            sequence.to_compute = max(1, sequence.made)
+            sequence.to_compute = max(1, sequence.made - max(0, sequence.cached - sequence.prompt))
         else:
             self._prompts += sequence.prompt
             if sequence.group != -1:

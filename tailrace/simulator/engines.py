@@ -82,6 +82,8 @@ class SimulatedEngine:
         """Responses that it was given and that have not ended; what its batches have of them."""
         self.is_down = False
         """Whether its process has died and is not back yet."""
+        self.left = Change(agenda)
+        """Told when it has one response less."""
         self.installed = Change(agenda)
         """Told when it has new weights."""
         self.activity = Activity(log, "engine", breakdown=True)
@@ -96,7 +98,8 @@ class SimulatedEngine:
         """What waits for its weights."""
         self._begun = 0
         """Responses that have begun and have not ended."""
-        self._ended = Change(agenda)
+        self._successor: Callable[[Response], None] | None = None
+        """Takes what it has, once it leaves."""
         self._leaving: dict[Sequence, Callable[[Response], None]] = {}
         """What goes on elsewhere, from the end of the step under way on."""
         self._life = 0
@@ -120,12 +123,17 @@ class SimulatedEngine:
         return bool(self._leaving)
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether it is given nothing any more."""
+        return self._successor is not None
+
+    @property
     def preemptions(self) -> int:
         """Sequences that were preempted so far."""
         return sum(replica.batch.preemptions for replica in self._replicas)
 
-    def state(self) -> EngineState:
-        """As a policy sees it."""
+    def state(self, *, idle: bool = False) -> EngineState:
+        """As a policy sees it. `idle`: as it would be without work."""
         kind = self.kind
         return EngineState(
             name=self.name,
@@ -134,7 +142,7 @@ class SimulatedEngine:
             replicas=kind.dp,
             slots=kind.slots,
             cache_tokens=int(kind.cache_tokens),
-            running=_Works(self),
+            running=() if idle else _Works(self),
         )
 
     def give(self, responses: Iterable[Response]) -> None:
@@ -153,6 +161,18 @@ class SimulatedEngine:
             self._leaving[sequence] = then
             self._go()
 
+    def leave(self, successor: Callable[[Response], None]) -> None:
+        """Give all that it has to `successor`: what runs at the end of the step under way, what waits for tools when
+        they have answered."""
+        self._successor = successor
+        held, self._held = self._held, []
+        for response in held:
+            del self.in_hand[response]
+            successor(response)
+        self._leaving = {sequence: successor for sequence in self.in_hand.values() if sequence is not None}
+        self.installed.tell()
+        self._go()
+
     def die(self, away_s: float, on_return: Callable[[], None]) -> list[Response]:
         """Lose all that it has, which is returned, and be back after so many seconds with the newest weights.
 
@@ -168,7 +188,7 @@ class SimulatedEngine:
         self._held.clear()
         self._leaving.clear()
         self._begun, self._life, self.is_down = 0, self._life + 1, True
-        self._ended.tell()
+        self.left.tell()
         self._agenda.start(self._return(away_s, on_return))
         return lost
 
@@ -229,17 +249,15 @@ class SimulatedEngine:
 
     def _add(self, response: Response, replica: _Replica) -> None:
         """Begin a turn of a response, or go on with it."""
-        turns, turn = response.script.turns, response.turn
-        cached = response.context - turns[turn - 1].returned_tokens - 1 if turn else 0
         sequence = Sequence(
             prompt=response.context,
-            length=turns[turn].generated_tokens,
-            group=-1 if turn else response.group,
+            length=response.script.turns[response.turn].generated_tokens,
+            group=-1 if response.turn else response.group,
             priority=response.priority - _STEP * response.step,
             made=response.made,
-            cached=response.context + response.made if response.has_cache else cached,
+            cached=response.cached,
         )
-        response.made, response.has_cache = 0, False
+        response.made = response.cached = 0
         replica.responses[sequence] = response
         self.in_hand[response] = sequence
         replica.batch.add(sequence)
@@ -292,9 +310,13 @@ class SimulatedEngine:
         then, response = self._leaving.pop(sequence), replica.responses.pop(sequence)
         replica.batch.remove(sequence)
         response.made = sequence.made
+        self._give_away(response, then)
+
+    def _give_away(self, response: Response, then: Callable[[Response], None]) -> None:
+        response.cached = 0
         del self.in_hand[response]
         self._begun -= 1
-        self._ended.tell()
+        self.left.tell()
         then(response)
 
     def _note(self, change: int) -> None:
@@ -309,6 +331,7 @@ class SimulatedEngine:
 
     def _end_turn(self, response: Response) -> None:
         turn = response.script.turns[response.turn]
+        response.cached = response.context + turn.generated_tokens - 1
         response.context += turn.generated_tokens + turn.returned_tokens
         response.last_version = self.version
         response.turn += 1
@@ -320,13 +343,17 @@ class SimulatedEngine:
         del self.in_hand[response]
         self._begun -= 1
         response.end = self._agenda.now
-        self._ended.tell()
+        self.left.tell()
         self._on_ended(response, self)
 
     def _go_on(self, response: Response, life: int) -> None:
-        if life == self._life:  # otherwise it is made again elsewhere
-            self._add(response, self._emptiest())
-            self._go()
+        if life != self._life:
+            return  # it is made again elsewhere
+        if self._successor is not None:
+            self._give_away(response, self._successor)
+            return
+        self._add(response, self._emptiest())
+        self._go()
 
     def _update(self) -> Process:
         """Install each version that arrives."""
@@ -350,7 +377,7 @@ class SimulatedEngine:
         """Let all that has begun end. With `delayed`, others may begin meanwhile until none is left."""
         self._is_draining = self._mode == "sub_step"
         while self._begun:
-            yield self._ended
+            yield self.left
         self._is_draining = True
 
     def _install(self, version: int, seconds: float) -> Process:

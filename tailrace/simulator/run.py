@@ -18,6 +18,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from heapq import heapreplace
 from typing import Any
 
@@ -29,9 +30,10 @@ from tailrace.planning.remaining import LengthHistory
 from tailrace.registers.events import EventKind
 from tailrace.simulator.agenda import Agenda, Change, Process
 from tailrace.simulator.engines import SimulatedEngine, Turns
+from tailrace.simulator.fleet import SimulatedFleet
 from tailrace.simulator.log import VirtualLog
 from tailrace.simulator.samples import Group, Response
-from tailrace.simulator.scenario import Scenario
+from tailrace.simulator.scenario import EngineKind, Scenario
 from tailrace.simulator.scorer import SimulatedScorer
 from tailrace.simulator.service import SimulatedService
 from tailrace.simulator.trainer import SimulatedTrainer
@@ -45,7 +47,7 @@ class SimulatedRun:
         self, scenario: Scenario, replay: Replay, *, sinks: tuple[Sink, ...] = (), samples: bool = True
     ) -> None:
         """`replay`: the lengths of all groups, at least as many as the run takes. `samples`: whether each response
-        has an event."""
+        has an event; where the run chooses the number of engines, each has."""
         self.agenda = Agenda()
         self.log = VirtualLog(self.agenda, sinks)
         self._scenario = scenario
@@ -53,27 +55,19 @@ class SimulatedRun:
         self._longest = float(replay.longest_response)
         self._random = random.Random(scenario.seed)
         self._tells_samples = samples
-        turned = Change(self.agenda)
-        turns = Turns(self.agenda)
-        counts: Counter[str] = Counter()
+        self._turned = Change(self.agenda)
+        """Told when an engine begins or ends to compute."""
+        self._turns = Turns(self.agenda)
+        self._counts: Counter[str] = Counter()
+        """The engines of each pool that there have been."""
+        self._sinks = sinks
+        self._chance = random.Random(scenario.seed)
+        """Of deaths."""
         self.engines: list[SimulatedEngine] = []
+        """All that there have been."""
         for kind in scenario.engines:
             for _ in range(kind.engines):
-                name = f"{kind.name}-{counts[kind.name]}"
-                counts[kind.name] += 1
-                log = self._log_of(name, sinks)
-                self.engines.append(
-                    SimulatedEngine(
-                        self.agenda,
-                        name,
-                        kind,
-                        scenario.weights,
-                        log,
-                        turns=turns,
-                        on_ended=self._grade,
-                        on_turn=turned.tell,
-                    )
-                )
+                self._make_engine(kind)
         policy = make_policy(scenario.dispatch, LengthHistory(), seed=scenario.seed)
         splits = scenario.knows_lengths == "lengths" and policy.plans
         self._service = SimulatedService(
@@ -87,8 +81,16 @@ class SimulatedRun:
         )
         self._free_graders = [0.0] * scenario.graders
         self._groups: dict[int, Group] = {}
-        trainer_log = self._log_of("trainer-0", sinks)
-        self._trainer = SimulatedTrainer(self.agenda, scenario, self.engines, trainer_log, turned=turned)
+        trainer_log = self._log_of("trainer-0")
+        present = self._service.engines
+        self._trainer = SimulatedTrainer(self.agenda, scenario, present, trainer_log, turned=self._turned)
+        if (elastic := scenario.elastic) is not None:
+            several = {kind.name for kind in scenario.engines} - {elastic.joining.name}
+            prefix = f"{elastic.joining.name}: " if several else ""
+            fleet = SimulatedFleet(self.agenda, elastic, self._service, self.log, self._join, prefix=prefix)
+            self._tells_samples = True  # decisions need them
+            for log in (self.log, trainer_log):
+                log.listen(fleet.see)
         self._after_grading = self._trainer.let_train
         if (reference := scenario.reference) is not None:
             budget = scenario.micro_batch_tokens
@@ -101,18 +103,43 @@ class SimulatedRun:
         """Running responses that went on in another engine."""
         return self._service.moved
 
-    def _log_of(self, worker: str, sinks: tuple[Sink, ...]) -> VirtualLog:
+    @property
+    def present(self) -> int:
+        """The engines that there are now."""
+        return len(self._service.engines)
+
+    def _log_of(self, worker: str) -> VirtualLog:
         """The log of a worker; colocated, all work is that of one process."""
-        return VirtualLog(self.agenda, sinks, worker if self._scenario.placement == "separated" else "")
+        return VirtualLog(self.agenda, self._sinks, worker if self._scenario.placement == "separated" else "")
+
+    def _make_engine(self, kind: EngineKind) -> SimulatedEngine:
+        name = f"{kind.name}-{self._counts[kind.name]}"
+        self._counts[kind.name] += 1
+        engine = SimulatedEngine(
+            self.agenda,
+            name,
+            kind,
+            self._scenario.weights,
+            self._log_of(name),
+            turns=self._turns,
+            on_ended=self._grade,
+            on_turn=self._turned.tell,
+        )
+        self.engines.append(engine)
+        if self._scenario.engine_failures_per_hour:
+            self.agenda.start(self._fail(engine, random.Random(self._chance.random())))
+        return engine
+
+    def _join(self, kind: EngineKind) -> SimulatedEngine:
+        """Make an engine that joins the run: it has loaded, and the newest weights are on their way to it."""
+        engine = self._make_engine(replace(kind, starts_s=0.0))
+        self._trainer.send_to(engine)
+        return engine
 
     def run(self) -> None:
         """Simulate to the end."""
         self.agenda.start(self._feed())
         self.agenda.start(self._train())
-        if rate := self._scenario.engine_failures_per_hour:
-            chance = random.Random(self._scenario.seed)
-            for engine in self.engines:
-                self.agenda.start(self._fail(engine, random.Random(chance.random()), rate / 3600))
         with spared():  # the lengths of all groups are many objects
             self.agenda.run()
 
@@ -126,10 +153,12 @@ class SimulatedRun:
             yield scenario.hop_s
             self._service.generate([self._group(step, number, needed) for number in range(scenario.groups_per_step)])
 
-    def _fail(self, engine: SimulatedEngine, chance: random.Random, rate: float) -> Process:
+    def _fail(self, engine: SimulatedEngine, chance: random.Random) -> Process:
         """Have an engine die now and then."""
         while True:
-            yield chance.expovariate(rate)
+            yield chance.expovariate(self._scenario.engine_failures_per_hour / 3600)
+            if engine.is_leaving:
+                return
             died = self.agenda.now
             lost = engine.die(self._scenario.restart_s, self._service.decide)
             self._emit(EventKind.WORKER_DIED, "rollout", died, worker=engine.name, info={"how": "simulated"})
@@ -231,7 +260,8 @@ class SimulatedRun:
 
     def _tell_step(self, step: int, start: float, groups: Sequence[Group]) -> None:
         for engine in self.engines:
-            engine.activity.emit()
+            if engine.in_hand or not engine.is_leaving:
+                engine.activity.emit()
         self._trainer.activity.emit()
         responses = [response for group in groups for response in group.responses]
         tokens = [sum(turn.generated_tokens for turn in response.script.turns) for response in responses]

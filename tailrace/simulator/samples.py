@@ -22,13 +22,15 @@ class Response:
     """Tokens that are expected of it."""
     priority: float = 0.0
     """The larger begins first, among those of a step."""
+    arrival: int = 0
+    """In the order in which the service was given them."""
     turn: int = 0
     context: int = 0
     """Tokens before its turn."""
     made: int = 0
     """Tokens of its turn that another engine has made."""
-    has_cache: bool = False
-    """Whether the keys and values of these came with it."""
+    cached: int = 0
+    """Tokens whose keys and values its engine has kept between two turns, or that have come with it."""
     start: float = 0.0
     end: float = 0.0
     losses: int = 0

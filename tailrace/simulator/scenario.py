@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from tailrace.config.rollout import DispatchConfig, Order
 from tailrace.config.weights import WeightsMode
+from tailrace.planning.elasticity import ScaleLimits
 from tailrace.planning.packing import GroupPart
 from tailrace.planning.step_times.base import MixedStepTimes
 
@@ -38,6 +39,15 @@ class EngineKind:
     """Seconds from the publication of weights until they have arrived at such an engine."""
     install_s: float = 0.0
     """Seconds in which an engine stands still for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elastic:
+    """A pool whose number of engines the run chooses."""
+
+    limits: ScaleLimits
+    joining: EngineKind
+    """An engine that is added. Its name is that of the pool; `starts_s` are the seconds until it is given prompts."""
 
 
 class TrainerTimes(Protocol):
@@ -99,6 +109,7 @@ class Scenario:
     expectation_error: float = 0.0
     """The standard deviation of the logarithm of what is expected, from the logarithm of that."""
     engines: tuple[EngineKind, ...]
+    elastic: Elastic | None = None
     trainer: TrainerKind
     reference: Scorer | None = None
     graders: int = 1

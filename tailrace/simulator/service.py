@@ -4,7 +4,7 @@ The policies are those of `planning.dispatch`, and so are the choices of running
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, groupby
@@ -13,7 +13,7 @@ from tailrace.errors import PlanError
 from tailrace.planning.dispatch.base import Job, Policy
 from tailrace.planning.dispatch.moving import EVERY_S, MoveSeconds, Way, moves, recompute_s
 from tailrace.planning.dispatch.replanning import is_outdated
-from tailrace.simulator.agenda import Agenda
+from tailrace.simulator.agenda import Agenda, Process
 from tailrace.simulator.engines import SimulatedEngine
 from tailrace.simulator.samples import Response
 
@@ -26,13 +26,12 @@ class _Waiting:
     """Responses of one group that go to one engine together."""
 
     responses: list[Response]
-    arrival: int
 
     @property
     def turn(self) -> tuple[int, float, int]:
         """The lower begins first."""
         first = self.responses[0]
-        return first.step, -first.priority, self.arrival
+        return first.step, -first.priority, first.arrival
 
     @property
     def job(self) -> Job:
@@ -83,10 +82,27 @@ class SimulatedService:
     def generate(self, groups: Sequence[Sequence[Response]]) -> None:
         """Have groups generated."""
         for group in groups:
-            for part in [[one] for one in group] if self._splits else [list(group)]:
-                self._arrived.append(_Waiting(part, next(self._arrivals)))
-        self._arrived.sort(key=_turn)
+            for response in group:
+                response.arrival = next(self._arrivals)
+        parts = [part for group in groups for part in ([[one] for one in group] if self._splits else [list(group)])]
+        self._wait(map(_Waiting, parts))
         self.decide()
+
+    def add(self, engine: SimulatedEngine) -> None:
+        """Use another engine from now on."""
+        self.engines.append(engine)
+        self._planned[engine] = deque()
+        self.decide()
+
+    def remove(self, engine: SimulatedEngine) -> Process:
+        """Use an engine no more: what it has goes on elsewhere. This takes until it has nothing left."""
+        self.engines.remove(engine)
+        self._wait(self._planned.pop(engine))
+        engine.leave(self._wait_again)
+        self.decide()
+        while engine.in_hand:
+            yield engine.left
+            self.decide()
 
     def lost(self, responses: Sequence[Response]) -> None:
         """Have what a dead engine had made again, from the start.
@@ -95,7 +111,7 @@ class SimulatedService:
             PlanError: that has happened to one of them again and again.
         """
         for response in responses:
-            response.turn = response.context = response.made = 0
+            response.turn = response.context = response.made = response.cached = 0
             response.first_version = -1
             response.losses += 1
             if response.losses > _MOST_LOSSES:
@@ -107,12 +123,14 @@ class SimulatedService:
         self.generate([list(group) for _, group in by_group])
 
     def decide(self) -> None:
-        """Place what waits: an engine has come back."""
+        """Place what waits: there is more of that, or of engines."""
         self._plan()
         self._give(self.engines)
 
     def ended(self, engine: SimulatedEngine) -> None:
         """Use the room of a response that has ended."""
+        if engine.is_leaving:
+            return
         if self._policy.plans:
             self._plan()
             self._give(self.engines)
@@ -138,7 +156,7 @@ class SimulatedService:
 
     def _room(self, engine: SimulatedEngine) -> int:
         """Responses that an engine can still be given: a group more than it decodes, see `run.workers.rollout`."""
-        if engine.is_down:
+        if engine.is_down or engine.is_leaving:
             return 0
         return engine.kind.slots * engine.kind.dp + self._group_size - len(engine.in_hand)
 
@@ -148,10 +166,9 @@ class SimulatedService:
             waiting = sum(map(len, self._planned.values()))
             idle = any(not engine.in_hand for engine in self.engines)
             if is_outdated(self._when_placed, waiting, any_idle=idle):
+                self._wait([one for planned in self._planned.values() for one in planned])
                 for planned in self._planned.values():
-                    self._arrived += planned
                     planned.clear()
-                self._arrived.sort(key=_turn)
         there = [engine for engine in self.engines if not engine.is_down]
         if self._arrived and there:
             self._place(self._arrived, there)
@@ -179,14 +196,26 @@ class SimulatedService:
     def _go_on(self, target: SimulatedEngine, seconds: float, response: Response) -> None:
         """Have a response go on in another engine, with its keys and values if they take a while to come."""
         self.moved += 1
-        response.has_cache = seconds > 0
+        response.cached = response.context + response.made if seconds else 0
         self._agenda.after(seconds, lambda: self._take(target, response))
 
     def _take(self, target: SimulatedEngine, response: Response) -> None:
         if target.is_down:
             self.lost([response])
+        elif target.is_leaving:
+            self._wait_again(response)
+            self.decide()
         else:
             target.give([response])
+
+    def _wait(self, waiting: Iterable[_Waiting]) -> None:
+        self._arrived += waiting
+        self._arrived.sort(key=_turn)
+
+    def _wait_again(self, response: Response) -> None:
+        """Have a response that was begun go on wherever there is room."""
+        response.cached = 0
+        self._wait([_Waiting([response])])
 
     def _is_dry(self) -> bool:
         return any(not planned and self._room(engine) > 0 for engine, planned in self._planned.items())

@@ -5,11 +5,13 @@ from dataclasses import replace
 from functools import partial
 
 from tailrace.config.base import GIB
+from tailrace.config.cluster import ROLLOUT
 from tailrace.config.engine import NativeEngineConfig, VllmEngineConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError
 from tailrace.planning.allocation import Allocation, Batches, engine_tokens, mean_batches
 from tailrace.planning.broadcast import ROOT, Site, broadcast_tree
+from tailrace.planning.elasticity import ScaleLimits
 from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.base import Additive, MixedStepTimes
@@ -19,7 +21,7 @@ from tailrace.planning.step_times.sources import source_of
 from tailrace.planning.step_times.trainer_profile import ProfiledTrainer
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
 from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
-from tailrace.simulator.scenario import EngineKind, Scenario, Scorer, TrainerKind
+from tailrace.simulator.scenario import Elastic, EngineKind, Scenario, Scorer, TrainerKind
 from tailrace.workloads.replay import Replay
 
 SLOTS = 256
@@ -72,10 +74,11 @@ def scenario_of(
     setup = TrainingSetup(shape=shape, layout=allocation.layout)
     trainer = AnalyticTrainingTimes(setup, allocation.trainer)
     source = (times or partial(source_of, shape))(allocation.rollout)
+    engines = list(_engines(config, shape, cluster, allocation, source))
     base = _played(
         config,
         steps,
-        engines=tuple(_engines(config, shape, cluster, allocation, source)),
+        engines=tuple(engines[: allocation.engines]),
         trainer=TrainerKind(
             times=trainer,
             ranks=allocation.layout.dp,
@@ -87,6 +90,7 @@ def scenario_of(
         base,
         placement="colocated" if allocation.colocated else "separated",
         knows_lengths="nothing" if config.rollout.lengths is None else "group_means",
+        elastic=None if allocation.most_engines is None else _elastic(config, engines[-1]),
         reference=_reference(shape, allocation),
     )
 
@@ -137,9 +141,11 @@ def _engines(
     cache = engine_tokens(shape, pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=slots)
     if cache <= 0:
         raise PlanError(f"an engine of {shape.name} with TP {tp} does not fit on {pool.kind}; raise its TP degree")
-    arrivals = [0.0] * allocation.engines if allocation.colocated else arrivals_s(cluster, allocation, _bytes(shape))
-    for seconds in arrivals:
+    every = replace(allocation, engines=allocation.most_engines or allocation.engines)
+    arrivals = [0.0] * every.engines if allocation.colocated else arrivals_s(cluster, every, _bytes(shape))
+    for name, seconds in zip(_pools(config, allocation), arrivals, strict=True):
         yield EngineKind(
+            name=name,
             times=times,
             tp=tp,
             dp=allocation.dp,
@@ -150,6 +156,26 @@ def _engines(
             arrive_s=seconds,
             install_s=install_s(shape, pool, tp),
         )
+
+
+def _pools(config: RunConfig, allocation: Allocation) -> list[str]:
+    """The pool of each engine by name; those of engines that may join are not asked for."""
+    names = [name for name, pool in config.cluster.rollout.each.items() for _ in range(pool.workers)]
+    known = names if len(names) == allocation.engines else []
+    return known + [ROLLOUT] * ((allocation.most_engines or allocation.engines) - len(known))
+
+
+def _elastic(config: RunConfig, like: EngineKind) -> Elastic:
+    """The pool whose number of engines a recipe leaves to the run. An engine that joins is like the given one.
+
+    Its process is there: it loads its weights over the link to its host.
+    """
+    rollout = config.cluster.rollout
+    name = rollout.elastic
+    assert name is not None
+    pool = rollout.each[name]
+    limits = ScaleLimits(least=pool.least, most=pool.most)
+    return Elastic(limits=limits, joining=replace(like, name=name, starts_s=like.install_s))
 
 
 def _reference(shape: ModelShape, allocation: Allocation) -> Scorer | None:

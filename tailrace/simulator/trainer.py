@@ -7,7 +7,7 @@ while it computes.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from tailrace.activity import Activity
@@ -36,9 +36,11 @@ class SimulatedTrainer:
         *,
         turned: Change,
     ) -> None:
-        """`turned`: told when an engine begins or ends to compute."""
+        """`engines`: those of the moment. `turned`: told when an engine begins or ends to compute."""
         self.version = 0
         """Of the weights that it has published."""
+        self._sent = 0
+        """The newest version that is on its way to engines, or there."""
         self.published = Change(agenda)
         self.activity = Activity(log, "trainer", breakdown=True)
         self._agenda = agenda
@@ -56,6 +58,11 @@ class SimulatedTrainer:
         self._ready.setdefault(group.step, deque()).append(group)
         self._ready_tokens[group.step] += group.tokens
         self._arrived.tell()
+
+    def send_to(self, engine: SimulatedEngine) -> None:
+        """Have the newest weights go to an engine."""
+        if version := self._sent:
+            self._agenda.after(engine.kind.arrive_s, lambda: engine.arrive(version))
 
     def train(self, step: int) -> Generator[Any, None, list[Group]]:
         """Train on the groups of a step, and publish the weights. Return the groups."""
@@ -178,13 +185,14 @@ class SimulatedTrainer:
             yield scenario.trainer.publish_s
             self.activity.leave("weight_transfer")
             self._emit(EventKind.WEIGHTS_PUBLISH, start, version=version)
+        self._sent = version
         for engine in self._engines:
-            self._agenda.after(engine.kind.arrive_s, _arrival(engine, version))
+            self.send_to(engine)
         if scenario.weights == "synchronous":
             start = self._agenda.now
             self.activity.enter("weights")
-            for engine in self._engines:
-                while engine.version < version:
+            for engine in list(self._engines):
+                while engine.version < version and not engine.is_leaving:
                     yield engine.installed
             self.activity.leave("weights")
             self._emit(EventKind.WEIGHTS_WAIT, start, version=version)
@@ -193,7 +201,3 @@ class SimulatedTrainer:
 
     def _emit(self, kind: EventKind, start: float, **fields: Any) -> None:
         self._log.emit(Event(task=kind, actor="trainer", start=start, end=self._agenda.now, **fields))
-
-
-def _arrival(engine: SimulatedEngine, version: int) -> Callable[[], None]:
-    return lambda: engine.arrive(version)

@@ -194,12 +194,22 @@ SCENARIOS = st.builds(
 )
 
 
+def replays(scenario: Scenario) -> st.SearchStrategy[Replay]:
+    """Any lengths for a scenario."""
+    count = scenario.steps * scenario.groups_per_step
+    tokens = st.lists(st.integers(1, 40), min_size=scenario.group_size, max_size=scenario.group_size)
+    return st.lists(tokens, min_size=count, max_size=count).map(lambda groups: lengths(*groups))
+
+
 @given(SCENARIOS, st.data())
 @settings(max_examples=150, deadline=None)
 def test_every_sample_is_trained_on_once_and_none_is_too_stale(scenario: Scenario, data: st.DataObject) -> None:
+    check_conservation(scenario, data.draw(replays(scenario)))
+
+
+def check_conservation(scenario: Scenario, replay: Replay) -> list[Event]:
+    """Check that a run makes and trains on every sample once, within the bound of staleness. Return its events."""
     count = scenario.steps * scenario.groups_per_step
-    tokens = st.lists(st.integers(1, 40), min_size=scenario.group_size, max_size=scenario.group_size)
-    replay = lengths(*data.draw(st.lists(tokens, min_size=count, max_size=count)))
     _, events = played(scenario, replay)
     steps = [event for event in events if event.task == EventKind.STEP]
     samples = [event for event in events if event.task == EventKind.SAMPLE]
@@ -209,6 +219,7 @@ def test_every_sample_is_trained_on_once_and_none_is_too_stale(scenario: Scenari
     assert [event.step for event in steps] == list(range(scenario.steps))
     assert sum(event.samples or 0 for event in steps) == count * scenario.group_size
     assert all(event.metrics["staleness_max"] <= scenario.max_staleness for event in steps)
+    return events
 
 
 def test_workers_of_one_machine_slow_each_other_down_while_both_work() -> None:

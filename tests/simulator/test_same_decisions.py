@@ -5,7 +5,8 @@ from types import ModuleType
 import pytest
 
 from tailrace.rollout import service
-from tailrace.run import generation
+from tailrace.run import fleet, generation
+from tailrace.simulator import fleet as simulated_fleet
 from tailrace.simulator import run, setup
 from tailrace.simulator import service as simulated_service
 from tailrace.simulator import trainer as simulated_trainer
@@ -21,6 +22,11 @@ SHARED: list[tuple[str, ModuleType, ModuleType]] = [
     ("moves", service, simulated_service),
     ("EVERY_S", service, simulated_service),
     ("broadcast_tree", sender_service, setup),
+    ("StepWatch", fleet, simulated_fleet),
+    ("Elasticity", fleet, simulated_fleet),
+    ("predicted", fleet, simulated_fleet),
+    ("decided", fleet, simulated_fleet),
+    ("scale_event", fleet, simulated_fleet),
 ]
 """Decisions by name, where a real run and where a simulated one takes them."""
 
