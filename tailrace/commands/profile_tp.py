@@ -36,12 +36,12 @@ from tailrace.engine.adaptive_tp.profile_plan import Plan, Points, make_plan
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.model.weights import checkpoint_weights
 from tailrace.engine.ranks.factory import stage
-from tailrace.engine.ranks.switch import SwitchReport
 from tailrace.errors import UserError
 from tailrace.host.compute import prepare_torch
 from tailrace.models.architecture import read_architecture
 from tailrace.models.resolve import resolve_model
 from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, ProfileKey, SwitchCost, TPProfile
+from tailrace.planning.tp_verdict import SwitchReport
 from tailrace.report.text import counted, duration
 
 LOG_PERIOD_S = 10.0

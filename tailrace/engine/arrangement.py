@@ -22,7 +22,7 @@ from tailrace.engine.ranks.factory import make_replicas
 from tailrace.engine.ranks.process import ProcessReplica
 from tailrace.engine.ranks.rank_process import RankProcesses
 from tailrace.engine.ranks.reshard import switch_bytes
-from tailrace.engine.ranks.switch import SwitchExecutor, SwitchRefused, SwitchReport
+from tailrace.engine.ranks.switch import SwitchExecutor, SwitchRefused
 from tailrace.engine.scheduling.blocks import BlockManager
 from tailrace.engine.scheduling.dispatch import Dispatcher
 from tailrace.engine.scheduling.scheduler import Counts, Scheduler
@@ -30,6 +30,7 @@ from tailrace.engine.scheduling.transplant import Transplant, plan_transplant
 from tailrace.errors import EngineError, TailraceError
 from tailrace.host.stopwatch import Stopwatch
 from tailrace.models.architecture import Architecture
+from tailrace.planning.tp_verdict import SwitchReport
 
 MAX_FAILURES = 3
 """Switches in a row that may fail halfway. Beyond that, the cause is not chance."""

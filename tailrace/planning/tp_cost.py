@@ -52,9 +52,13 @@ class SwitchCosts:
             state="none" if not any(merged) else "move" if move_s <= recompute_s else "recompute",
         )
 
+    def return_cost(self, snapshot: Snapshot, home_tp: int) -> SwitchTerms:
+        """The terms of the return from the snapshot's degree, when no sequence is left."""
+        return SwitchTerms() if snapshot.tp == home_tp else self.cost(snapshot, home_tp, [[]], [[]])
+
     def return_s(self, snapshot: Snapshot, home_tp: int) -> float:
-        """Seconds to return from the snapshot's degree, when no sequence is left."""
-        return 0.0 if snapshot.tp == home_tp else self.cost(snapshot, home_tp, [[]], [[]]).sum_s()
+        """Seconds of that."""
+        return self.return_cost(snapshot, home_tp).sum_s()
 
     def _groups_s(self, snapshot: Snapshot, tp: int) -> float:
         """Seconds to make the groups of the new degree and of the exchange of state; a single rank needs none."""

@@ -109,6 +109,10 @@ class SwitchController:
         """Learn from the time of a switch; see `SwitchCosts.observe`."""
         self._costs.observe(predicted_s, seconds)
 
+    def return_cost(self, snapshot: Snapshot, home_tp: int) -> SwitchTerms:
+        """See `SwitchCosts.return_cost`."""
+        return self._costs.return_cost(snapshot, home_tp)
+
     def decide(self, snapshot: Snapshot) -> Decision:
         """Compare the predicted times under each degree.
 

@@ -314,7 +314,7 @@ class EventKind(StrEnum):
         "adaptive_tp",
         About(
             meaning=(
-                "One decision about tensor parallelism ([report.py](../tailrace/engine/adaptive_tp/report.py), "
+                "One decision about tensor parallelism ([tp_verdict.py](../tailrace/planning/tp_verdict.py), "
                 "[adaptive_tp.md](adaptive_tp.md))."
             ),
         ),

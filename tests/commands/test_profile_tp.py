@@ -26,11 +26,11 @@ from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.lane import Decoded, Lane
 from tailrace.engine.model.weights import check_weights, read_weights
 from tailrace.engine.ranks.factory import stage
-from tailrace.engine.ranks.switch import SwitchReport
 from tailrace.errors import ConfigError, EngineError, ModelError, UserError
 from tailrace.models.architecture import read_architecture
 from tailrace.planning.latency import LatencyPredictor
 from tailrace.planning.tp_profile import ProfileKey, TPProfile
+from tailrace.planning.tp_verdict import SwitchReport
 from tests.conftest import TinyModel
 from tests.engine.helpers import make_core, run_core
 

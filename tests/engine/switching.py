@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from tailrace.conformance.requests import make_request
 from tailrace.engine.core import EngineCore
-from tailrace.engine.ranks.switch import SwitchReport
 from tailrace.errors import TailraceWarning
+from tailrace.planning.tp_verdict import SwitchReport
 from tailrace.types import FinishReason, Request, Sample
 from tests.engine.helpers import make_core
 

@@ -18,7 +18,6 @@ from tailrace.engine.decoder.factory import longest_sequence
 from tailrace.engine.kv_cache import DTYPES, token_bytes
 from tailrace.engine.lane import Lane, first_done
 from tailrace.engine.ranks.process import ProcessReplica
-from tailrace.engine.ranks.switch import SwitchReport
 from tailrace.engine.ranks.wire import AllReduce
 from tailrace.engine.scheduling.scheduler import Scheduler
 from tailrace.engine.scheduling.sequence import Sequence
@@ -27,6 +26,7 @@ from tailrace.engine.scheduling.stopping import StopRule
 from tailrace.errors import EngineError
 from tailrace.models.architecture import Architecture
 from tailrace.planning.tp_merge import sent_bytes
+from tailrace.planning.tp_verdict import SwitchReport
 from tailrace.types import Request
 
 DROPPED = 2

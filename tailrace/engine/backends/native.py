@@ -6,7 +6,6 @@ import torch
 
 from tailrace.config.base import GIB
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine.adaptive_tp.report import adaptive_tp_event
 from tailrace.engine.backends.base import Backend, limited_context
 from tailrace.engine.base import Engine, EngineArgs
 from tailrace.engine.core import EngineCore
@@ -17,6 +16,7 @@ from tailrace.errors import ConfigError
 from tailrace.events import EventLog
 from tailrace.models.architecture import read_architecture
 from tailrace.planning.estimate import PROCESS_BYTES, EngineSize
+from tailrace.planning.tp_verdict import adaptive_tp_event
 
 
 class NativeEngine(DrivenEngine):

@@ -11,7 +11,6 @@ Groups are made when an arrangement first needs them. The processes keep them, i
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from math import lcm
 from multiprocessing.connection import wait
 
@@ -23,29 +22,11 @@ from tailrace.engine.ranks.process import ProcessReplica
 from tailrace.engine.ranks.wire import Answer, Measure, Meet, Order, Switch
 from tailrace.engine.scheduling.migration import Migration
 from tailrace.errors import EngineError
+from tailrace.planning.tp_verdict import SwitchReport
 
 
 class SwitchRefused(EngineError):
     """There is no room for the switch; everything is as it was."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchReport:
-    """The seconds and bytes of a switch. Seconds of ranks are those of the slowest rank."""
-
-    groups_s: float
-    weights_s: float
-    kv_s: float
-    total_s: float
-    kv_bytes: int
-    """Bytes sent by the rank that sent most."""
-    made_groups: tuple[int, ...]
-    """The degrees of the groups that were made."""
-
-    @property
-    def rest_s(self) -> float:
-        """Seconds of all else: plans, orders, answers, bookkeeping."""
-        return self.total_s - self.groups_s - self.weights_s - self.kv_s
 
 
 class SwitchExecutor:

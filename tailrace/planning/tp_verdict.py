@@ -1,13 +1,55 @@
-"""The event of a decision of adaptive TP, with its outcome."""
+"""What came of a question about the TP degree, and how it is told."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
 
-from tailrace.engine.adaptive_tp.adaptive import Verdict
 from tailrace.events import Event, EventLog
+from tailrace.planning.tp_decision import Decision
 from tailrace.registers.events import EventKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchReport:
+    """The seconds and bytes of a switch. Seconds of ranks are those of the slowest rank."""
+
+    groups_s: float
+    weights_s: float
+    kv_s: float
+    total_s: float
+    kv_bytes: int
+    """Bytes sent by the rank that sent most."""
+    made_groups: tuple[int, ...]
+    """The degrees of the groups that were made."""
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds of all else: plans, orders, answers, bookkeeping."""
+        return self.total_s - self.groups_s - self.weights_s - self.kv_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One question to the controller and its outcome, for the event log. Times are those of `time.perf_counter`."""
+
+    began_at: float
+    ended_at: float
+    waited_s: float = 0.0
+    """The part of that time that was spent waiting for steps under way."""
+    decision: Decision | None
+    """None at the end of a stage: there the engine returns, if it has to, without a question."""
+    source_tp: int
+    target_tp: int
+    report: SwitchReport | None = None
+    """The report of the switch; None where there was none."""
+    failure: str = ""
+    """The reason why a switch that was decided on did not take place."""
+
+    @property
+    def unfinished(self) -> int:
+        """The number of unfinished sequences when the controller was asked; 0 where it was not asked."""
+        return 0 if self.decision is None else self.decision.unfinished
 
 
 def adaptive_tp_event(verdict: Verdict, log: EventLog) -> Event:
