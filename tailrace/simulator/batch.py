@@ -54,6 +54,16 @@ class Sequence:
         return -self.priority, self.arrival
 
 
+class Decoded(NamedTuple):
+    """Steps in which all that runs decodes."""
+
+    steps: int
+    step_s: float
+    sequences: int
+    context_tokens: int
+    """Of these together, in the first step."""
+
+
 class Ended(NamedTuple):
     """What a stretch has brought."""
 
@@ -98,6 +108,8 @@ class Batch:
     step waits for the end of the next one."""
     block: int = 16
     """Tokens of a block of the cache; half a block of each sequence stays empty."""
+    most_steps: int | None = None
+    """The most steps of a stretch."""
     pace: float = 1.0
     """How many times longer than `times` steps take, from the next stretch on."""
     preemptions: int = 0
@@ -160,6 +172,30 @@ class Batch:
         else:
             self._wait(sequence)
 
+    def resume(self, sequence: Sequence) -> bool:
+        """Go on with a sequence whose keys and values have come along, unless there is no room. Return whether."""
+        assert self._stretch is None
+        group = self._groups.get(sequence.group)
+        if self.running == self.slots or not self._has_room_for(sequence, group):
+            return False
+        sequence.arrival = self._arrivals
+        self._arrivals += 1
+        self._start(sequence, group)
+        self._computing.pop()
+        sequence.to_compute = 0
+        self._decode(sequence)
+        return True
+
+    def clear(self) -> list[Sequence]:
+        """Take all sequences out, and return them."""
+        assert self._stretch is None
+        running = self._running()
+        for sequence in running:
+            self._release(sequence)
+        waiting = [*(entry[2] for entry in self._waiting), *self._late]
+        self._waiting, self._late = [], []
+        return [*running, *waiting]
+
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence."""
         assert self._stretch is None
@@ -197,7 +233,7 @@ class Batch:
         if self._late:
             self._take_late()
             return 1
-        return steps
+        return steps if self.most_steps is None else min(steps, self.most_steps)
 
     def load(self, steps: int) -> Load:
         """What one of the next so many steps computes, on average."""
@@ -215,6 +251,14 @@ class Batch:
         stretch = self._stretch
         stretch.steps = max(1, min(stretch.steps, int(elapsed_s / stretch.step_s) + 1))
         return stretch.steps * stretch.step_s
+
+    @property
+    def decoded(self) -> Decoded | None:
+        """The steps of the stretch under way; None where they compute more than tokens that decode."""
+        stretch = self._stretch
+        if stretch is None or self._computing:
+            return None
+        return Decoded(stretch.steps, stretch.step_s, self._decoding, self._tokens)
 
     def end(self) -> Ended:
         """End the stretch under way."""
@@ -386,11 +430,15 @@ class Batch:
         return started
 
     def _begin_to_decode(self, sequence: Sequence) -> None:
-        if (group := self._groups.get(sequence.group)) is not None:
-            group.is_computed = True
         sequence.made += 1
         self.generated += 1
         self._own += 1
+        self._decode(sequence)
+
+    def _decode(self, sequence: Sequence) -> None:
+        """Let a sequence decode from the next step on."""
+        if (group := self._groups.get(sequence.group)) is not None:
+            group.is_computed = True
         self._decoding += 1
         self._tokens += sequence.prompt + sequence.made
         sequence.is_decoding = True

@@ -9,7 +9,6 @@ The rules of the weights are those of `rollout.updater`.
 
 import collections.abc
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -19,10 +18,12 @@ from tailrace.events import EventLog
 from tailrace.planning.dispatch.base import EngineState
 from tailrace.planning.drain import Work
 from tailrace.registers.events import EventKind
-from tailrace.simulator.agenda import Agenda, Change, Entry, Process
-from tailrace.simulator.batch import Batch, Sequence
+from tailrace.simulator.agenda import Agenda, Change, Process
+from tailrace.simulator.batch import Sequence
+from tailrace.simulator.replicas import Replica, emptiest, rearranged, replicas_of
 from tailrace.simulator.samples import Response
 from tailrace.simulator.scenario import EngineKind
+from tailrace.simulator.tp import SimulatedTP, Wanted
 
 _STEP = 1e9
 """By so much the priorities of one training step are above those of the next, as in `rollout.jobs`."""
@@ -45,18 +46,6 @@ class Turns:
         """Pass it on."""
         self._is_taken = False
         self._left.tell()
-
-
-@dataclass(eq=False, slots=True)
-class _Replica:
-    batch: Batch
-    since: float = 0.0
-    """When the stretch under way began."""
-    entry: Entry | None = None
-    """Its end; None while there is none."""
-    responses: dict[Sequence, Response] = field(default_factory=dict)
-    is_ending: bool = False
-    """Whether what has ended with a stretch is being taken in: it may bring other work for the next one."""
 
 
 class SimulatedEngine:
@@ -93,7 +82,12 @@ class SimulatedEngine:
         self._turns = turns
         self._on_ended = on_ended
         self._on_turn = on_turn
-        self._replicas = [_Replica(_batch(kind)) for _ in range(kind.dp)]
+        self._replicas = replicas_of(kind, kind.tp)
+        self._tp = None if kind.adaptive_tp is None else SimulatedTP(kind, kind.adaptive_tp, log)
+        self._still_until = 0.0
+        """The end of a change of its TP degree."""
+        self._preemptions = 0
+        """Those of replicas that are no more."""
         self._held: list[Response] = []
         """What waits for its weights."""
         self._begun = 0
@@ -130,19 +124,20 @@ class SimulatedEngine:
     @property
     def preemptions(self) -> int:
         """Sequences that were preempted so far."""
-        return sum(replica.batch.preemptions for replica in self._replicas)
+        return self._preemptions + sum(replica.batch.preemptions for replica in self._replicas)
 
     def state(self, *, idle: bool = False) -> EngineState:
         """As a policy sees it. `idle`: as it would be without work."""
-        kind = self.kind
+        kind, (first, *_) = self.kind, self._replicas
         return EngineState(
             name=self.name,
             times=kind.times,
-            tp=kind.tp,
-            replicas=kind.dp,
+            tp=first.batch.tp,
+            replicas=first.batch.replicas,
             slots=kind.slots,
-            cache_tokens=int(kind.cache_tokens),
+            cache_tokens=int(first.batch.cache_tokens),
             running=() if idle else _Works(self),
+            degrees=() if self._tp is None else self._tp.other_degrees(),
         )
 
     def give(self, responses: Iterable[Response]) -> None:
@@ -179,11 +174,14 @@ class SimulatedEngine:
         `on_return`: called then.
         """
         lost = list(self.in_hand)
-        for place, replica in enumerate(self._replicas):
+        for replica in self._replicas:
             if replica.entry is not None:
                 replica.entry.cancel()
                 self._note(-1)
-            self._replicas[place] = _Replica(_batch(self.kind))
+        self._replace(replicas_of(self.kind, self.kind.tp))
+        self._still_until = 0.0
+        if self._tp is not None:
+            self._tp.restart()
         self.in_hand.clear()
         self._held.clear()
         self._leaving.clear()
@@ -208,7 +206,7 @@ class SimulatedEngine:
     def pause(self) -> float:
         """Begin no further step until `resume`. Return the seconds until the steps under way have ended."""
         self._pauses += 1
-        return max(self._cut(replica) for replica in self._replicas)
+        return max(self._still_until - self._agenda.now, *map(self._cut, self._replicas))
 
     def keep_pace(self, pace: float) -> None:
         """Take so many times longer for a step, from the end of the one under way on."""
@@ -239,15 +237,12 @@ class SimulatedEngine:
         self._held = [response for response in self._held if response.needed > self.version]
         self._begun += len(begun)
         for _, group in groupby(begun, key=lambda response: response.group):
-            replica = self._emptiest()
+            replica = emptiest(self._replicas)
             for response in group:  # they share the cache of their prompt
                 self._add(response, replica)
         self._go()
 
-    def _emptiest(self) -> _Replica:
-        return min(self._replicas, key=lambda each: len(each.responses))
-
-    def _add(self, response: Response, replica: _Replica) -> None:
+    def _add(self, response: Response, replica: Replica) -> None:
         """Begin a turn of a response, or go on with it."""
         sequence = Sequence(
             prompt=response.context,
@@ -258,19 +253,23 @@ class SimulatedEngine:
             cached=response.cached,
         )
         response.made = response.cached = 0
+        if self._tp is not None and not any(each.unfinished for each in self._replicas):
+            self._tp.begin()
         replica.responses[sequence] = response
         self.in_hand[response] = sequence
         replica.batch.add(sequence)
 
     def _go(self) -> None:
         """Have what has changed take effect: now, or at the end of the step under way."""
+        if self._tp is not None and not self._computing and self._rearranges(self._tp):
+            return
         for replica in self._replicas:
             if replica.batch.is_busy:
                 self._cut(replica)
             else:
                 self._begin(replica)
 
-    def _cut(self, replica: _Replica) -> float:
+    def _cut(self, replica: Replica) -> float:
         """Let the step under way be the last of its stretch. Return the seconds until its end."""
         if replica.entry is None:
             return 0.0
@@ -279,7 +278,7 @@ class SimulatedEngine:
         replica.entry = self._agenda.at(end, lambda: self._end(replica))
         return replica.entry.time - self._agenda.now
 
-    def _begin(self, replica: _Replica) -> None:
+    def _begin(self, replica: Replica) -> None:
         if self._pauses or replica.is_ending or (seconds := replica.batch.begin()) is None:
             return
         self._note(1)
@@ -288,8 +287,43 @@ class SimulatedEngine:
         if self._leaving:
             self._cut(replica)
 
-    def _end(self, replica: _Replica) -> None:
+    def _rearranges(self, tp: SimulatedTP) -> bool:
+        """Ask for a TP degree, if a question is due. Return whether the engine changes to another."""
+        if self._pauses or any(replica.is_ending for replica in self._replicas):
+            return False
+        if (switch := tp.wanted(self._replicas, self._agenda.now)) is None:
+            return False
+        self._note(1)
+        self._still_until = self._agenda.now + self.pause() + switch.seconds
+        self._agenda.start(self._rearrange(tp, switch, self._life))
+        return True
+
+    def _rearrange(self, tp: SimulatedTP, switch: Wanted, life: int) -> Process:
+        """Change the TP degree, once the steps under way have ended."""
+        while any(replica.batch.is_busy for replica in self._replicas):
+            yield max(map(self._cut, self._replicas))
+        waited_s = self._agenda.now - switch.asked_at
+        if switch.decision is None or any(replica.unfinished for replica in self._replicas):
+            yield switch.seconds
+            if life == self._life:  # otherwise it has died meanwhile
+                old, target = self._replicas, switch.target
+                self._replace(rearranged(old, self.kind, source=tp.degree, target=target, move=switch.moves))
+                tp.switched(switch, self._agenda.now, waited_s)
+        self._still_until = 0.0
+        self._note(-1)
+        self.resume()
+
+    def _replace(self, replicas: list[Replica]) -> None:
+        """Have other replicas, which go on at the same pace."""
+        self._preemptions = self.preemptions
+        for replica in replicas:
+            replica.batch.pace = self._replicas[0].batch.pace
+        self._replicas = replicas
+
+    def _end(self, replica: Replica) -> None:
         replica.entry = None
+        if self._tp is not None:
+            self._tp.stepped(replica.batch.decoded, self._computing)
         started, ended = replica.batch.end()
         for sequence in started:
             response = replica.responses[sequence]
@@ -303,10 +337,11 @@ class SimulatedEngine:
         for sequence in ended:
             self._end_turn(replica.responses.pop(sequence))
         replica.is_ending = False
-        self._begin(replica)
+        if self._tp is None or not self._rearranges(self._tp):
+            self._begin(replica)
         self._note(-1)
 
-    def _hand_on(self, replica: _Replica, sequence: Sequence) -> None:
+    def _hand_on(self, replica: Replica, sequence: Sequence) -> None:
         then, response = self._leaving.pop(sequence), replica.responses.pop(sequence)
         replica.batch.remove(sequence)
         response.made = sequence.made
@@ -331,6 +366,8 @@ class SimulatedEngine:
 
     def _end_turn(self, response: Response) -> None:
         turn = response.script.turns[response.turn]
+        if self._tp is not None:
+            self._tp.ended(turn.generated_tokens)
         response.cached = response.context + turn.generated_tokens - 1
         response.context += turn.generated_tokens + turn.returned_tokens
         response.last_version = self.version
@@ -352,7 +389,7 @@ class SimulatedEngine:
         if self._successor is not None:
             self._give_away(response, self._successor)
             return
-        self._add(response, self._emptiest())
+        self._add(response, emptiest(self._replicas))
         self._go()
 
     def _update(self) -> Process:
@@ -407,16 +444,3 @@ class _Works(collections.abc.Sequence[Work]):
 
     def __iter__(self) -> Iterator[Work]:
         return map(self._engine.work, list(self._engine.in_hand))
-
-
-def _batch(kind: EngineKind) -> Batch:
-    return Batch(
-        times=kind.times,
-        slots=kind.slots,
-        cache_tokens=kind.cache_tokens,
-        tp=kind.tp,
-        replicas=kind.dp,
-        prefill_tokens=kind.prefill_tokens,
-        counts_decoding=kind.counts_decoding,
-        block=kind.block,
-    )

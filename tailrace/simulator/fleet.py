@@ -31,7 +31,7 @@ class SimulatedFleet:
         *,
         prefix: str = "",
     ) -> None:
-        """`make`: makes an engine that the newest weights are on their way to. `prefix`: of what is said of the pool."""
+        """`make`: makes an engine, which the newest weights are on their way to. `prefix`: before what is said."""
         self._agenda = agenda
         self._kind = elastic.joining
         self._service = service

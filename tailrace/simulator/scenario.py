@@ -3,15 +3,32 @@
 All times come from here, all decisions from `planning`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from tailrace.config.engine import AdaptiveTPConfig
 from tailrace.config.rollout import DispatchConfig, Order
 from tailrace.config.weights import WeightsMode
 from tailrace.planning.elasticity import ScaleLimits
 from tailrace.planning.packing import GroupPart
 from tailrace.planning.step_times.base import MixedStepTimes
+from tailrace.planning.tp_profile import TPProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rearranging:
+    """How an engine changes its TP degree (PAT)."""
+
+    config: AdaptiveTPConfig
+    profile: TPProfile
+    """What it decides by, and what its switches cost."""
+    cache_tokens: Mapping[int, float]
+    """Tokens that a replica's cache holds, by degree."""
+    kv_bytes_per_token: int
+    """Of the whole model."""
+    limit: int
+    """The most tokens that a request allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +42,8 @@ class EngineKind:
     tp: int = 1
     dp: int = 1
     """Replicas of the model in an engine."""
+    adaptive_tp: Rearranging | None = None
+    """None where the two stay as they are."""
     slots: int = 128
     """The most sequences that a replica decodes together."""
     cache_tokens: float = 2.0**40

@@ -17,11 +17,12 @@ from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.base import Additive, MixedStepTimes
 from tailrace.planning.step_times.collectives import Group, all_gather_s
 from tailrace.planning.step_times.machine import MachineProfile
+from tailrace.planning.step_times.predicted_profile import degrees_of, predicted_profile
 from tailrace.planning.step_times.sources import source_of
 from tailrace.planning.step_times.trainer_profile import ProfiledTrainer
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
 from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
-from tailrace.simulator.scenario import Elastic, EngineKind, Scenario, Scorer, TrainerKind
+from tailrace.simulator.scenario import Elastic, EngineKind, Rearranging, Scenario, Scorer, TrainerKind
 from tailrace.workloads.replay import Replay
 
 SLOTS = 256
@@ -138,9 +139,10 @@ def _engines(
     config: RunConfig, shape: ModelShape, cluster: Cluster, allocation: Allocation, times: MixedStepTimes
 ) -> Iterator[EngineKind]:
     pool, tp, slots = allocation.rollout, allocation.tp, slots_of(config)
-    cache = engine_tokens(shape, pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=slots)
+    cache = _cache_tokens(shape, pool, tp, slots)
     if cache <= 0:
         raise PlanError(f"an engine of {shape.name} with TP {tp} does not fit on {pool.kind}; raise its TP degree")
+    adaptive_tp = _adaptive_tp(config, shape, allocation, times)
     every = replace(allocation, engines=allocation.most_engines or allocation.engines)
     arrivals = [0.0] * every.engines if allocation.colocated else arrivals_s(cluster, every, _bytes(shape))
     for name, seconds in zip(_pools(config, allocation), arrivals, strict=True):
@@ -149,6 +151,7 @@ def _engines(
             times=times,
             tp=tp,
             dp=allocation.dp,
+            adaptive_tp=adaptive_tp,
             slots=slots,
             cache_tokens=cache,
             prefill_tokens=PREFILL_TOKENS,
@@ -156,6 +159,41 @@ def _engines(
             arrive_s=seconds,
             install_s=install_s(shape, pool, tp),
         )
+
+
+def _cache_tokens(shape: ModelShape, pool: Pool, tp: int, slots: int) -> float:
+    return engine_tokens(shape, pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=slots)
+
+
+def _adaptive_tp(
+    config: RunConfig, shape: ModelShape, allocation: Allocation, times: MixedStepTimes
+) -> Rearranging | None:
+    """How engines change their TP degree, where the recipe lets them and several degrees hold the longest response."""
+    engine, pool, slots = config.engine, allocation.rollout, slots_of(config)
+    if not isinstance(engine, NativeEngineConfig) or engine.adaptive_tp is None:
+        return None
+    longest, ranks = config.sampling.max_new_tokens, allocation.tp * allocation.dp
+    cache = {tp: _cache_tokens(shape, pool, tp, slots) for tp in degrees_of(shape, ranks)}
+    cache = {tp: tokens for tp, tokens in cache.items() if tokens >= longest or tp == allocation.tp}
+    if len(cache) == 1:
+        return None
+    profile = predicted_profile(
+        times,
+        shape,
+        pool,
+        ranks=ranks,
+        cache_tokens=cache,
+        slots=slots,
+        longest=min(longest, shape.context),
+        step_tokens=PREFILL_TOKENS,
+    )
+    return Rearranging(
+        config=engine.adaptive_tp,
+        profile=profile,
+        cache_tokens=cache,
+        kv_bytes_per_token=round(shape.cache_bytes()),
+        limit=longest,
+    )
 
 
 def _pools(config: RunConfig, allocation: Allocation) -> list[str]:

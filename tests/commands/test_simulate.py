@@ -63,11 +63,51 @@ def test_its_events_are_those_of_a_run(simulate: Simulate, tmp_path: Path) -> No
     assert "simulated" in (tmp_path / "simulated" / "report.html").read_text()
 
 
+def test_a_run_may_choose_the_number_of_its_engines(simulate: Simulate, tmp_path: Path) -> None:
+    elastic = ("cluster.rollout.workers=1", "cluster.rollout.max_workers=4", "--steps", "8")
+    found = json.loads(simulate(*elastic, "--json", "--report", str(tmp_path / "simulated")).stdout)
+    assert found["rollout"]["most"] == 4
+    assert found["rollout"]["at_the_end"] > 1
+    assert found["trainer"]["tp"] * found["trainer"]["pp"] * found["trainer"]["dp"] == 4, "devices are kept for engines"
+    scaled = [event for event in read_events(tmp_path / "simulated" / "events.jsonl") if event.task == EventKind.SCALE]
+    assert len(scaled[-1].info["engines"]) == found["rollout"]["at_the_end"]
+    assert "Number of engines" in (tmp_path / "simulated" / "report.html").read_text()
+
+
+def test_an_engine_may_change_its_tp_degree(simulate: Simulate, tmp_path: Path) -> None:
+    engine = ("cluster.rollout.workers=1", "engine.dp=4", "engine.adaptive_tp.estimate=bound")
+    synchronous = ("pipeline.max_staleness=0", "pipeline.streaming=false", "sampling.max_new_tokens=2048")
+    static, adaptive = (
+        json.loads(simulate("engine.type=native", *synchronous, *options, "--steps", "2", "--json", *report).stdout)
+        for options, report in (
+            (engine[:2], ()),
+            (engine, ("--report", str(tmp_path / "simulated"))),
+        )
+    )
+    assert adaptive["step_s"] < static["step_s"]
+    events = read_events(tmp_path / "simulated" / "events.jsonl")
+    changes = [event for event in events if event.task == EventKind.ADAPTIVE_TP and "report" in event.info]
+    assert changes[0].metrics["source_tp"] == 1
+    assert changes[0].metrics["target_tp"] > 1
+    assert "Adaptive tensor parallelism" in (tmp_path / "simulated" / "report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "said"),
     [
         ((), {"model": "Qwen2.5-72B"}, "the trainer of Qwen2.5-72B lacks"),
         (("cluster.rollout.workers=8",), {}, "8 engines of 1 devices take 8 of 8 H100, which leaves 0 for the trainer"),
+        (
+            ("cluster.rollout.max_workers=8",),
+            {},
+            "8 engines of 1 devices take 8 of 8 H100, which leaves 0 for the trainer; change "
+            "cluster.rollout.max_workers",
+        ),
+        (
+            ("cluster.rollout.pools.wide.engine.tp=2",),
+            {},
+            "cluster.rollout.pools.wide has engines of TP 2 and DP 1, and cluster.rollout of TP 1 and DP 1",
+        ),
         ((), {"model": "Qwen2.5-Math-7B"}, "and Qwen2.5-Math-7B takes 4096"),
         ((), {"workload": "maths-32b"}, "did you mean 'math-32b'"),
         ((), {"cluster": "8xH10"}, "did you mean 'H100'"),

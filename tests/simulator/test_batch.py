@@ -155,3 +155,35 @@ def test_stretches_take_as_long_as_single_steps(
     assert len(stretches[0]) == len(requests)
     assert stretches[2] == sum(length for _, length, _, _ in requests)
     assert stretches == steps
+
+
+def test_a_sequence_whose_cache_has_come_along_goes_on_at_once() -> None:
+    first, second = batch(), batch()
+    first.add(moved := Sequence(prompt=10, length=8, group=3))
+    first.begin()
+    first.end()
+    assert (moved.made, first.clear()) == (1, [moved])
+    assert first.held_tokens == 0
+    assert second.resume(moved)
+    assert second.begin() == pytest.approx(7 * 1.1)
+    assert second.end().ended == [moved]
+    assert (second.generated, second.computed, second.held_tokens) == (7, 0, 0)
+
+
+def test_a_sequence_is_not_resumed_without_room() -> None:
+    engine = batch(slots=1)
+    assert engine.resume(Sequence(prompt=10, length=8, made=2))
+    assert not engine.resume(Sequence(prompt=10, length=8, made=2))
+
+
+def test_a_stretch_has_no_more_steps_than_it_may() -> None:
+    engine = Batch(times=Plain(), slots=4, cache_tokens=1e9, most_steps=3, block=0)
+    engine.add(Sequence(prompt=10, length=8))
+    assert engine.decoded is None
+    engine.begin()
+    assert engine.decoded is None, "it computes a prompt"
+    engine.end()
+    assert engine.begin() == pytest.approx(3 * 1.1)
+    decoded = engine.decoded
+    assert decoded is not None
+    assert (decoded.steps, decoded.sequences, decoded.context_tokens) == (3, 1, 11)

@@ -4,10 +4,13 @@ from types import ModuleType
 
 import pytest
 
+from tailrace.engine.adaptive_tp import adaptive
+from tailrace.engine.backends import native
+from tailrace.engine.scheduling import transplant
 from tailrace.rollout import service
 from tailrace.run import fleet, generation
 from tailrace.simulator import fleet as simulated_fleet
-from tailrace.simulator import run, setup
+from tailrace.simulator import replicas, run, setup, tp
 from tailrace.simulator import service as simulated_service
 from tailrace.simulator import trainer as simulated_trainer
 from tailrace.tasks import prompts, rollout
@@ -27,6 +30,9 @@ SHARED: list[tuple[str, ModuleType, ModuleType]] = [
     ("predicted", fleet, simulated_fleet),
     ("decided", fleet, simulated_fleet),
     ("scale_event", fleet, simulated_fleet),
+    ("StagedTP", adaptive, tp),
+    ("adaptive_tp_event", native, tp),
+    ("merge", transplant, replicas),
 ]
 """Decisions by name, where a real run and where a simulated one takes them."""
 
