@@ -127,7 +127,7 @@ def allocation_of(config: RunConfig, shape: ModelShape, cluster: Cluster, replay
     layout, _ = best_layout(shape, trainer, left, step_batches(config, replay))
     reference = None
     if config.algorithm.type == "grpo" and config.algorithm.kl.coefficient:
-        reference = Layout(tp=tp)
+        reference = Layout(tp=tp, dp=engines * dp if colocated else 1)
     return Allocation(
         rollout=rollout,
         engines=engines,

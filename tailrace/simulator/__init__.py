@@ -5,7 +5,7 @@ batch      a replica's continuous batch, in stretches of equal steps; `lockstep`
 engines    engines: batches, weights, tools, deaths; `replicas` and `tp`: their arrangement, and its changes
 service    the generation service: where groups of responses go
 fleet      the number of engines
-trainer    the trainer, from graded groups to weights; `scorer`: a reference before it
+trainer    the trainer, from graded groups to weights; `scorer`: a reference before it; `devices`: those in turns
 run        a whole run, from prompts to weights; it emits the events of a real one
 scenario   what is simulated, in plain numbers
 setup      a scenario from a recipe and devices, or from a profile of this machine

@@ -111,3 +111,24 @@ class Change:
         waiting, self.waiting = self.waiting, []
         for resume in waiting:
             self._agenda.after(0.0, resume)
+
+
+class Turns:
+    """Lets one process at a time do something, in the order of asking."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self._numbers = count()
+        self._next = 0
+        """The number whose turn it is."""
+        self._left = Change(agenda)
+
+    def take(self) -> Process:
+        """Wait for a turn."""
+        number = next(self._numbers)
+        while number != self._next:
+            yield self._left
+
+    def leave(self) -> None:
+        """Pass it on."""
+        self._next += 1
+        self._left.tell()

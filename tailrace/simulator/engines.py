@@ -18,7 +18,7 @@ from tailrace.events import EventLog
 from tailrace.planning.dispatch.base import EngineState
 from tailrace.planning.drain import Work
 from tailrace.registers.events import EventKind
-from tailrace.simulator.agenda import Agenda, Change, Process
+from tailrace.simulator.agenda import Agenda, Change, Process, Turns
 from tailrace.simulator.batch import Sequence
 from tailrace.simulator.replicas import Replica, emptiest, rearranged, replicas_of
 from tailrace.simulator.samples import Response
@@ -27,25 +27,6 @@ from tailrace.simulator.tp import SimulatedTP, Wanted
 
 _STEP = 1e9
 """By so much the priorities of one training step are above those of the next, as in `rollout.jobs`."""
-
-
-class Turns:
-    """Lets one engine at a time take new weights."""
-
-    def __init__(self, agenda: Agenda) -> None:
-        self._is_taken = False
-        self._left = Change(agenda)
-
-    def take(self) -> Process:
-        """Wait for the turn."""
-        while self._is_taken:
-            yield self._left
-        self._is_taken = True
-
-    def leave(self) -> None:
-        """Pass it on."""
-        self._is_taken = False
-        self._left.tell()
 
 
 class SimulatedEngine:
@@ -63,7 +44,8 @@ class SimulatedEngine:
         on_ended: Callable[[Response, "SimulatedEngine"], None],
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_ended`: called with each response that has ended. `on_turn`: called when it begins or ends to compute."""
+        """`turns`: those to take new weights. `on_ended`: called with each response that has ended. `on_turn`: called
+        when it begins or ends to compute."""
         self.name = name
         self.kind = kind
         self.version = 0

@@ -28,13 +28,14 @@ from tailrace.planning.admission import oldest_version, staleness
 from tailrace.planning.dispatch.factory import make_policy
 from tailrace.planning.remaining import LengthHistory
 from tailrace.registers.events import EventKind
-from tailrace.simulator.agenda import Agenda, Change, Process
-from tailrace.simulator.engines import SimulatedEngine, Turns
+from tailrace.simulator.agenda import Agenda, Change, Process, Turns
+from tailrace.simulator.devices import Devices
+from tailrace.simulator.engines import SimulatedEngine
 from tailrace.simulator.fleet import SimulatedFleet
 from tailrace.simulator.log import VirtualLog
 from tailrace.simulator.samples import Group, Response
-from tailrace.simulator.scenario import EngineKind, Scenario
-from tailrace.simulator.scorer import SimulatedScorer
+from tailrace.simulator.scenario import EngineKind, Scenario, Scorer
+from tailrace.simulator.scorer import ColocatedScorer, SeparatedScorer, SimulatedScorer
 from tailrace.simulator.service import SimulatedService
 from tailrace.simulator.trainer import SimulatedTrainer
 from tailrace.workloads.replay import Replay
@@ -83,7 +84,10 @@ class SimulatedRun:
         self._groups: dict[int, Group] = {}
         trainer_log = self._log_of("trainer-0")
         present = self._service.engines
-        self._trainer = SimulatedTrainer(self.agenda, scenario, present, trainer_log, turned=self._turned)
+        devices = Devices(self.agenda, present) if scenario.placement == "colocated" else None
+        self._trainer = SimulatedTrainer(
+            self.agenda, scenario, present, trainer_log, devices=devices, turned=self._turned
+        )
         if (elastic := scenario.elastic) is not None:
             several = {kind.name for kind in scenario.engines} - {elastic.joining.name}
             prefix = f"{elastic.joining.name}: " if several else ""
@@ -92,11 +96,15 @@ class SimulatedRun:
             for log in (self.log, trainer_log):
                 log.listen(fleet.see)
         self._after_grading = self._trainer.let_train
-        if (reference := scenario.reference) is not None:
-            budget = scenario.micro_batch_tokens
-            self._after_grading = SimulatedScorer(
-                self.agenda, reference, self.log, budget, self._trainer.let_train
-            ).score
+        if scenario.reference is not None:
+            self._after_grading = self._make_scorer(scenario.reference, devices).score
+
+    def _make_scorer(self, kind: Scorer, devices: Devices | None) -> SimulatedScorer:
+        budget, then = self._scenario.micro_batch_tokens, self._trainer.let_train
+        if devices is None:
+            return SeparatedScorer(self.agenda, kind, self.log, budget, then)
+        most = self._scenario.groups_per_step
+        return ColocatedScorer(self.agenda, kind, self.log, budget, then, devices=devices, most_groups=most)
 
     @property
     def moved(self) -> int:

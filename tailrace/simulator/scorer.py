@@ -1,40 +1,122 @@
-"""A reference in simulated time: the next free one of its workers takes what is there."""
+"""A reference in simulated time: it scores whole groups with frozen weights.
 
-from collections.abc import Callable
+With devices of its own, the next free one of its workers takes the next group. On those of engines and trainer, it
+claims all groups that are there, and takes its turn.
+"""
+
+from collections.abc import Callable, Sequence
 from heapq import heapreplace
+from typing import Any, Protocol
 
 from tailrace.events import Event
-from tailrace.planning.packing import plan_micro_batches
+from tailrace.planning.packing import plan_micro_batches, shared
 from tailrace.registers.events import EventKind
-from tailrace.simulator.agenda import Agenda
+from tailrace.simulator.agenda import Agenda, Change, Process
+from tailrace.simulator.devices import Devices
 from tailrace.simulator.log import VirtualLog
 from tailrace.simulator.samples import Group
 from tailrace.simulator.scenario import Scorer
 
+OnScored = Callable[[Group], None]
+"""Called with each group that has been scored."""
 
-class SimulatedScorer:
-    """Scores groups."""
 
-    def __init__(
-        self, agenda: Agenda, kind: Scorer, log: VirtualLog, budget: int, on_scored: Callable[[Group], None]
-    ) -> None:
-        """`budget`: tokens of a micro-batch. `on_scored`: called with each group that has been scored."""
+class SimulatedScorer(Protocol):
+    """A reference."""
+
+    def score(self, group: Group) -> None:
+        """Score a group."""
+        ...
+
+
+class SeparatedScorer:
+    """One with devices of its own."""
+
+    def __init__(self, agenda: Agenda, kind: Scorer, log: VirtualLog, budget: int, on_scored: OnScored) -> None:
+        """`budget`: tokens of a micro-batch."""
         self._agenda = agenda
         self._times = kind.times
         self._log = log
         self._budget = budget
         self._on_scored = on_scored
-        self._free = [0.0] * kind.workers
+        self._free = [(0.0, worker) for worker in range(kind.workers)]
+        """When each worker is free."""
 
     def score(self, group: Group) -> None:
-        """Score a group."""
-        start = max(self._agenda.now, self._free[0])
+        """See `SimulatedScorer`."""
+        free, worker = self._free[0]
+        start = max(self._agenda.now, free)
         end = start + sum(map(self._times.score_s, plan_micro_batches(group.lengths, self._budget)))
-        heapreplace(self._free, end)
-        self._agenda.at(end, lambda: self._scored(group, start))
+        heapreplace(self._free, (end, worker))
+        self._agenda.at(end, lambda: self._scored(group, start, worker))
 
-    def _scored(self, group: Group, start: float) -> None:
-        self._log.emit(
-            Event(task=EventKind.REFERENCE, actor="reference", start=start, end=self._agenda.now, step=group.step)
-        )
+    def _scored(self, group: Group, start: float, worker: int) -> None:
+        _tell(self._log, [group], start, worker=f"reference-{worker}")
         self._on_scored(group)
+
+
+class ColocatedScorer:
+    """One on the devices of engines and trainer. Its workers share each claim."""
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        kind: Scorer,
+        log: VirtualLog,
+        budget: int,
+        on_scored: OnScored,
+        *,
+        devices: Devices,
+        most_groups: int,
+    ) -> None:
+        """`budget`: tokens of a micro-batch. `most_groups`: those of a claim."""
+        self._kind = kind
+        self._log = log
+        self._budget = budget
+        self._on_scored = on_scored
+        self._devices = devices
+        self._most = most_groups
+        self._ready: list[Group] = []
+        self._arrived = Change(agenda)
+        agenda.start(self._serve())
+
+    def score(self, group: Group) -> None:
+        """See `SimulatedScorer`."""
+        self._ready.append(group)
+        self._arrived.tell()
+
+    def _serve(self) -> Process:
+        while True:
+            while not self._ready:
+                yield self._arrived
+            claim, self._ready = self._ready[: self._most], self._ready[self._most :]
+            yield from self._devices.take()
+            start = self._log.now()
+            yield self._score_s(claim)
+            self._devices.leave()
+            _tell(self._log, claim, start)
+            for group in claim:
+                self._on_scored(group)
+
+    def _score_s(self, groups: Sequence[Group]) -> float:
+        samples = [one for group in groups for one in group.lengths]
+        shares = shared(samples, self._kind.workers)
+        batches = (plan_micro_batches([samples[place] for place in share], self._budget) for share in shares)
+        return max(sum(map(self._kind.times.score_s, own)) for own in batches)
+
+
+def _tell(log: VirtualLog, groups: Sequence[Group], start: float, **fields: Any) -> None:
+    """Tell of a claim as `tasks.scoring` does: the trainer's row, and the weights of the beginning."""
+    samples = sum(len(group.responses) for group in groups)
+    log.emit(
+        Event(
+            task=EventKind.REFERENCE,
+            actor="trainer",
+            start=start,
+            end=log.now(),
+            step=groups[0].step,
+            samples=samples,
+            version=0,
+            **fields,
+        )
+    )

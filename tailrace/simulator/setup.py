@@ -217,7 +217,7 @@ def _elastic(config: RunConfig, like: EngineKind) -> Elastic:
 
 
 def _reference(shape: ModelShape, allocation: Allocation) -> Scorer | None:
-    """The workers of a reference, where the algorithm has one. Colocated, it waits for its turn as they do."""
+    """The workers of a reference, where the algorithm has one."""
     if allocation.reference is None:
         return None
     setup = TrainingSetup(shape=shape, layout=replace(allocation.reference, dp=1))

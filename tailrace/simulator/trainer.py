@@ -2,8 +2,7 @@
 
     let_train ──▶ ready ──claim: all of a step, or a micro-batch's worth──▶ update ──▶ optimizer ──▶ weights ──▶ engines
 
-Where it has a machine with engines together, each slows the other down. Where it has the same devices, they stand still
-while it computes.
+Where it has a machine with engines together, each slows the other down. Where it has the same devices, they take turns.
 """
 
 from collections import Counter, deque
@@ -15,6 +14,7 @@ from tailrace.events import Event
 from tailrace.planning.packing import GroupPart, plan_micro_batches, shared
 from tailrace.registers.events import EventKind
 from tailrace.simulator.agenda import Agenda, Change, Process
+from tailrace.simulator.devices import Devices
 from tailrace.simulator.engines import SimulatedEngine
 from tailrace.simulator.log import VirtualLog
 from tailrace.simulator.samples import Group
@@ -34,9 +34,13 @@ class SimulatedTrainer:
         engines: Sequence[SimulatedEngine],
         log: VirtualLog,
         *,
+        devices: Devices | None,
         turned: Change,
     ) -> None:
-        """`engines`: those of the moment. `turned`: told when an engine begins or ends to compute."""
+        """`engines`: those of the moment. `devices`: those that it has in turns; None where it has its own.
+
+        `turned`: told when an engine begins or ends to compute.
+        """
         self.version = 0
         """Of the weights that it has published."""
         self._sent = 0
@@ -47,6 +51,7 @@ class SimulatedTrainer:
         self._scenario = scenario
         self._engines = engines
         self._log = log
+        self._devices = devices
         self._turned = turned
         self._ready: dict[int, deque[Group]] = {}
         """Groups that can be trained on, by step, in the order in which they became so."""
@@ -146,16 +151,15 @@ class SimulatedTrainer:
         return max(sum(map(times.score_s, batches)) for batches in self._micro_batches(groups))
 
     def _compute(self, step: int, kind: EventKind, seconds: float, groups: Sequence[Group]) -> Process:
-        """Work. Where engines have the same devices, they stand still meanwhile."""
-        colocated = self._engines if self._scenario.placement == "colocated" else []
-        if colocated:
-            yield max(engine.pause() for engine in colocated)
+        """Work. Where others have the same devices, it takes its turn."""
+        if self._devices is not None:
+            yield from self._devices.take()
         start = self._agenda.now
         self.activity.enter("update")
         yield from self._work(seconds)
         self.activity.leave("update")
-        for engine in colocated:
-            engine.resume()
+        if self._devices is not None:
+            self._devices.leave()
         samples = sum(len(group.responses) for group in groups)
         tokens = sum(one.tokens for group in groups for one in group.responses)
         self._emit(kind, start, step=step, version=step, samples=samples or None, tokens=tokens or None)
@@ -163,7 +167,7 @@ class SimulatedTrainer:
     def _work(self, seconds: float) -> Process:
         """Compute. Where it shares a machine with engines, each slows the other down."""
         scenario = self._scenario
-        if scenario.placement == "colocated" or scenario.engine_beside == scenario.trainer_beside == 1:
+        if self._devices is not None or scenario.engine_beside == scenario.trainer_beside == 1:
             yield seconds
             return
         for engine in self._engines:

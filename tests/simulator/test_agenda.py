@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.simulator.agenda import Agenda, Change, Process
+from tailrace.simulator.agenda import Agenda, Change, Process, Turns
 
 
 def test_what_has_one_time_happens_in_the_order_of_its_entry() -> None:
@@ -77,3 +77,21 @@ def test_a_stopped_agenda_forgets_the_rest() -> None:
     agenda.at(5.5, agenda.stop)
     agenda.run()
     assert agenda.now == 5.5
+
+
+def test_turns_are_taken_in_the_order_of_asking() -> None:
+    """The first one asks again as it leaves, and waits for the others."""
+    agenda, seen = Agenda(), list[tuple[str, float]]()
+    turns = Turns(agenda)
+
+    def worker(name: str, times: int) -> Process:
+        for _ in range(times):
+            yield from turns.take()
+            seen.append((name, agenda.now))
+            yield 1.0
+            turns.leave()
+
+    for name, times in (("a", 2), ("b", 1), ("c", 1)):
+        agenda.start(worker(name, times))
+    agenda.run()
+    assert seen == [("a", 0.0), ("b", 1.0), ("c", 2.0), ("a", 3.0)]

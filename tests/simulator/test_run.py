@@ -15,7 +15,7 @@ from tailrace.events import Event
 from tailrace.planning.packing import GroupPart
 from tailrace.registers.events import EventKind
 from tailrace.simulator.run import SimulatedRun
-from tailrace.simulator.scenario import EngineKind, Scenario, TrainerKind
+from tailrace.simulator.scenario import EngineKind, Scenario, Scorer, TrainerKind
 from tailrace.workloads.replay import Replay, Script, Turn
 from tests.simulator.test_batch import Plain
 
@@ -112,6 +112,42 @@ def test_a_colocated_engine_stands_still_while_the_trainer_computes() -> None:
     )
 
 
+REFERENCE = Scorer(times=Paced(), workers=2)
+
+
+def test_a_reference_with_devices_of_its_own_scores_beside_everything_else() -> None:
+    """Groups of 13 and 15 tokens are scored by two workers as they come, at 400 tokens a second."""
+    _, events = played(replace(SMALL, steps=1, reference=REFERENCE), lengths([3], [5]))
+    ends = [1.02 + 2 * 1.2, 1.02 + 2 * 1.2 + 2 * 1.1]
+    scored = [(e.start, e.end, e.samples, e.worker) for e in events if e.task == EventKind.REFERENCE]
+    expected: list[Any] = [
+        (pytest.approx(ends[0]), pytest.approx(ends[0] + 13 / 400), 1, "reference-0"),
+        (pytest.approx(ends[1]), pytest.approx(ends[1] + 15 / 400), 1, "reference-1"),
+    ]
+    assert scored == expected
+
+
+def test_a_colocated_reference_takes_turns_with_engine_and_trainer() -> None:
+    """The engine stands still while the first group is scored, from the end of the step under way on."""
+    scenario = replace(SMALL, steps=1, placement="colocated", reference=replace(REFERENCE, workers=1))
+    _, events = played(scenario, lengths([3], [5]))
+    first = 1.02 + 2 * 1.2  # the shorter one has ended; a step of the longer one is under way
+    (one, other) = (event for event in events if event.task == EventKind.REFERENCE)
+    assert [one.start, one.end] == pytest.approx([first + 1.1, first + 1.1 + 13 / 400])
+    assert [other.start, other.end] == pytest.approx([one.end + 1.1, one.end + 1.1 + 15 / 400])
+    (actor,) = (event for event in events if event.task == EventKind.ACTOR)
+    assert actor.start == other.end
+
+
+def test_colocated_workers_of_a_reference_share_what_they_score() -> None:
+    """Two groups that end together are one claim."""
+    scenario = replace(SMALL, steps=1, placement="colocated", reference=REFERENCE)
+    _, events = played(scenario, lengths([5], [5]))
+    (scored,) = (event for event in events if event.task == EventKind.REFERENCE)
+    assert scored.samples == 2
+    assert scored.end - scored.start == pytest.approx(15 / 400)
+
+
 def test_tools_make_a_response_wait_and_its_next_turn_computes_only_what_they_return() -> None:
     script = Script(
         prompt_tokens=10,
@@ -183,6 +219,7 @@ SCENARIOS = st.builds(
         max_size=2,
     ).map(tuple),
     trainer=st.builds(TrainerKind, times=st.just(Paced()), ranks=st.integers(1, 3), publish_s=st.floats(0, 2)),
+    reference=st.none() | st.builds(Scorer, times=st.just(Paced()), workers=st.integers(1, 2)),
     graders=st.integers(1, 4),
     grade_s=st.floats(0, 3),
     hop_s=st.floats(0, 0.1),
