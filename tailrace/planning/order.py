@@ -3,6 +3,22 @@
 import math
 from collections.abc import Sequence
 
+from tailrace.config.rollout import Order
+
+SCOUT = 1e8
+"""The priority of a sample whose length tells that of the others of its group."""
+
+
+def priority(expected_tokens: float, order: Order) -> float:
+    """The priority of a request, of whose response so many tokens are expected."""
+    match order:
+        case "first_in":
+            return first_in(1)[0]
+        case "longest_first":
+            return longest_first([expected_tokens])[0]
+        case "shortest_first":
+            return shortest_first([expected_tokens])[0]
+
 
 def first_in(count: int) -> list[float]:
     """Priorities of `count` requests that start in the order of arrival."""

@@ -42,7 +42,7 @@ from tailrace.planning.dispatch.moving import (
 from tailrace.planning.dispatch.replanning import is_outdated
 from tailrace.planning.dispatch.simple import Pull
 from tailrace.planning.lengths.base import Asked, Expectation
-from tailrace.planning.order import first_in, longest_first, shortest_first
+from tailrace.planning.order import SCOUT, priority
 from tailrace.rollout.base import EngineFacts, EnginePort, Finished, Leaving, News, Parcel, Refused
 from tailrace.rollout.foresight import Foresight
 from tailrace.rollout.jobs import Engine, InHand, Job
@@ -57,8 +57,6 @@ the other."""
 _ENDED = "the generation service has ended"
 _PROMPT_SHARE = 0.5
 """The most that computing a prompt once more may cost, as a part of a response to it in a full batch."""
-_SCOUT = 1e8
-"""The priority of a scout."""
 
 
 class GenerationService:
@@ -320,7 +318,7 @@ class GenerationService:
 
     def _order_by(self, job: Job, expected: Expectation) -> None:
         job.expected = expected
-        job.priority = _SCOUT if job.is_scout else _priority(expected, self._order)
+        job.priority = SCOUT if job.is_scout else priority(expected.tokens, self._order)
 
     def _follow_scouts(self) -> None:
         """Expect anew those whose scout still runs, by how far it has come."""
@@ -585,13 +583,3 @@ def _cache_bytes(parcel: Parcel) -> int:
 def _dry(engines: Iterable[Engine]) -> Engine | None:
     """An engine that has room, and nothing planned."""
     return next((engine for engine in engines if not engine.planned and engine.has_room_for(1)), None)
-
-
-def _priority(expected: Expectation, order: Order) -> float:
-    match order:
-        case "first_in":
-            return first_in(1)[0]
-        case "longest_first":
-            return longest_first([expected.tokens])[0]
-        case "shortest_first":
-            return shortest_first([expected.tokens])[0]

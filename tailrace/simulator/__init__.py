@@ -3,7 +3,7 @@
 agenda     what will happen, in the order of its time; processes
 batch      a replica's continuous batch, in stretches of equal steps; `lockstep`: several that step together
 engines    engines: batches, weights, tools, deaths; `replicas` and `tp`: their arrangement, and its changes
-service    the generation service: where groups of responses go
+service    the generation service: where groups of responses go; `lengths`: what is expected of them
 fleet      the number of engines
 trainer    the trainer, from graded groups to weights; `scorer`: a reference before it; `devices`: those in turns
 run        a whole run, from prompts to weights; it emits the events of a real one

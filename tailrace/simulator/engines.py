@@ -208,7 +208,8 @@ class SimulatedEngine:
         if sequence is not None:
             replica = next(replica for replica in self._replicas if sequence in replica.responses)
             context += replica.batch.made(sequence, self._agenda.now - replica.since)
-        return context, max(1, round(response.expected + response.script.prompt_tokens - context))
+        made = context - response.script.prompt_tokens
+        return context, max(1, round(response.expected.remaining(made, max(1, response.limit - made))))
 
     def _begin_held(self) -> None:
         newest = max((response.needed for response in self._held), default=0)

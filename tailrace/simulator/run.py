@@ -14,7 +14,6 @@
 It emits the events of a real run, so that everything which reads those reads these.
 """
 
-import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from tailrace.simulator.agenda import Agenda, Change, Process, Turns
 from tailrace.simulator.devices import Devices
 from tailrace.simulator.engines import SimulatedEngine
 from tailrace.simulator.fleet import SimulatedFleet
+from tailrace.simulator.lengths import SimulatedLengths
 from tailrace.simulator.log import VirtualLog
 from tailrace.simulator.samples import Group, Response
 from tailrace.simulator.scenario import EngineKind, Scenario, Scorer
@@ -53,8 +53,8 @@ class SimulatedRun:
         self.log = VirtualLog(self.agenda, sinks)
         self._scenario = scenario
         self._replay = replay
-        self._longest = float(replay.longest_response)
-        self._random = random.Random(scenario.seed)
+        self._longest = replay.longest_response
+        self._lengths = SimulatedLengths(scenario, self._longest)
         self._tells_samples = samples
         self._turned = Change(self.agenda)
         """Told when an engine begins or ends to compute."""
@@ -75,6 +75,8 @@ class SimulatedRun:
             self.agenda,
             self.engines,
             policy,
+            lengths=self._lengths,
+            order=scenario.order,
             group_size=scenario.group_size,
             splits=splits,
             may_move=scenario.moves,
@@ -178,7 +180,7 @@ class SimulatedRun:
         scenario = self._scenario
         group = step * scenario.groups_per_step + number
         scripts = self._replay.groups[group][: scenario.group_size]
-        expected = self._expected([script.tokens for script in scripts])
+        expected = self._lengths.of(group, scripts)
         responses = [
             Response(
                 step=step,
@@ -187,31 +189,18 @@ class SimulatedRun:
                 script=script,
                 tokens=script.tokens,
                 needed=needed,
-                expected=tokens,
-                priority={"first_in": 0.0, "longest_first": tokens, "shortest_first": -tokens}[scenario.order],
+                expected=each,
+                limit=self._longest,
             )
-            for sample, (script, tokens) in enumerate(zip(scripts, expected, strict=True))
+            for sample, (script, each) in enumerate(zip(scripts, expected, strict=True))
         ]
         tokens = scripts[0].prompt_tokens + sum(response.tokens for response in responses)
         self._groups[group] = Group(group, step, responses, len(responses), tokens)
         return responses
 
-    def _expected(self, tokens: Sequence[int]) -> list[float]:
-        match self._scenario.knows_lengths:
-            case "nothing":
-                return [self._longest] * len(tokens)
-            case "lengths":
-                return [each * self._surprise() for each in tokens]
-            case "group_means":
-                return [sum(tokens) / len(tokens) * self._surprise()] * len(tokens)
-
-    def _surprise(self) -> float:
-        """What an expectation is multiplied by."""
-        return math.exp(self._random.gauss(0.0, self._scenario.expectation_error))
-
     def _grade(self, response: Response, engine: SimulatedEngine) -> None:
         """Take a response that has ended: the next free grader grades it."""
-        self._service.ended(engine)
+        self._service.ended(response, engine)
         if self._tells_samples:
             self._tell_sample(response, engine)
         arrived = self.agenda.now + self._scenario.hop_s

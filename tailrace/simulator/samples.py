@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tailrace.planning.lengths.base import Expectation
 from tailrace.planning.packing import Lengths
 from tailrace.workloads.replay import Script
 
@@ -15,11 +16,13 @@ class Response:
     number: int
     script: Script
     tokens: int
-    """Of the whole response."""
+    """Of the whole response, with those of tools."""
     needed: int
     """The oldest weight version that may begin it."""
-    expected: float
-    """Tokens that are expected of it."""
+    expected: Expectation
+    """Of its tokens."""
+    limit: int
+    """The most tokens that it may have, for all that is known."""
     priority: float = 0.0
     """The larger begins first, among those of a step."""
     arrival: int = 0

@@ -123,10 +123,13 @@ class Scenario:
     weights: WeightsMode = "synchronous"
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     order: Order = "first_in"
-    knows_lengths: Literal["nothing", "group_means", "lengths"] = "nothing"
-    """What is expected of responses: nothing, the mean of their group, or their length."""
+    knows_lengths: Literal["nothing", "group_means", "lengths", "siblings"] = "nothing"
+    """What is expected of responses: nothing, the mean of their group, their length, or what is learned from others of
+    their group."""
     expectation_error: float = 0.0
-    """The standard deviation of the logarithm of what is expected, from the logarithm of that."""
+    """The standard deviation of the logarithm of what is expected, from the logarithm of a mean or a length."""
+    lengths_discount: float = 0.98
+    """The weight that a response keeps with each newer version, where lengths are learned."""
     engines: tuple[EngineKind, ...]
     elastic: Elastic | None = None
     trainer: TrainerKind

@@ -1,6 +1,7 @@
 """The generation service in simulated time: it places groups on engines as `rollout.service` does.
 
-The policies are those of `planning.dispatch`, and so are the choices of running responses that move.
+The policies are those of `planning.dispatch`, and so are the choices of running responses that move. Where one sample
+of a group tells the length of the others, it is a scout, as there.
 """
 
 from collections import deque
@@ -9,12 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count, groupby
 
+from tailrace.config.rollout import Order
 from tailrace.errors import PlanError
 from tailrace.planning.dispatch.base import Job, Policy
 from tailrace.planning.dispatch.moving import EVERY_S, MoveSeconds, Way, moves, recompute_s
 from tailrace.planning.dispatch.replanning import is_outdated
+from tailrace.planning.lengths.base import Expectation
+from tailrace.planning.order import SCOUT, priority
 from tailrace.simulator.agenda import Agenda, Process
 from tailrace.simulator.engines import SimulatedEngine
+from tailrace.simulator.lengths import SimulatedLengths
 from tailrace.simulator.samples import Response
 
 _MOST_LOSSES = 50
@@ -26,6 +31,8 @@ class _Waiting:
     """Responses of one group that go to one engine together."""
 
     responses: list[Response]
+    scout: Response | None = None
+    """The sample that was to begin before these."""
 
     @property
     def turn(self) -> tuple[int, float, int]:
@@ -41,7 +48,7 @@ class _Waiting:
             group=first.group,
             samples=len(self.responses),
             prompt_tokens=first.script.prompt_tokens,
-            expected_tokens=first.expected,
+            expected_tokens=first.expected.tokens,
         )
 
 
@@ -54,6 +61,8 @@ class SimulatedService:
         engines: Sequence[SimulatedEngine],
         policy: Policy,
         *,
+        lengths: SimulatedLengths,
+        order: Order,
         group_size: int,
         splits: bool,
         may_move: bool = False,
@@ -61,8 +70,13 @@ class SimulatedService:
     ) -> None:
         """`splits`: whether the samples of a group may go to several engines, since different lengths are expected.
 
-        `may_move`: whether running responses move. `cache_token_s`: see `Scenario`.
+        `order`: of the samples of a training step. `may_move`: whether running responses move. `cache_token_s`: see
+        `Scenario`.
         """
+        self._lengths = lengths
+        self._order: Order = order
+        self._scouted: dict[Response, _Waiting] = {}
+        """The others of a group that wait, by the scout that has not ended."""
         self._agenda = agenda
         self._may_move = may_move
         self._cache_token_s = cache_token_s
@@ -84,9 +98,21 @@ class SimulatedService:
         for group in groups:
             for response in group:
                 response.arrival = next(self._arrivals)
-        parts = [part for group in groups for part in ([[one] for one in group] if self._splits else [list(group)])]
-        self._wait(map(_Waiting, parts))
+            for expected, alike in groupby(group, key=_expected):
+                self._expect(alike, expected)
+        self._wait([part for group in groups for part in self._parts(group)])
         self.decide()
+
+    def _parts(self, group: Sequence[Response]) -> list[_Waiting]:
+        """What goes to one engine together: a group, each of its samples, or a scout and the others."""
+        if self._splits:
+            return [_Waiting([response]) for response in group]
+        if len(group) == 1 or not self._lengths.wants_scout(group[0]):
+            return [_Waiting(list(group))]
+        scout, *others = group
+        scout.priority = SCOUT
+        self._scouted[scout] = waiting = _Waiting(others, scout)
+        return [_Waiting([scout]), waiting]
 
     def add(self, engine: SimulatedEngine) -> None:
         """Use another engine from now on."""
@@ -112,6 +138,7 @@ class SimulatedService:
         """
         for response in responses:
             response.turn = response.context = response.made = response.cached = 0
+            response.arrival = next(self._arrivals)
             response.first_version = -1
             response.losses += 1
             if response.losses > _MOST_LOSSES:
@@ -119,16 +146,23 @@ class SimulatedService:
                     f"a response of {response.tokens} tokens was lost {_MOST_LOSSES} times: engines die more often "
                     "than it takes; lower engine_failures_per_hour"
                 )
-        by_group = groupby(sorted(responses, key=lambda one: one.group), key=lambda one: one.group)
-        self.generate([list(group) for _, group in by_group])
+        by_group = groupby(sorted(responses, key=_alike), key=_alike)
+        self._wait([part for _, group in by_group for part in self._again(list(group))])
+        self.decide()
+
+    def _again(self, group: list[Response]) -> list[_Waiting]:
+        return [_Waiting([response]) for response in group] if self._splits else [_Waiting(group)]
 
     def decide(self) -> None:
         """Place what waits: there is more of that, or of engines."""
+        self._follow_scouts()
         self._plan()
         self._give(self.engines)
 
-    def ended(self, engine: SimulatedEngine) -> None:
-        """Use the room of a response that has ended."""
+    def ended(self, response: Response, engine: SimulatedEngine) -> None:
+        """Learn from a response that has ended, and use its room."""
+        if self._lengths.learns:
+            self._learn(response)
         if engine.is_leaving:
             return
         if self._policy.plans:
@@ -146,7 +180,10 @@ class SimulatedService:
             planned = self._planned[engine]
             given: list[Response] = []
             while planned and self._has_room(engine, len(planned[0].responses), len(given)):
-                given += planned.popleft().responses
+                waiting = planned.popleft()
+                given += waiting.responses
+                if waiting.scout is not None:
+                    self._scouted.pop(waiting.scout, None)
             if given:
                 engine.give(given)
 
@@ -208,6 +245,31 @@ class SimulatedService:
         else:
             target.give([response])
 
+    def _learn(self, response: Response) -> None:
+        self._lengths.learn(response)
+        if (others := self._scouted.pop(response, None)) is not None:
+            self._expect(others.responses, self._lengths.again(others.responses[0]))
+        self._follow_scouts()
+
+    def _follow_scouts(self) -> None:
+        """Expect those anew whose scout still runs, by how far it has come."""
+        if not self._scouted:
+            return
+        for engine in self.engines:
+            for scout in engine.in_hand.keys() & self._scouted.keys():
+                context, left = engine.work(scout)
+                others = self._scouted[scout]
+                tokens = context - scout.script.prompt_tokens + left
+                self._expect(others.responses, self._lengths.suppose(others.responses[0], tokens))
+        self._arrived.sort(key=_turn)
+        self._planned = {engine: deque(sorted(planned, key=_turn)) for engine, planned in self._planned.items()}
+
+    def _expect(self, responses: Iterable[Response], expected: Expectation) -> None:
+        """Expect responses of one group to be so long, and order them by that."""
+        turn = priority(expected.tokens, self._order)
+        for response in responses:
+            response.expected, response.priority = expected, turn
+
     def _wait(self, waiting: Iterable[_Waiting]) -> None:
         self._arrived += waiting
         self._arrived.sort(key=_turn)
@@ -228,6 +290,15 @@ class SimulatedService:
                 planned = self._planned[engine]
                 self._planned[engine] = deque(sorted([*planned, *(jobs[place] for place in places)], key=_turn))
         self._arrived[: len(jobs)] = [jobs[place] for place in placement.later]
+
+
+def _expected(response: Response) -> Expectation:
+    return response.expected
+
+
+def _alike(response: Response) -> tuple[int, bool]:
+    """What goes together again, by group: a scout is by itself."""
+    return response.group, response.priority != SCOUT
 
 
 def _turn(waiting: _Waiting) -> tuple[int, float, int]:

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from tailrace.config.base import GIB
 from tailrace.config.cluster import ROLLOUT
 from tailrace.config.engine import NativeEngineConfig, VllmEngineConfig
+from tailrace.config.rollout import LengthsConfig, OracleLengths, SiblingsLengths
 from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError
 from tailrace.planning.allocation import Allocation, Batches, engine_tokens, mean_batches
@@ -90,7 +92,6 @@ def scenario_of(
     return replace(
         base,
         placement="colocated" if allocation.colocated else "separated",
-        knows_lengths="nothing" if config.rollout.lengths is None else "group_means",
         elastic=None if allocation.most_engines is None else _elastic(config, engines[-1]),
         reference=_reference(shape, allocation),
     )
@@ -111,6 +112,7 @@ def _played(config: RunConfig, steps: int, *, engines: tuple[EngineKind, ...], t
         weights=config.weights_mode,
         dispatch=config.rollout.dispatch,
         order=config.rollout.order,
+        **_lengths(config.rollout.lengths),
         engines=engines,
         trainer=trainer,
         graders=config.rewards.workers,
@@ -118,6 +120,19 @@ def _played(config: RunConfig, steps: int, *, engines: tuple[EngineKind, ...], t
         step_s=_STEP_S,
         seed=config.seed,
     )
+
+
+def _lengths(config: LengthsConfig | None) -> dict[str, Any]:
+    """What is expected of responses. What a prompt or its past tells is taken to be the mean of its group."""
+    match config:
+        case None:
+            return {"knows_lengths": "nothing"}
+        case OracleLengths():
+            return {"knows_lengths": "lengths"}
+        case SiblingsLengths():
+            return {"knows_lengths": "siblings", "lengths_discount": config.discount}
+        case _:
+            return {"knows_lengths": "group_means"}
 
 
 def _bytes(shape: ModelShape) -> float:

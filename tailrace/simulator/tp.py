@@ -118,7 +118,7 @@ class SimulatedTP:
                 yield self._unfinished(sequence, response, made=replica.batch.made(sequence, now - replica.since))
 
     def _unfinished(self, sequence: Sequence, response: Response, *, made: int) -> Unfinished:
-        return self._staged.unfinished(sequence.prompt, made, self._setup.limit, response.expected)
+        return self._staged.unfinished(sequence.prompt, made, self._setup.limit, response.expected.tokens)
 
     def _decided(self, decision: Decision, running: List[List[Unfinished]], now: float) -> Wanted:
         terms = chosen(decision)

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from tailrace.config.rollout import DispatchConfig
 from tailrace.errors import PlanError
 from tailrace.events import Event
+from tailrace.planning.lengths.base import Expectation
 from tailrace.planning.packing import GroupPart
 from tailrace.registers.events import EventKind
+from tailrace.simulator.lengths import SimulatedLengths
 from tailrace.simulator.run import SimulatedRun
+from tailrace.simulator.samples import Response
 from tailrace.simulator.scenario import EngineKind, Scenario, Scorer, TrainerKind
 from tailrace.workloads.replay import Replay, Script, Turn
 from tests.simulator.test_batch import Plain
@@ -45,6 +48,9 @@ SMALL = Scenario(
     engines=(ENGINE,),
     trainer=TrainerKind(times=Paced(), publish_s=0.75),
 )
+
+
+UNSURE = Expectation.of(5.0, 1.0)
 
 
 def lengths(*groups: Sequence[int], prompt: int = 10) -> Replay:
@@ -178,6 +184,42 @@ def test_expectations_that_err_change_the_order_in_which_responses_begin() -> No
     assert order(2.0) != order(0.0)
 
 
+def test_a_scout_of_each_group_begins_first_and_the_others_by_what_it_tells() -> None:
+    """One after the other: four scouts, then the others of groups that are not known to be short, then these."""
+    scenario = replace(
+        SMALL,
+        steps=1,
+        groups_per_step=4,
+        group_size=2,
+        order="longest_first",
+        knows_lengths="siblings",
+        engines=(replace(ENGINE, slots=1),),
+    )
+    groups = [[1, 1], [3, 3], [90, 90], [20, 20]]
+    _, events = played(scenario, lengths(*groups))
+    ended = [(event.info["group"], event.info["sample"]) for event in events if event.task == EventKind.SAMPLE]
+    assert {sample for _, sample in ended[:4]} == {0}
+    assert {group for group, _ in ended[4:6]} == {2, 3}
+    assert [group for group, _ in ended[6:]] == [1, 0]
+
+
+def test_what_is_learned_from_siblings_is_forgotten_with_newer_versions() -> None:
+    scenario = replace(SMALL, steps=1, knows_lengths="siblings", group_size=2)
+    found = {discount: SimulatedLengths(replace(scenario, lengths_discount=discount), 100) for discount in (1.0, 0.5)}
+    script = lengths([10]).groups[0][0]
+    expected = {}
+    for discount, each in found.items():
+        for group, (tokens, version) in enumerate([(10, 0), (1000, 9)]):
+            response = Response(
+                step=0, group=group, number=0, script=script, tokens=tokens, needed=0, expected=UNSURE, limit=1000
+            )
+            response.first_version = version
+            each.learn(response)
+        expected[discount] = each.of(2, [script])[0].tokens
+    assert expected[1.0] == pytest.approx(100)
+    assert expected[0.5] > 900
+
+
 def test_the_same_run_has_the_same_events() -> None:
     scenario = replace(SMALL, engines=(replace(ENGINE, engines=3),), streaming=True, steps=2)
     replay = lengths([3], [5], [7], [2])
@@ -200,7 +242,7 @@ SCENARIOS = st.builds(
         DispatchConfig, policy=st.sampled_from(["pull", "round_robin", "least_loaded", "skewness_aware"])
     ),
     order=st.sampled_from(["first_in", "longest_first", "shortest_first"]),
-    knows_lengths=st.sampled_from(["nothing", "group_means", "lengths"]),
+    knows_lengths=st.sampled_from(["nothing", "group_means", "lengths", "siblings"]),
     engines=st.lists(
         st.builds(
             EngineKind,

@@ -8,8 +8,9 @@ from tailrace.engine.adaptive_tp import adaptive
 from tailrace.engine.backends import native
 from tailrace.engine.scheduling import transplant
 from tailrace.rollout import service
-from tailrace.run import fleet, generation
+from tailrace.run import fleet, generation, lengths
 from tailrace.simulator import fleet as simulated_fleet
+from tailrace.simulator import lengths as simulated_lengths
 from tailrace.simulator import replicas, run, setup, tp
 from tailrace.simulator import service as simulated_service
 from tailrace.simulator import trainer as simulated_trainer
@@ -25,6 +26,9 @@ SHARED: list[tuple[str, ModuleType, ModuleType]] = [
     ("moves", service, simulated_service),
     ("EVERY_S", service, simulated_service),
     ("broadcast_tree", sender_service, setup),
+    ("priority", service, simulated_service),
+    ("SCOUT", service, simulated_service),
+    ("make_predictor", lengths, simulated_lengths),
     ("StepWatch", fleet, simulated_fleet),
     ("Elasticity", fleet, simulated_fleet),
     ("predicted", fleet, simulated_fleet),

@@ -1,0 +1,85 @@
+"""What is expected of responses in simulated time: nothing, what a scenario says, or what a predictor learns.
+
+`siblings` learns as `rollout.foresight` has it learn: one sample of each group begins before the others. Each group has
+a prompt of its own here, so none has a past. Whether its placement pays is not checked.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from typing import assert_never
+
+from tailrace.config.rollout import SiblingsLengths
+from tailrace.planning.lengths.base import Asked, Expectation, Finished, LengthPredictor
+from tailrace.planning.lengths.factory import make_predictor
+from tailrace.simulator.samples import Response
+from tailrace.simulator.scenario import Scenario
+from tailrace.workloads.replay import Script
+
+
+class SimulatedLengths:
+    """The expectations of a run."""
+
+    def __init__(self, scenario: Scenario, longest: int) -> None:
+        """`longest`: tokens of the longest response that there may be."""
+        self._knows = scenario.knows_lengths
+        self._error = scenario.expectation_error
+        self._longest = float(longest)
+        self._chance = random.Random(scenario.seed)
+        self._siblings: LengthPredictor | None = None
+        if self._knows == "siblings":
+            self._siblings = make_predictor(SiblingsLengths(discount=scenario.lengths_discount))
+
+    @property
+    def learns(self) -> bool:
+        """Whether the lengths of responses that have ended change what is expected of others."""
+        return self._siblings is not None
+
+    def of(self, group: int, scripts: Sequence[Script]) -> list[Expectation]:
+        """What is expected of a group's responses at first."""
+        match self._knows:
+            case "nothing":
+                return [_certain(self._longest)] * len(scripts)
+            case "lengths":
+                return [_certain(script.tokens * self._surprise()) for script in scripts]
+            case "group_means":
+                mean = sum(script.tokens for script in scripts) / len(scripts)
+                return [_certain(mean * self._surprise())] * len(scripts)
+            case "siblings":
+                assert self._siblings is not None
+                return self._siblings.expect([_asked(group, scripts[0])]) * len(scripts)
+            case _:
+                assert_never(self._knows)
+
+    def wants_scout(self, first: Response) -> bool:
+        """Whether one sample of a group should begin before the others."""
+        siblings = self._siblings
+        return siblings is not None and siblings.scouts and not siblings.knows(_asked(first.group, first.script))
+
+    def again(self, response: Response) -> Expectation:
+        """What is expected of a response by now."""
+        assert self._siblings is not None
+        return self._siblings.expect([_asked(response.group, response.script)])[0]
+
+    def suppose(self, response: Response, tokens: float) -> Expectation:
+        """What is expected of a response if another one of its group had so many tokens."""
+        assert self._siblings is not None
+        return self._siblings.suppose(_asked(response.group, response.script), tokens)
+
+    def learn(self, response: Response) -> None:
+        """Take in the length of a response that has ended."""
+        assert self._siblings is not None
+        asked = _asked(response.group, response.script)
+        self._siblings.learn([Finished(asked=asked, tokens=response.tokens, version=response.first_version)])
+
+    def _surprise(self) -> float:
+        """What an expectation is multiplied by."""
+        return math.exp(self._chance.gauss(0.0, self._error))
+
+
+def _certain(tokens: float) -> Expectation:
+    return Expectation(tokens, tokens, tokens)
+
+
+def _asked(group: int, script: Script) -> Asked:
+    return Asked(prompt_id=str(group), prompt_tokens=script.prompt_tokens)
