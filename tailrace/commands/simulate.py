@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 import tailrace
+from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.table import Score
 from tailrace.config.cluster import RolloutPoolConfig, pool_key
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.run import RunConfig
@@ -109,7 +111,8 @@ def allocation_of(config: RunConfig, shape: ModelShape, cluster: Cluster, replay
     Where the cluster has several pools, the first one generates and the last one trains.
 
     Raises:
-        PlanError: the engines leave no device for the trainer, or the trainer fits in no arrangement.
+        PlanError: the engines leave no device for the trainer, the trainer fits in no arrangement, or the algorithm
+            trains another model, too.
     """
     rollout, trainer = cluster.pools[0], cluster.pools[-1]
     tp, dp = _arrangement(config)
@@ -125,9 +128,7 @@ def allocation_of(config: RunConfig, shape: ModelShape, cluster: Cluster, replay
             "or engine.dp"
         )
     layout, _ = best_layout(shape, trainer, left, step_batches(config, replay))
-    reference = None
-    if config.algorithm.type == "grpo" and config.algorithm.kl.coefficient:
-        reference = Layout(tp=tp, dp=engines * dp if colocated else 1)
+    reference = Layout(tp=tp, dp=engines * dp if colocated else 1) if _has_reference(config) else None
     return Allocation(
         rollout=rollout,
         engines=engines,
@@ -158,6 +159,21 @@ def _arrangement(config: RunConfig) -> tuple[int, int]:
                 f"{found[0]} and DP {found[1]}; a simulation has one arrangement: give all the same engine.tp and dp"
             )
     return found
+
+
+def _has_reference(config: RunConfig) -> bool:
+    """Whether the algorithm scores with the initial weights.
+
+    Raises:
+        PlanError: it trains another model beside the policy.
+    """
+    algorithm = make_algorithm(config.resolved_algorithm)
+    for task, _ in algorithm.other_models():
+        raise PlanError(
+            f"the algorithm's task {task.name!r} trains a model of its own, which is not simulated; simulate the "
+            "recipe with algorithm.type=grpo"
+        )
+    return any(isinstance(task.work, Score) for task in algorithm.tasks)
 
 
 def _most_engines(config: RolloutPoolConfig) -> int | None:

@@ -1,14 +1,14 @@
 """A run in simulated time: the main loop of `run.pipeline`, with work that takes time and computes nothing.
 
-    prompts ─▶ service ─▶ engines ─▶ graders ─▶ (reference, critic) ─▶ trainer ─▶ weights ─▶ engines
-       ▲                                                                             │
-       └──────────── prompts of later steps, as soon as weights admit them ◀─────────┘
+    prompts ─▶ service ─▶ engines ─▶ graders ─▶ (reference) ─▶ trainer ─▶ weights ─▶ engines
+       ▲                                                                     │
+       └──────── prompts of later steps, as soon as weights admit them ◀─────┘
 
     part        waits for
     prompts     weights that are at most `max_staleness` updates older than those their step trains
     engines     prompts, and the weights that may begin them
     graders     responses; a free grader
-    scorer      whole groups that are graded
+    reference   whole groups that are graded; a turn, where it is colocated
     trainer     the groups of its step: all of them, or, streaming, a micro-batch's worth
 
 It emits the events of a real run, so that everything which reads those reads these.

@@ -29,10 +29,14 @@ LARGE = (
 @pytest.fixture
 def simulate(tailrace_here: Command) -> Simulate:
     def run(
-        *arguments: str, model: str = "Qwen2.5-7B", cluster: str = "8xH100", workload: str = "math-32b"
+        *arguments: str,
+        model: str = "Qwen2.5-7B",
+        cluster: str = "8xH100",
+        workload: str = "math-32b",
+        recipe: str = "quickstart",
     ) -> CompletedProcess[str]:
         given = ("--model", model, "--cluster", cluster, "--workload", workload)
-        return tailrace_here("simulate", "quickstart", *LARGE, *arguments, *given)
+        return tailrace_here("simulate", recipe, *LARGE, *arguments, *given)
 
     return run
 
@@ -120,6 +124,37 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+PPO = """
+from tailrace.algorithms.grpo import Grpo
+from tailrace.algorithms.table import TableTask, Train, training_batches
+from tailrace.config.algorithm import GrpoConfig
+
+
+class Ppo(Grpo):
+    def __init__(self, group_size):
+        super().__init__(GrpoConfig(group_size=group_size))
+
+    @property
+    def tasks(self):
+        critic = Train(self.loss, lambda config, model_dir: None)
+        reads = ("prompt_ids", "response_ids")
+        return (*super().tasks, TableTask(name="critic", reads=reads, work=critic, claims=training_batches, pool="own"))
+"""
+
+
+def test_a_critic_is_refused(simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "simulated_ppo.py").write_text(PPO)
+    monkeypatch.chdir(tmp_path)
+    recipe = (
+        "{output_dir: run, model: {path: x}, prompts: {source: {type: jsonl, path: x}}, rewards: {grader: {type: "
+        "regex, pattern: x}}, algorithm: {type: adapter, path: simulated_ppo.Ppo}}"
+    )
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    done = simulate(recipe="recipe.yaml")
+    assert done.returncode == 2
+    assert "the algorithm's task 'critic' trains a model of its own, which is not simulated" in done.stderr
 
 
 def test_a_report_replaces_no_run(simulate: Simulate, tmp_path: Path) -> None:
