@@ -34,7 +34,7 @@ from tailrace.simulator.fleet import SimulatedFleet
 from tailrace.simulator.lengths import SimulatedLengths
 from tailrace.simulator.log import VirtualLog
 from tailrace.simulator.samples import Group, Response
-from tailrace.simulator.scenario import EngineKind, Scenario, Scorer
+from tailrace.simulator.scenario import Elastic, EngineKind, Scenario, Scorer
 from tailrace.simulator.scorer import ColocatedScorer, SeparatedScorer, SimulatedScorer
 from tailrace.simulator.service import SimulatedService
 from tailrace.simulator.trainer import SimulatedTrainer
@@ -69,37 +69,44 @@ class SimulatedRun:
         for kind in scenario.engines:
             for _ in range(kind.engines):
                 self._make_engine(kind)
+        self._service = self._make_service()
+        present = self._service.engines
+        devices = Devices(self.agenda, present) if scenario.placement == "colocated" else None
+        trainer_log = self._log_of("trainer-0")
+        self._trainer = SimulatedTrainer(
+            self.agenda, scenario, present, trainer_log, devices=devices, turned=self._turned
+        )
+        if scenario.elastic is not None:
+            self._follow(scenario.elastic, trainer_log)
+        self._free_graders = [0.0] * scenario.graders
+        self._groups: dict[int, Group] = {}
+        self._after_grading = self._trainer.let_train
+        if scenario.reference is not None:
+            self._after_grading = self._make_scorer(scenario.reference, devices).score
+
+    def _make_service(self) -> SimulatedService:
+        scenario = self._scenario
         policy = make_policy(scenario.dispatch, LengthHistory(), seed=scenario.seed)
-        splits = scenario.knows_lengths == "lengths" and policy.plans
-        self._service = SimulatedService(
+        return SimulatedService(
             self.agenda,
             self.engines,
             policy,
             lengths=self._lengths,
             order=scenario.order,
             group_size=scenario.group_size,
-            splits=splits,
+            splits=scenario.knows_lengths == "lengths" and policy.plans,
             may_move=scenario.moves,
             cache_token_s=scenario.cache_token_s,
         )
-        self._free_graders = [0.0] * scenario.graders
-        self._groups: dict[int, Group] = {}
-        trainer_log = self._log_of("trainer-0")
-        present = self._service.engines
-        devices = Devices(self.agenda, present) if scenario.placement == "colocated" else None
-        self._trainer = SimulatedTrainer(
-            self.agenda, scenario, present, trainer_log, devices=devices, turned=self._turned
-        )
-        if (elastic := scenario.elastic) is not None:
-            several = {kind.name for kind in scenario.engines} - {elastic.joining.name}
-            prefix = f"{elastic.joining.name}: " if several else ""
-            fleet = SimulatedFleet(self.agenda, elastic, self._service, self.log, self._join, prefix=prefix)
-            self._tells_samples = True  # decisions need them
-            for log in (self.log, trainer_log):
-                log.listen(fleet.see)
-        self._after_grading = self._trainer.let_train
-        if scenario.reference is not None:
-            self._after_grading = self._make_scorer(scenario.reference, devices).score
+
+    def _follow(self, elastic: Elastic, trainer_log: VirtualLog) -> None:
+        """Have the number of engines follow the events."""
+        name = elastic.joining.name
+        prefix = f"{name}: " if any(kind.name != name for kind in self._scenario.engines) else ""
+        fleet = SimulatedFleet(self.agenda, elastic, self._service, self.log, self._join, prefix=prefix)
+        self._tells_samples = True  # decisions need them
+        for log in (self.log, trainer_log):
+            log.listen(fleet.see)
 
     def _make_scorer(self, kind: Scorer, devices: Devices | None) -> SimulatedScorer:
         budget, then = self._scenario.micro_batch_tokens, self._trainer.let_train
