@@ -673,55 +673,63 @@ def bench(
     raise typer.Exit(run_bench(workload, arguments or [], options, compare=compare, rounds=rounds, as_json=json))
 
 
+_PlanChanges = Annotated[
+    list[str] | None,
+    typer.Argument(help="Changes of it, such as trainer.train_batch_size=1024.", metavar="[KEY=VALUE]..."),
+]
+_PlanCluster = Annotated[
+    str,
+    typer.Option("--cluster", help="64xH100, 32xH20+64xH800, a .yaml file; or local, this machine.", metavar="CLUSTER"),
+]
+_PlanWorkload = Annotated[
+    str | None,
+    typer.Option(
+        "--workload",
+        help="A workload of the library, or a file of one: see `trace`. With --cluster local the model's own responses "
+        "to the recipe's prompts, by default.",
+        metavar="WORKLOAD",
+    ),
+]
+_Profile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile", help="With --cluster local: a file of `profile machine`, instead of measuring.", parser=_path
+    ),
+]
+_WhatIf = Annotated[
+    list[str] | None,
+    typer.Option(help="Compare: a key of the recipe, or cluster=…, workload=…, model=….", metavar="KEY=VALUE"),
+]
+_Candidates = Annotated[
+    int | None, typer.Option(min=1, help="How many plans are simulated; 24, or 12 for large batches.")
+]
+_PlanSteps = Annotated[
+    int | None, typer.Option(min=1, help="Training steps that are drawn; by default some thousand responses.")
+]
+_SearchModes = Annotated[bool, typer.Option("--search-modes", help="Choose placement, streaming and staleness, too.")]
+_PlanOutput = Annotated[
+    Path | None, typer.Option("--output", help="Write the best plan there, as a recipe.", parser=_path)
+]
+_Picture = Annotated[
+    Path | None, typer.Option("--picture", help="Write time against cost there, as SVG.", parser=_path)
+]
+
+
 @app.command("plan")
 def plan_run(
     recipe: _Recipe,
-    cluster: Annotated[
-        str,
-        typer.Option(
-            "--cluster", help="64xH100, 32xH20+64xH800, a .yaml file; or local, this machine.", metavar="CLUSTER"
-        ),
-    ],
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            "--workload",
-            help="A workload of the library, or a file of one: see `trace`. With --cluster local the model's own "
-            "responses to the recipe's prompts, by default.",
-            metavar="WORKLOAD",
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Changes of it, such as trainer.train_batch_size=1024.", metavar="[KEY=VALUE]..."),
-    ] = None,
+    cluster: _PlanCluster,
+    workload: _PlanWorkload = None,
+    overrides: _PlanChanges = None,
     model: _Model = None,
     objective: Annotated[str, typer.Option("--objective", help="time, cost or energy of a step.")] = "time",
-    candidates: Annotated[
-        int | None, typer.Option(min=1, help="How many plans are simulated; 24, or 12 for large batches.")
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Training steps that are drawn; by default some thousand responses.")
-    ] = None,
-    search_modes: Annotated[
-        bool, typer.Option("--search-modes", help="Choose placement, streaming and staleness, too.")
-    ] = False,
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(help="Compare: a key of the recipe, or cluster=…, workload=…, model=….", metavar="KEY=VALUE"),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            "--profile", help="With --cluster local: a file of `profile machine`, instead of measuring.", parser=_path
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="Write the best plan there, as a recipe.", parser=_path)
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", help="Write time against cost there, as SVG.", parser=_path)
-    ] = None,
+    candidates: _Candidates = None,
+    steps: _PlanSteps = None,
+    search_modes: _SearchModes = False,
+    what_if: _WhatIf = None,
+    profile: _Profile = None,
+    output: _PlanOutput = None,
+    picture: _Picture = None,
     force: Annotated[bool, typer.Option("--force", help="Replace these files where they exist.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line instead of tables.")] = False,
 ) -> None:
