@@ -61,7 +61,9 @@ def test_a_dry_run_prints_the_resolved_recipe_with_an_estimate_and_starts_nothin
     assert isinstance(printed.algorithm, GrpoConfig)
     assert printed.algorithm.rollout_correction is not None
     comments = [line for line in done.stdout.splitlines() if line.startswith("#")]
-    assert [word for word in ("memory:", "disk:", "time:") if not any(word in line for line in comments)] == []
+    for said in ("memory: about", "at the worst instant, the", "disk:", " s a step, ", "time rests on"):
+        assert any(said in line for line in comments), said
+    assert sum(not line.startswith("#   ") for line in comments) < 12, "one page beside the recipe"
     assert not Path(config.output_dir).exists()
 
 

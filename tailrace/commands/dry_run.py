@@ -1,28 +1,30 @@
-"""`tailrace train --dry-run`: prints the resolved configuration and an estimate of what the run would take.
+"""`tailrace train --dry-run`: prints the resolved configuration and what the run would take, as the planner sees it.
 
 It writes nothing, and starts only a grader, which is asked whether answers can be right.
 """
 
 import asyncio
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import torch
-
-from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.algorithms.table import Score
+from tailrace.commands.this_machine import this_machine
 from tailrace.config.base import GIB
+from tailrace.config.hardware import DType
 from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
 from tailrace.engine.factory import make_backend
 from tailrace.errors import quoted
-from tailrace.host.compute import now, prepare_torch
+from tailrace.host.compute import prepare_torch
 from tailrace.models.info import describe_model
-from tailrace.planning.estimate import Estimate, MachineSpeed, ModelSize, estimate
+from tailrace.planner.outlook import Machine, Outlook, Prompts, Worker, outlook
+from tailrace.planning.engine_size import EngineSize
+from tailrace.planning.memory import CONTEXT_BYTES, RESERVED, Memory
+from tailrace.planning.model_shape.hugging_face import read_shape
+from tailrace.planning.step_times.basis import Kind
+from tailrace.report.text import counted, duration
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.run.checks import check_place, check_recipe
@@ -32,12 +34,10 @@ from tailrace.types import Prompt
 
 MAX_SHOWN = 2000
 """Maximum number of characters that are shown of a prompt."""
-PROBE = 1536
-"""Rows and columns of the matrices with which the machine is measured."""
 
 
 def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) -> None:
-    """Print the whole configuration as YAML, then the estimate as YAML comments, so that the output is a recipe.
+    """Print the whole configuration as YAML, then what it takes as YAML comments, so that the output is a recipe.
 
     Raises:
         UserError: the model, the prompts, the grader, the queue, the machine or the directory do not fit what was asked
@@ -53,31 +53,45 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     prepare_torch(config.device, config.threads)  # the measurements below are made in this process in any case
     inputs = check_recipe(config)
     info = describe_model(inputs.model_dir)
-    size = ModelSize(
-        parameters=info.parameters,
-        layers=info.layers,
-        hidden=info.hidden,
-        intermediate=info.intermediate,
-    )
-    prompt_tokens = statistics.fmean(len(prompt.prompt_ids) for prompt in inputs.prompts.train)
+    lengths = [len(prompt.prompt_ids) for prompt in inputs.prompts.train]
+    prompts = Prompts(mean=statistics.fmean(lengths), longest=max(lengths))
     asyncio.run(_check_rewards(config, inputs.prompts.by_source))
-    algorithm = make_algorithm(config.algorithm)
-    scoring = {task.pool for task in algorithm.tasks if task.work == Score()}
-    engines = {pool: make_backend(engine).size(info.parameters) for pool, engine in config.engines.items()}
-    plan = estimate(config, size, engines, prompt_tokens, measure_machine(config), run_pools(config), scoring)
+    engines = {pool: make_backend(engine).size for pool, engine in config.engines.items()}
+    machine = this_machine(config.device, _dtypes(config, engines))
+    found = outlook(config, read_shape(inputs.model_dir), engines, prompts, machine, run_pools(config))
     print(write_yaml(shown(config.resolved)), end="")
     print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context_length}")
-    print(f"# prompts: {len(inputs.prompts.train)} to train on ({prompt_tokens:.0f} tokens in the mean), ", end="")
-    print(
-        ", ".join(f"{len(prompts)} in {name}" for name, prompts in inputs.prompts.evaluated.items()) or "none held out"
-    )
+    print(f"# prompts: {len(lengths)} to train on ({prompts.mean:.0f} tokens in the mean), ", end="")
+    print(", ".join(f"{len(held)} in {name}" for name, held in inputs.prompts.evaluated.items()) or "none held out")
     for why, count in inputs.prompts.dropped.items():
         print(f"# {count} prompts are dropped: {why}")
     print("# one of them, as the model reads it:")
     for line in _shown(inputs.prompts.train[0].text):
         print(f"#   {line}")
-    for line in _lines(config, algorithm, plan):
+    for line in _memory_lines(config, found, machine):
         print(f"# {line}")
+    if config.trainer.backend.type != "adapter":
+        size = _gib(12.0 * info.parameters)  # weights and both moments in fp32
+        print(f"# disk: {size} a checkpoint, {config.checkpoint.keep} kept, one more on saving")
+    for line in _time_lines(config, found, machine):
+        print(f"# {line}")
+    if unknown := list(_unknown(config, engines)):
+        print(f"# what your {' and your '.join(unknown)} will take is not known, and not counted")
+
+
+def _dtypes(config: RunConfig, engines: Mapping[str, EngineSize | None]) -> list[DType]:
+    """Those in which something is computed."""
+    trainer: DType = "bfloat16" if config.trainer.precision == "bf16" else "float32"
+    return sorted({trainer, *(size.dtype for size in engines.values() if size is not None and size.has_model)})
+
+
+def _unknown(config: RunConfig, engines: Mapping[str, EngineSize | None]) -> Iterator[str]:
+    """What is the user's own."""
+    if None in engines.values():
+        yield "engine"
+    if config.trainer.backend.type == "adapter":
+        yield "trainer"
+    yield from (task.name for task, _ in make_algorithm(config.algorithm).other_models())
 
 
 async def _check_rewards(config: RunConfig, sources: Mapping[str, Sequence[Prompt]]) -> None:
@@ -95,57 +109,80 @@ def _shown(text: str) -> list[str]:
     return [quoted(line, MAX_SHOWN + 2) for line in text.splitlines(keepends=True)]
 
 
-def _lines(config: RunConfig, algorithm: Algorithm, plan: Estimate) -> list[str]:
-    memory = ", ".join(f"{name} {size / GIB:.2f}" for name, size in plan.memory.items())
-    where = " of all machines together" if config.cluster.address else ""
-    lines = [f"memory: about {plan.total_memory / GIB:.1f} GiB{where} ({memory})"]
-    if math.isfinite(plan.checkpoint_bytes):
-        size = f"{plan.checkpoint_bytes / GIB:.1f} GiB"
-        lines.append(f"disk: {size} a checkpoint, {config.checkpoint.keep} kept, one more on saving")
-    lines += _time_lines(config, plan)
-    times = {"engine": plan.rollout_s, "trainer": plan.actor_s}
-    unknown = [part for part, seconds in times.items() if math.isnan(seconds)]
-    unknown += [task.name for task, _ in algorithm.other_models()]
-    if unknown:
-        lines.append(f"what your {' and your '.join(unknown)} will take is not known, and not counted")
-    return lines
+def _memory_lines(config: RunConfig, found: Outlook, machine: Machine) -> Iterator[str]:
+    """All together, then the worst instant of each worker."""
+    total, has = found.total_bytes, machine.device.memory_bytes
+    if machine.threads is None:
+        room = "; each worker has devices of its own, or its turn on one"
+    elif config.cluster.address is not None:
+        room = " of all machines together"
+    else:
+        room = f" of the {_gib(has)} of this machine"
+        if total > has:
+            room += f", which lacks {_gib(total - has)}"
+    yield f"memory: about {_gib(total)}{room}"
+    for worker in found.workers:
+        yield f"  {_named(worker)}: {_worst(worker.memory)}{_device_text(worker.memory, machine)}"
+    for name, size in found.others.items():
+        yield f"  {name}: {_gib(size)}"
 
 
-def _time_lines(config: RunConfig, plan: Estimate) -> list[str]:
-    shares = {"rollout": plan.rollout_s, "actor": plan.actor_s}
-    known = {name: seconds for name, seconds in shares.items() if math.isfinite(seconds)}
+def _named(worker: Worker) -> str:
+    return worker.name if worker.count == 1 else f"{worker.name}, each of {worker.count}"
+
+
+def _worst(memory: Memory) -> str:
+    """The peak, when that is, and what takes the most then."""
+    parts = sorted(memory.instants[memory.worst].items(), key=lambda part: -part[1])[:3]
+    most = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts)
+    return f"{_gib(memory.peak)} at the worst instant, the {memory.worst} ({most})"
+
+
+def _device_text(memory: Memory, machine: Machine) -> str:
+    """Whether it fits on a device of its own."""
+    if machine.threads is not None:
+        return ""
+    needed, size = memory.peak * RESERVED + CONTEXT_BYTES, machine.device.memory_bytes
+    reserved = f"; with what its allocator reserves, {_gib(needed)} of the {_gib(size)} of {machine.kind}"
+    return reserved if needed <= size else f"{reserved}, which lacks {_gib(needed - size)}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def _time_lines(config: RunConfig, found: Outlook, machine: Machine) -> Iterator[str]:
+    parts = {"generation": found.generation_s, "training": found.training_s}
+    known = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items() if seconds is not None)
     if not known:
-        return []
-    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in known.items())
-    bound = "most" if config.device == "cpu" else "least"  # launching the kernels of a GPU is not counted
-    tokens = f"if every response is {config.sampling.max_new_tokens} tokens long"
-    if len(known) < len(shares):
-        return [f"time: at {bound} about {parts} s a step {tokens}"]
-    parts += ", side by side" if plan.overlap else ""
-    return [
-        f"time: at {bound} about {plan.step_s:.1f} s a step ({parts}) {tokens}",
-        f"time: {config.trainer.steps} steps in about {config.trainer.steps * plan.step_s / 60:.0f} min, "
-        f"evaluations not counted",
-    ]
+        return
+    longest = f"if every response is {config.sampling.max_new_tokens} tokens long"
+    if found.bound is None:
+        yield f"time: about {known} a step {longest}"
+    else:
+        seconds = found.bound.seconds
+        low, high = found.basis.interval(seconds)
+        beside = ", side by side" if config.pipeline.max_staleness else ""
+        yield f"time: about {seconds:.1f} s a step, {low:.1f} to {high:.1f}, {longest} ({known}{beside})"
+        steps = counted(config.trainer.steps, "step")
+        yield f"time: {steps} in about {duration(config.trainer.steps * seconds)}, evaluations not counted"
+    yield f"time rests on {_BASES[found.basis.kind]} {_rates(machine)}"
+    if config.device != "cpu":
+        launching = config.engine.type == "native" and not config.engine.cuda_graphs
+        own = "the trainer, and of the engine without engine.cuda_graphs" if launching else "the trainer"
+        yield f"time between the kernels of {own} is not counted; with a small model it is as much again"
 
 
-def measure_machine(config: RunConfig) -> MachineSpeed:
-    """Time a matrix product and a matrix-vector product in the trainer's precision, half a second in all."""
-    dtype = torch.bfloat16 if config.trainer.precision == "bf16" else torch.float32
-    matrix = torch.randn(PROBE, PROBE, device=config.device).to(dtype)
-    large = torch.randn(16 * PROBE, PROBE, device=config.device).to(dtype)
-    vector = torch.randn(PROBE, 1, device=config.device).to(dtype)
-    product_s = _median_seconds(lambda: matrix @ matrix, matrix.device)
-    read_s = _median_seconds(lambda: large @ vector, matrix.device)
-    read = large.numel() * large.element_size()
-    return MachineSpeed(flops=2 * PROBE**3 / product_s, bytes_per_s=read / read_s, threads=torch.get_num_threads())
+_BASES: dict[Kind, str] = {
+    "analytic": "operations and bytes at the rates of",
+    "kernels": "kernels that were measured on",
+    "profiled": "a profile of",
+    "calibrated": "operations and bytes, scaled by measured steps, at the rates of",
+}
 
 
-def _median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
-    def once() -> float:
-        start = now(device)
-        work()
-        return now(device) - start
-
-    once()
-    return statistics.median(once() for _ in range(repeats))
+def _rates(machine: Machine) -> str:
+    if not machine.is_measured:
+        return machine.kind
+    rates = ", ".join(f"{rate:.3g} Tflop/s in {dtype}" for dtype, rate in machine.device.tflops.items())
+    return f"{machine.kind}, measured just now: {rates}, {machine.device.memory_gb_s:.3g} GB/s"

@@ -34,12 +34,12 @@ def check_engine(config: EngineConfig, model_dir: Path, *, device: str, here: bo
 
 
 def _check_memory(backend: Backend, model_dir: Path) -> None:
-    size = backend.size(describe_model(model_dir).parameters)
-    if size is None:
+    if (size := backend.size) is None:
         return
-    needed, available = sum(size.memory.values()) / GIB, psutil.virtual_memory().available / GIB
+    held = size.held(describe_model(model_dir).parameters)
+    needed, available = sum(held.values()) / GIB, psutil.virtual_memory().available / GIB
     if needed > available:
-        parts = ", ".join(f"{name} {bytes_ / GIB:.1f}" for name, bytes_ in size.memory.items())
+        parts = ", ".join(f"{name} {bytes_ / GIB:.1f}" for name, bytes_ in held.items())
         raise ConfigError(
             f"the engine needs {needed:.1f} GiB ({parts}), and {available:.1f} GiB are available; "
             f"lower engine.kv_cache_gib, engine.dp or engine.tp"

@@ -20,7 +20,7 @@ from itertools import islice, product
 from tailrace.planner.bound import Bound, Flow, Generation, Parts, bound
 from tailrace.planner.modes import Mode
 from tailrace.planner.problem import Problem
-from tailrace.planning.allocation import Allocation, engine_tokens, layouts
+from tailrace.planning.allocation import Allocation, Batches, engine_tokens, layouts
 from tailrace.planning.hardware.base import Pool
 from tailrace.planning.memory import Memory, reference_memory, trainer_memory
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
@@ -201,25 +201,13 @@ class Candidates:
                     break  # all is in one
 
     def _training(self, setup: TrainingSetup, pool: Pool, tokens: int, memory: Memory) -> Training:
-        layout, times = setup.layout, AnalyticTrainingTimes(setup, pool)
-        mini = self._problem.config.mini_batches_per_step
-        batches = self._problem.load.batches
-        own = batches.tokens / layout.dp / mini
-        count = max(1, math.ceil(own / tokens))
-        batch = MicroBatch(tokens=own / count, squares=own / count * batches.mean_length)
-        optimizer_s = times.optimizer_s()
-        stage_s = (times.step_s([batch]) - optimizer_s) / layout.pp
-        score_s = times.log_probs_s([batch]) if mini > 1 else 0.0
-        whole_s = mini * ((count + layout.pp - 1) * stage_s + count * score_s)
-        return Training(
-            pool=pool,
-            layout=layout,
-            micro_batch_tokens=tokens,
-            memory=memory,
-            whole_s=whole_s,
-            streamed_s=count * layout.pp * stage_s if mini == 1 else whole_s,
-            claims=float(count),
-            optimizer_s=mini * optimizer_s,
+        return training_of(
+            AnalyticTrainingTimes(setup, pool),
+            setup.layout,
+            pool,
+            replace(self._problem.load.batches, micro_batch_tokens=tokens),
+            memory,
+            mini_batches=self._problem.config.mini_batches_per_step,
         )
 
     def quickest(self, pool: Pool, devices: int, *, streaming: bool) -> list[Training]:
@@ -360,6 +348,29 @@ class Candidates:
             found = max(arrivals_s(self._problem.cluster, allocation, 2.0 * self._problem.shape.parameters))
             self._arrivals[key] = found
         return found
+
+
+def training_of(
+    times: AnalyticTrainingTimes, layout: Layout, pool: Pool, batches: Batches, memory: Memory, *, mini_batches: int
+) -> Training:
+    """Return a trainer with the seconds of its step, which has so many optimizer steps."""
+    own = batches.tokens / layout.dp / mini_batches
+    count = max(1, math.ceil(own / batches.micro_batch_tokens))
+    batch = MicroBatch(tokens=own / count, squares=own / count * batches.mean_length)
+    optimizer_s = times.optimizer_s()
+    stage_s = (times.step_s([batch]) - optimizer_s) / layout.pp
+    score_s = times.log_probs_s([batch]) if mini_batches > 1 else 0.0
+    whole_s = mini_batches * ((count + layout.pp - 1) * stage_s + count * score_s)
+    return Training(
+        pool=pool,
+        layout=layout,
+        micro_batch_tokens=batches.micro_batch_tokens,
+        memory=memory,
+        whole_s=whole_s,
+        streamed_s=count * layout.pp * stage_s if mini_batches == 1 else whole_s,
+        claims=float(count),
+        optimizer_s=mini_batches * optimizer_s,
+    )
 
 
 def _allocation(engines: Engines, training: Training, reference: Layout | None, *, colocated: bool) -> Allocation:

@@ -21,8 +21,10 @@ device, benchmarks/simulator_training.py fits 1.00 to 1.03."""
 CONTEXT_BYTES = 1.0 * GIB
 """Bytes of a device that kernels and communication groups take."""
 
-CHUNK_BYTES = 2.0**26 * 10
-"""Bytes of the logits of a block: 2^26 in fp32, their gradients, and these in bf16."""
+CHUNK_LOGITS = 2**26
+"""Logits of a block."""
+CHUNK_BYTES = 10
+"""Bytes of each: fp32, its gradient, and that in bf16."""
 LOGIT_BYTES: Mapping[Head, int] = {"whole": 18, "chunks": 0, "value": 0}
 """Bytes of a logit in the loss: bf16 and fp32, normalized, and the gradients of both of the latter (2 + 4 · 4)."""
 
@@ -47,6 +49,16 @@ class Memory:
     def peak(self) -> float:
         """The bytes at that instant."""
         return sum(self.instants[self.worst].values())
+
+    @property
+    def held(self) -> Bytes:
+        """The bytes that are there at every instant."""
+        first, *others = self.instants.values()
+        return {
+            name: min(size, *(other[name] for other in others)) if others else size
+            for name, size in first.items()
+            if all(name in other for other in others)
+        }
 
     def excess(self, device: DeviceConfig, *, reserved: float = RESERVED) -> float:
         """Bytes that a device lacks; negative where some are left."""
@@ -104,10 +116,29 @@ def _loss(setup: TrainingSetup, tokens: float) -> Bytes:
     logits = tokens * setup.shape.vocab / setup.layout.tp * LOGIT_BYTES[setup.head]
     trained = setup.adapters is None and setup.head != "value"
     return {
-        "logits": CHUNK_BYTES if setup.head == "chunks" else logits,
+        "logits": _chunk_bytes(setup, tokens) if setup.head == "chunks" else logits,
         "hidden vectors": tokens * (2 * _vector(setup) + 4 * setup.shape.hidden),
         "exchange buffers": 4 * setup.shape.head_parameters / setup.layout.tp if trained else 0.0,
     }
+
+
+def _chunk_bytes(setup: TrainingSetup, tokens: float) -> float:
+    """Bytes of the logits of a block, or of all where there are fewer."""
+    return CHUNK_BYTES * min(CHUNK_LOGITS, tokens * setup.shape.vocab / setup.layout.tp)
+
+
+def in_turns(each: Mapping[str, Memory]) -> Memory:
+    """The bytes of workers that share a device in turns, by what each is called: at an instant of one, the others have
+    what they hold at any."""
+    instants: dict[str, Bytes] = {}
+    for name, memory in each.items():
+        others = {other: kept.held for other, kept in each.items() if other != name}
+        for instant, own in memory.instants.items():
+            parts = {name: own, **others}
+            instants[f"{instant} of the {name}"] = {
+                f"{purpose} of the {worker}": size for worker, sizes in parts.items() for purpose, size in sizes.items()
+            }
+    return Memory(worker=" and ".join(memory.worker for memory in each.values()), instants=instants)
 
 
 def critic_memory(setup: TrainingSetup, batch: MicroBatch) -> Memory:
@@ -123,7 +154,7 @@ def reference_memory(setup: TrainingSetup, batch: MicroBatch) -> Memory:
         worker=f"the reference of {setup.shape.name}",
         instants={
             "forward pass": held | {"activations": batch.tokens * _largest_layer(setup)},
-            "log-probabilities": held | {"logits": CHUNK_BYTES},
+            "log-probabilities": held | {"logits": _chunk_bytes(setup, batch.tokens)},
         },
     )
 

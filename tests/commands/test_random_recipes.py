@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.commands import dry_run
+from tailrace.commands import this_machine
 from tailrace.config.base import Config
 from tailrace.config.places import Place, places
 from tailrace.config.recipe_text import write_yaml
@@ -160,7 +160,7 @@ def listing(directory: Path) -> dict[str, tuple[int, int]]:
 def test_a_recipe_dry_runs_or_is_refused_in_one_line_that_names_a_key(
     tmp_path: Path, tiny_model: TinyModel, tailrace_here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dry_run, "PROBE", 8)  # the machine's speed does not matter
+    monkeypatch.setattr(this_machine, "PROBE", 8)  # the machine's speed does not matter
     monkeypatch.chdir(tmp_path)
     right = {
         "output_dir": "run",

@@ -11,6 +11,7 @@ from tailrace.config.engine import AdapterEngineConfig, EngineConfig, NativeEngi
 from tailrace.engine.backends.base import Backend
 from tailrace.engine.factory import make_backend
 from tailrace.errors import ConfigError
+from tailrace.planning.engine_size import PROCESS_BYTES
 from tailrace.run.workers.rollout import rows_in_hand
 from tests.engine.helpers import TinyModel
 from tests.helpers.runs import small_run
@@ -32,7 +33,7 @@ def test_every_engine_of_a_recipe_has_a_backend_of_its_own(name: str) -> None:
 def test_an_engine_of_which_nothing_is_known_has_the_context_of_the_model_and_no_size(tiny_model: TinyModel) -> None:
     unknown = make_backend(AdapterEngineConfig(path="no.such.engine"))
     assert unknown.context_length(tiny_model("llama")) == 512
-    assert unknown.size(MILLION) is None
+    assert unknown.size is None
     assert unknown.capacity is None
     unknown.check_sampling(SamplingConfig(temperature=100.0))
     unknown.check_cache(tiny_model("llama"), longest_prompt=10**6, max_new_tokens=10**6)
@@ -52,12 +53,20 @@ def test_an_engine_says_how_many_sequences_it_decodes_and_what_its_weights_take(
     keys: dict[str, Any], capacity: int | None, copies: int, weights: int
 ) -> None:
     engine = backend(**keys)
-    size = engine.size(MILLION)
+    size = engine.size
     assert size is not None
     assert engine.capacity == capacity
-    assert size.batch_size == (capacity or 1)
-    assert (size.copies, size.memory["engine weights"]) == (copies, weights)
-    assert size.copies * size.copy_bytes == weights
+    assert size.slots * size.dp == (capacity or 1)
+    assert (size.dp, size.held(MILLION).get("engine weights", 0)) == (copies, weights)
+
+
+def test_each_rank_has_a_cache_and_several_have_processes() -> None:
+    one, six = (backend("native", kv_cache_gib=1, dp=dp, tp=tp).size for dp, tp in ((1, 1), (3, 2)))
+    assert one is not None
+    assert six is not None
+    assert one.held(MILLION).keys() == {"engine weights", "KV cache"}
+    assert six.held(MILLION)["KV cache"] == 6 * 2**30
+    assert six.held(MILLION)["worker processes"] == 6 * PROCESS_BYTES
 
 
 @pytest.mark.parametrize("name", ["native", "vllm"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.errors import PlanError
 from tailrace.planning.hardware.catalogue import find_device
-from tailrace.planning.memory import critic_memory, engine_memory, reference_memory, trainer_memory
+from tailrace.planning.memory import critic_memory, engine_memory, in_turns, reference_memory, trainer_memory
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.step_times.training_setup import Adapters, Layout, MicroBatch, TrainingSetup
@@ -139,3 +139,22 @@ def test_a_reference_holds_weights_alone() -> None:
     memory = reference_memory(reference, BATCH)
     assert memory.instants["forward pass"]["weights"] == pytest.approx(2 * reference.parameters / 8)
     assert memory.peak < trainer_memory(reference, BATCH).peak / 2
+
+
+def test_workers_that_take_turns_keep_what_they_always_hold() -> None:
+    trainer = trainer_memory(setup(), BATCH)
+    engine = engine_memory(SMALL, tp=1, cache_tokens=10_000, step_tokens=10, batch_size=1)
+    both = in_turns({"trainer": trainer, "engine": engine})
+    held = {name: trainer.instants["optimizer"][name] for name in ("weights", "gradients", "moments")}
+    assert trainer.held == held
+    assert both.instants["sampling of the engine"] == {
+        **{f"{name} of the engine": size for name, size in engine.instants["sampling"].items()},
+        **{f"{name} of the trainer": size for name, size in held.items()},
+    }
+    assert both.worst == f"{trainer.worst} of the trainer"
+    assert both.peak == pytest.approx(trainer.peak + sum(engine.held.values()))
+
+
+def test_a_step_of_few_tokens_has_no_more_logits_than_these() -> None:
+    assert trainer_memory(setup(), MicroBatch.of([10])).instants["loss"]["logits"] == 10 * 10 * SMALL.vocab
+    assert trainer_memory(setup("Qwen3-8B"), BATCH).instants["loss"]["logits"] == 2**26 * 10

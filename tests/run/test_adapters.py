@@ -148,7 +148,7 @@ def test_a_dry_run_says_that_it_does_not_know_what_adapters_take(
     model = tiny_model("llama")
     print_plan(small_run(tmp_path / "one", model, prompts, engine=SECTIONS["engine"]), resume=False)
     lines = capsys.readouterr().out.splitlines()
-    assert any(re.match(r"# time: at most about actor [\d.]+ s a step if every response", line) for line in lines)
+    assert any(re.match(r"# time: about training [\d.]+ s a step if every response", line) for line in lines)
     assert lines[-1] == "# what your engine will take is not known, and not counted"
     backend = SECTIONS["trainer"]["backend"]
     both = small_run(tmp_path / "two", model, prompts, engine=SECTIONS["engine"], trainer__backend=backend)

@@ -9,7 +9,7 @@ from tailrace.config.engine import SamplingConfig
 from tailrace.engine.base import Engine, EngineArgs
 from tailrace.errors import ConfigError
 from tailrace.models.info import describe_model
-from tailrace.planning.estimate import EngineSize
+from tailrace.planning.engine_size import EngineSize
 
 
 class Backend(ABC):
@@ -27,8 +27,9 @@ class Backend(ABC):
         """The most sequences that the whole engine decodes together; None where it is not known."""
         return None
 
-    def size(self, parameters: int) -> EngineSize | None:
-        """The size of an engine for a model with `parameters` parameters; None where it is not known."""
+    @property
+    def size(self) -> EngineSize | None:
+        """What the engine has; None where it is not known."""
         return None
 
     def context_length(self, model_dir: Path) -> int:

@@ -15,7 +15,7 @@ from tailrace.engine.base import Engine, EngineArgs, EngineStats
 from tailrace.engine.driver import Core, DrivenEngine, check_prompt
 from tailrace.errors import ConfigError
 from tailrace.models.info import describe_model
-from tailrace.planning.estimate import EngineSize
+from tailrace.planning.engine_size import EngineSize
 from tailrace.types import FinishReason, FloatArray, IntArray, Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
@@ -155,9 +155,10 @@ class FakeBackend(Backend):
         """Make an engine with random responses."""
         return FakeEngine(executor=args.executor, playwright=RandomPlaywright(self._config.vocab_size))
 
-    def size(self, parameters: int) -> EngineSize:
-        """The size of an engine that takes no memory."""
-        return EngineSize(memory={"engine weights": 0.0}, copy_bytes=0.0)
+    @property
+    def size(self) -> EngineSize:
+        """No model, and so neither memory nor time."""
+        return EngineSize(has_model=False)
 
     def check(self, model_dir: Path, *, device: torch.device) -> None:
         """Check that the model has all tokens that the engine may draw.

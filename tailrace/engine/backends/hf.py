@@ -14,7 +14,7 @@ from tailrace.engine.driver import DrivenEngine
 from tailrace.engine.kv_cache import DTYPES
 from tailrace.engine.one_by_one import End, OneByOneCore
 from tailrace.models.loading import load_model
-from tailrace.planning.estimate import EngineSize
+from tailrace.planning.engine_size import EngineSize
 from tailrace.types import Request
 
 
@@ -110,7 +110,7 @@ class HfBackend(Backend):
         """See `HfCore`."""
         return HfEngine(self._config, args)
 
-    def size(self, parameters: int) -> EngineSize:
-        """The size of one copy of the weights."""
-        weights = float(DTYPES[self._config.dtype].itemsize * parameters)
-        return EngineSize(memory={"engine weights": weights}, copy_bytes=weights)
+    @property
+    def size(self) -> EngineSize:
+        """One copy, which answers one request at a time."""
+        return EngineSize(dtype=self._config.dtype)

@@ -11,11 +11,10 @@ from tailrace.engine.base import Engine, EngineArgs
 from tailrace.engine.core import EngineCore
 from tailrace.engine.decoder.factory import local_sizes, longest_sequence
 from tailrace.engine.driver import DrivenEngine
-from tailrace.engine.kv_cache import DTYPES
 from tailrace.errors import ConfigError
 from tailrace.events import EventLog
 from tailrace.models.architecture import read_architecture
-from tailrace.planning.estimate import PROCESS_BYTES, EngineSize
+from tailrace.planning.engine_size import EngineSize
 from tailrace.planning.tp_verdict import adaptive_tp_event
 
 
@@ -55,17 +54,20 @@ class NativeBackend(Backend):
         """The batch sizes of all replicas together."""
         return self._config.dp * self._config.max_batch_size
 
-    def size(self, parameters: int) -> EngineSize:
-        """The size of weights for each replica, a cache for each rank, and a process for each of several ranks."""
+    @property
+    def size(self) -> EngineSize:
+        """A process for each of several ranks. New weights go to these whole and in fp32, two versions at most."""
         config = self._config
-        copy_bytes = float(DTYPES[config.dtype].itemsize * parameters)
-        memory = {"engine weights": config.dp * copy_bytes, "KV cache": config.ranks * config.kv_cache_gib * GIB}
-        staged = 0.0
-        if config.ranks > 1:
-            memory["worker processes"] = float(config.ranks * PROCESS_BYTES)
-            staged = 2 * 4.0 * parameters  # full and in fp32; during an update, beside the old ones
+        processes = config.ranks if config.ranks > 1 else 0
         return EngineSize(
-            memory=memory, copies=config.dp, copy_bytes=copy_bytes, staged_bytes=staged, batch_size=self.capacity
+            dtype=config.dtype,
+            tp=config.tp,
+            dp=config.dp,
+            slots=config.max_batch_size,
+            cache_bytes=config.kv_cache_gib * GIB,
+            step_tokens=config.prefill_tokens,
+            processes=processes,
+            staged_bytes=2 * 4.0 if processes else 0.0,
         )
 
     def context_length(self, model_dir: Path) -> int:

@@ -29,12 +29,11 @@ from tailrace.config.engine import SamplingConfig, VllmEngineConfig
 from tailrace.engine.backends.base import Backend, limited_context
 from tailrace.engine.base import Engine, EngineArgs, EngineStats
 from tailrace.engine.driver import Core, DrivenEngine, check_prompt
-from tailrace.engine.kv_cache import DTYPES
 from tailrace.engine.model.weights import Weights, check_weights
 from tailrace.engine.scheduling.stopping import StopRule, StopRules
 from tailrace.errors import ConfigError, EngineError, ModelError, RequestError, one_line
 from tailrace.models.architecture import read_architecture
-from tailrace.planning.estimate import EngineSize
+from tailrace.planning.engine_size import EngineSize
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 LOWEST_TEMPERATURE = 0.01
@@ -242,11 +241,12 @@ class VllmBackend(Backend):
         """The sequences of one batch."""
         return self._config.max_batch_size
 
-    def size(self, parameters: int) -> EngineSize:
-        """The size of the weights and the cache, both once."""
-        weights = float(DTYPES[self._config.dtype].itemsize * parameters)
-        memory = {"engine weights": weights, "KV cache": self._config.kv_cache_gib * GIB}
-        return EngineSize(memory=memory, copy_bytes=weights, batch_size=self.capacity)
+    @property
+    def size(self) -> EngineSize:
+        """One copy in this process."""
+        config = self._config
+        cache = config.kv_cache_gib * GIB
+        return EngineSize(dtype=config.dtype, slots=config.max_batch_size, cache_bytes=cache, step_tokens=STEP_TOKENS)
 
     def context_length(self, model_dir: Path) -> int:
         """See `limited_context`."""

@@ -1,5 +1,6 @@
 """The kinds of devices that are known, by name."""
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,16 @@ def find_device(name: str, own: Mapping[str, DeviceConfig] | None = None) -> tup
             return written, device
     near = did_you_mean(name, known) or f"; known are {', '.join(known)}"
     raise PlanError(f"the device {name!r} is not known{near}; others go into a cluster file, under devices")
+
+
+def device_called(name: str) -> tuple[str, DeviceConfig] | None:
+    """Return the kind that a driver calls `name`, such as NVIDIA H100 80GB HBM3, and its name; None where none is.
+
+    The words of the kind's name stand in it. Of several kinds the longest name counts.
+    """
+    words = f" {re.sub(r'[^a-z0-9]+', ' ', name.lower())} "
+    found = [kind for kind in catalogue() if f" {kind.lower().replace('-', ' ')} " in words]
+    return max(((kind, catalogue()[kind]) for kind in found), key=lambda one: len(one[0]), default=None)
 
 
 def _plain(name: str) -> str:

@@ -125,6 +125,14 @@ class KernelStepTimes:
             return seconds
         return max(seconds, tables.prefilled.at(self._rows * decoded.tokens, self._rows * decoded.pairs))
 
+    def has(self, tp: int) -> bool:
+        """Whether there are tables of the model under a TP degree."""
+        try:
+            self._of(tp)
+        except PlanError:
+            return False
+        return True
+
     def _of(self, tp: int) -> "_Tables":
         if tp in self._tables:
             return self._tables[tp]

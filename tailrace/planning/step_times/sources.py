@@ -13,13 +13,17 @@ _HOST = "vllm-async"
 """Whose host is taken for engines on accelerators: it decides a step while the one before is computed."""
 
 
-def source_of(shape: ModelShape, pool: Pool) -> Source:
+def source_of(shape: ModelShape, pool: Pool, tp: int | None = None) -> Source:
     """Return the step times of engines on a pool.
 
     Kernel tables need the extra `plan`; they have no latent attention. Without them, times are analytic.
+
+    `tp`: a degree that the tables have to have; by default they are taken without a look.
     """
     host = HOSTS[_HOST]
     has_tables = pool.kind in SYSTEMS and shape.latent is None
     if has_tables and importlib.util.find_spec("aiconfigurator_core") is not None:
-        return KernelStepTimes(shape, pool.kind, backend="vllm", host=host)
+        kernels = KernelStepTimes(shape, pool.kind, backend="vllm", host=host)
+        if tp is None or kernels.has(tp):
+            return kernels
     return AnalyticStepTimes(shape, pool, host=host)

@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import PlanError
+from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.model_shape.hugging_face import shape_of
 from tailrace.planning.step_times.kernels import KernelStepTimes, config_of
 from tailrace.planning.step_times.operators import prefill
 from tailrace.planning.step_times.rates import HOSTS
+from tailrace.planning.step_times.sources import source_of
 
 SHAPE = find_shape("Qwen3-8B")
 
@@ -104,3 +106,10 @@ def test_without_the_package_one_line_says_how_to_install_it(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk", None)
     with pytest.raises(PlanError, match=r'pip install "tailrace\[plan\]"'):
         KernelStepTimes(SHAPE, "H100")
+
+
+def test_a_model_that_the_tables_lack_has_analytic_times_where_that_is_asked() -> None:
+    pytest.importorskip("aiconfigurator_core", reason="the package aiconfigurator-core is not installed")
+    known = find_shape("Qwen2.5-7B")
+    odd, pool = replace(known, heads=8, kv_heads=8, head_dim=24), open_cluster("8xH100").pools[0]
+    assert [source_of(shape, pool, 1).basis.kind for shape in (known, odd)] == ["kernels", "analytic"]
