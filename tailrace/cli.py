@@ -808,12 +808,41 @@ def simulate(
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", metavar="RUN", parser=_path)],
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            help="Simulate the run's recipe on this cluster, and compare: 64xH100, or a .yaml file.",
+            metavar="CLUSTER",
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            help="The same on this machine, by a file of `profile machine`.",
+            metavar="FILE",
+            parser=_path,
+        ),
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option("--workload", help="Of that simulation; by default the run's own lengths.", metavar="WORKLOAD"),
+    ] = None,
+    model: _Model = None,
 ) -> None:
-    """Write RUN/report.html, one page with every plot, and RUN/trace.json for Perfetto."""
+    """Write RUN/report.html, one page with every plot, and RUN/trace.json for Perfetto. A run that was planned is
+    compared with its plan.
+    """
     from tailrace.report.page import write_report
     from tailrace.report.trace import write_trace
 
-    for path in (write_report(run), write_trace(run)):
+    foretold = None
+    if cluster or profile or workload or model:
+        from tailrace.commands.foretell import foretold_after
+
+        foretold = foretold_after(run, cluster=cluster, profile=profile, workload=workload, model=model)
+    for path in (write_report(run, foretold), write_trace(run)):
         typer.echo(path)
 
 

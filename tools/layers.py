@@ -31,7 +31,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "simulator": NOUNS | {"activity", "planning", "workloads"},
         "planner": NOUNS | {"algorithms", "planning", "simulator", "workloads"},
         "workloads": NOUNS | {"statistics"},
-        "report": NOUNS | {"statistics", "workloads"},
+        "report": NOUNS | {"planning", "statistics", "workloads"},
         "transfer": NOUNS | {"planning"},
         "engine": NOUNS | {"planning", "models"},
         "trainer": NOUNS | {"algorithms", "models", "planning"},

@@ -49,6 +49,7 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     else:
         directory.check_new()
     directory.check_makeable()
+    directory.plan_given(config)
     check_place(config)
     prepare_torch(config.device, config.threads)  # the measurements below are made in this process in any case
     inputs = check_recipe(config)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tailrace.commands.files import check_new_file
+from tailrace.commands.foretell import PLAN_SUFFIX, foretold_by, write_foretold
 from tailrace.config.base import GIB
 from tailrace.config.load import load_config, read_recipe
 from tailrace.config.overrides import merged, override_values
@@ -95,7 +96,8 @@ def plan(
         UserError: the arguments are not valid, a file is there already, or nothing fits.
     """
     aim = _objective(objective)
-    for option, path in (("--output", output), ("--picture", picture)):
+    beside = None if output is None else output.with_suffix(PLAN_SUFFIX)
+    for option, path in (("--output", output), ("--output", beside), ("--picture", picture)):
         if path is not None:
             check_new_file(option, path, force=force)
     problem = asked.problem()
@@ -103,8 +105,9 @@ def plan(
     with side_by_side(problem) as simulate:
         plans = search(problem, objective=aim, candidates=candidates, search_modes=search_modes, simulate=simulate)
     compared = [what_if(plans.best, other, change, _given(change), aim) for change, other in others]
-    if output is not None:
-        _write(output, _recipe(asked, plans))
+    if output is not None and beside is not None:
+        write_foretold(beside, foretold_by(plans))
+        _write(output, _recipe(asked, plans, beside))
     if picture is not None:
         _write(picture, _picture(plans))
     if json:
@@ -129,10 +132,11 @@ def _given(change: str) -> Mapping[str, Any]:
     return {} if _is_own(change) else override_values(change)
 
 
-def _recipe(asked: Asked, plans: Plans) -> str:
+def _recipe(asked: Asked, plans: Plans, foretold: Path) -> str:
     values: dict[str, Any] = read_recipe(find_recipe(asked.recipe))
     for override in asked.overrides:
         values = merged(values, override_values(override))
+    values = merged(values, {"observe": {"plan": str(foretold)}})
     return recipe_text(values, plans.problem.config, plans.best)
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tailrace.commands.files import check_new_file
+from tailrace.commands.foretell import PLAN_SUFFIX, foretold_here, write_foretold
 from tailrace.commands.profile_machine import in_process, measure_machine
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.load import load_config, read_recipe
@@ -84,11 +85,15 @@ def plan_local(asked: AskedHere, *, unused: Mapping[str, Any], output: Path | No
             raise PlanError(f"{option} has no meaning with --cluster local; leave it out")
     if output is not None:
         check_new_file("--output", output, force=force)
+        check_new_file("--output", output.with_suffix(PLAN_SUFFIX), force=force)
     problem = local_problem(asked)
     plans = local_plans(problem, search_modes=asked.search_modes)
     if output is not None:
+        beside = output.with_suffix(PLAN_SUFFIX)
+        write_foretold(beside, foretold_here(problem, plans[0]))
+        values = merged(plans[0].values, {"observe": {"plan": str(beside)}})
         with whole_file(output) as partial:
-            partial.write_text(_comment(plans[0]) + write_yaml(plans[0].values), encoding="utf-8")
+            partial.write_text(_comment(plans[0]) + write_yaml(values), encoding="utf-8")
     if json:
         figures = {"simulated": True, "as_it_is_s": as_it_is_s(problem), "plans": [document(plan) for plan in plans]}
         print(json_module.dumps(figures))

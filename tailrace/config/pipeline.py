@@ -44,6 +44,9 @@ class ObserveConfig(Config):
     breakdown: bool = True
     """Write events that divide the time of each worker into phases, and its memory by purpose; less than 1 % of a
     step."""
+    plan: PathText | None = None
+    """What `tailrace plan --output` has foretold of the run. The run takes the file along as plan.json, and its report
+    compares the two."""
     sample_groups: Annotated[int, Field(ge=0, le=1000)] = 2
     """Number of groups of every step, and of prompts of every evaluation, whose texts are kept in samples.jsonl; 0
     keeps none."""

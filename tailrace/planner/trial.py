@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from tailrace.config.run import RunConfig
-from tailrace.events import Event
+from tailrace.events import Event, Sink
 from tailrace.planner.bound import Bound
 from tailrace.planner.candidates import Candidate
 from tailrace.planner.modes import Mode
@@ -139,7 +139,7 @@ def simulate(problem: Problem, candidate: Candidate) -> Plan:
     return Plan(
         candidate=candidate,
         summary=summarized(
-            partial(_scenario, problem, candidate),
+            partial(scenario_for, problem, candidate),
             problem.drawn,
             groups=problem.config.groups_per_step,
             ahead=candidate.mode.max_staleness,
@@ -157,37 +157,49 @@ def simulate(problem: Problem, candidate: Candidate) -> Plan:
 
 
 def summarized(scenario: Callable[[int], Scenario], drawn: Replay, *, groups: int, ahead: int) -> Summary:
-    """Simulate a run whose steps have the drawn lengths, and sum it up.
+    """Simulate a run whose steps have the drawn lengths, and sum it up; for the arguments see `played`."""
+    counted = counted_steps(drawn, groups=groups, ahead=ahead)
+    summing = Summing(counted.start, len(counted))
+    run = played(scenario, drawn, summing, groups=groups, ahead=ahead, samples=False)
+    return summing.summary(preemptions=sum(engine.preemptions for engine in run.engines))
+
+
+def counted_steps(drawn: Replay, *, groups: int, ahead: int) -> range:
+    """The steps of a simulation that count.
 
     An asynchronous run begins with an empty pipeline, and its steps take turns in being long. So there are steps before
     those that count, and as many count as make whole turns; engines still have work for others when they end.
+    """
+    warm_up = ahead + 1 if ahead else 0
+    return range(warm_up, warm_up + math.lcm(len(drawn.groups) // groups, ahead + 1))
+
+
+def played(
+    scenario: Callable[[int], Scenario], drawn: Replay, sink: Sink, *, groups: int, ahead: int, samples: bool
+) -> SimulatedRun:
+    """Simulate a run whose steps have the drawn lengths, up to the last step that counts.
 
     Args:
         scenario: that of so many steps.
         drawn: the lengths of one or more steps, which are played again and again.
+        sink: takes the events.
         groups: of a step.
         ahead: the staleness bound.
+        samples: whether there are events of single responses.
     """
-    warm_up = ahead + 1 if ahead else 0
-    count = math.lcm(len(drawn.groups) // groups, ahead + 1)
-    steps = warm_up + count + ahead
-    summing = Summing(warm_up, count)
+    end = counted_steps(drawn, groups=groups, ahead=ahead).stop
     run = SimulatedRun(
-        scenario(steps),
-        repeated(drawn, steps * groups),
-        sinks=(summing, lambda event: _stop_after(warm_up + count, event, run)),
-        samples=False,
+        scenario(end + ahead),
+        repeated(drawn, (end + ahead) * groups),
+        sinks=(sink, lambda event: _stop_after(end, event, run)),
+        samples=samples,
     )
     run.run()
-    return summing.summary(preemptions=sum(engine.preemptions for engine in run.engines))
+    return run
 
 
-def _stop_after(steps: int, event: Event, run: SimulatedRun) -> None:
-    if event.task == EventKind.STEP and event.step == steps - 1:
-        run.agenda.stop()
-
-
-def _scenario(problem: Problem, candidate: Candidate, steps: int) -> Scenario:
+def scenario_for(problem: Problem, candidate: Candidate, steps: int) -> Scenario:
+    """The scenario of so many steps of a candidate."""
     scenario = scenario_of(
         config_of(problem.config, candidate),
         problem.shape,
@@ -198,6 +210,11 @@ def _scenario(problem: Problem, candidate: Candidate, steps: int) -> Scenario:
     )
     engines = tuple(replace(engine, cache_tokens=candidate.cache_tokens) for engine in scenario.engines)
     return replace(scenario, engines=engines)
+
+
+def _stop_after(steps: int, event: Event, run: SimulatedRun) -> None:
+    if event.task == EventKind.STEP and event.step == steps - 1:
+        run.agenda.stop()
 
 
 def document(plan: Plan) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.events import Event
+from tailrace.planning.foretold import Foretold, read_foretold
 from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import Shown, metric, shown_in
@@ -19,6 +20,7 @@ from tailrace.report.engines import engine_sections
 from tailrace.report.figures import detail_sections, progress_sections
 from tailrace.report.markup import as_json, charts_as_json, environment
 from tailrace.report.memory import memory_chart
+from tailrace.report.plan_section import plan_section
 from tailrace.report.run_data import (
     RunData,
     first_and_last,
@@ -49,18 +51,24 @@ class Card:
     warning: bool = False
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: Path, foretold: Foretold | None = None) -> Path:
     """Write `report.html` into the directory of a run, finished or not, and return its path.
 
+    `foretold`: what the run is compared with; by default its own plan, where it has one.
+
     Raises:
-        UserError: `run_dir` is not the directory of a run, or cannot be written.
+        UserError: `run_dir` is not the directory of a run, its plan is damaged, or it cannot be written.
     """
-    return write_file(run_dir, run_files.REPORT, render(load_run(run_dir)).encode())
+    plan = run_dir / run_files.PLAN
+    if foretold is None and plan.is_file():
+        foretold = read_foretold(plan)
+    return write_file(run_dir, run_files.REPORT, render(load_run(run_dir), foretold).encode())
 
 
-def render(run: RunData) -> str:
-    """Render the page of `run`."""
+def render(run: RunData, foretold: Foretold | None = None) -> str:
+    """Render the page of `run`, with what was foretold of it."""
     progress, details = progress_sections(run), detail_sections(run)
+    progress += plan_section(run, foretold)
     progress += [*worker_sections(run), *dispatch_sections(run), *engine_sections(run)]
     workload = run_sections(run)
     if (adaptive_tp := adaptive_tp_figure(run)) is not None:

@@ -16,8 +16,9 @@ from tailrace.config.load import load_config
 from tailrace.config.recipe_text import in_yaml, write_yaml
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown, written
-from tailrace.errors import CheckpointError, ConfigError, QueueError, TailraceError, UserError
+from tailrace.errors import CheckpointError, ConfigError, QueueError, TailraceError, UserError, quoted
 from tailrace.events import read_events
+from tailrace.planning.foretold import content_of
 from tailrace.registers import run_files
 from tailrace.report.samples import read_samples
 
@@ -38,6 +39,7 @@ class RunDirectory:
         self.queue = path / run_files.QUEUE
         self.report = path / run_files.REPORT
         self.evidence = path / run_files.EVIDENCE
+        self.plan = path / run_files.PLAN
         self._lock = path / run_files.LOCK
 
     def check_new(self) -> None:
@@ -100,6 +102,16 @@ class RunDirectory:
                 f"pipeline.max_staleness cannot be lowered from {old} to {new} when a run is resumed: its queue may "
                 f"hold responses that were let in under {old}; give {old} or more"
             )
+
+    def plan_given(self, config: RunConfig) -> bytes | None:
+        """Return the prediction that a recipe names; None where it names none, or the run here has one already.
+
+        Raises:
+            PlanError: it cannot be read, or is no prediction.
+        """
+        if config.observe.plan is None or (self.events.exists() and self.plan.exists()):
+            return None
+        return content_of(Path(config.observe.plan), name=f"observe.plan {quoted(config.observe.plan)}")
 
     def check_events(self) -> None:
         """Check that a resumed run can append to its events and samples. Both files may be missing.

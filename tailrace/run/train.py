@@ -101,6 +101,7 @@ def train(
                 directory.check_events()
             stack.enter_context(directory.holding(prompts))
             stack.enter_context(directory.holding(played, run_files.PLAYED_TRACE))
+            stack.enter_context(directory.holding(directory.plan_given(config), run_files.PLAN))
             inputs = check_recipe(config)
             tell_dropped(inputs.prompts.dropped)
             if start is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from tailrace.config.load import load_config
 from tailrace.host.cpu import usable_cores
+from tailrace.planning.foretold import read_foretold
 from tailrace.planning.step_times.machine import MachineProfile
 from tests.conftest import Command
 from tests.planner.test_local import engine, profile, trainer
@@ -41,7 +42,12 @@ def test_the_best_plan_is_written_as_a_recipe(tailrace_here: Command, profiled: 
     seconds = [plan["step_s"] for plan in found["plans"]]
     assert seconds == sorted(seconds)
     assert found["as_it_is_s"] >= seconds[0]
-    assert load_config(output).engine.max_batch_size == found["plans"][0]["max_batch_size"]  # type: ignore[union-attr]
+    planned = load_config(output)
+    assert planned.engine.max_batch_size == found["plans"][0]["max_batch_size"]  # type: ignore[union-attr]
+    assert planned.observe.plan is not None
+    foretold = read_foretold(Path(planned.observe.plan))
+    assert foretold.figures.step_s == pytest.approx(seconds[0], rel=0.02)
+    assert foretold.rests_on == "profiled step times"
     again = tailrace_here(*given, "--output", str(output))
     assert again.returncode == 2
     assert "exists" in again.stderr
