@@ -4,8 +4,9 @@ recipe ──▶ a few steps' responses, for their lengths ──▶ profiles of
 """
 
 import json as json_module
+import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from rich.table import Table
 from tailrace.commands.files import check_new_file
 from tailrace.commands.foretell import PLAN_SUFFIX, foretold_here, write_foretold
 from tailrace.commands.profile_machine import in_process, measure_machine
+from tailrace.commands.this_machine import this_machine
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.load import load_config, read_recipe
 from tailrace.config.overrides import merged, override_values
@@ -26,6 +28,7 @@ from tailrace.config.recipe_text import write_yaml
 from tailrace.config.recipes import find_recipe
 from tailrace.config.run import RunConfig
 from tailrace.engine.core import EngineCore
+from tailrace.engine.factory import make_backend
 from tailrace.errors import PlanError
 from tailrace.host.compute import prepare_torch
 from tailrace.host.cpu import usable_cores
@@ -40,10 +43,13 @@ from tailrace.planner.local import (
     micro_batch_choices,
     slots_choices,
 )
+from tailrace.planner.outlook import Machine, Prompts, outlook
+from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.model_shape.hugging_face import read_shape
 from tailrace.planning.step_times.machine import MachineProfile, read_machine_profile
 from tailrace.report.text import number
 from tailrace.run.inputs import load_inputs
+from tailrace.run.workers.pools import run_pools
 from tailrace.types import Request, Sample
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.factory import open_workload
@@ -111,6 +117,11 @@ def local_problem(asked: AskedHere) -> LocalProblem:
     for override in asked.overrides:
         values = merged(values, override_values(override))
     config = load_config(asked.recipe, asked.overrides)
+    if config.device != "cpu":
+        raise PlanError(
+            f"device is {config.device}, and --cluster local is for the cores of this machine; for GPUs give them, such "
+            "as --cluster 8xH100"
+        )
     cores = usable_cores()
     profile = read_machine_profile(asked.profile) if asked.profile else None
     if profile is not None and (profile.cores, profile.model) != (len(cores), config.model.path):
@@ -119,14 +130,30 @@ def local_problem(asked: AskedHere) -> LocalProblem:
             f"{len(cores)}; make it anew with tailrace profile machine"
         )
     drawn = _lengths(config, asked.workload)
+    shape = read_shape(resolve_model(config.model))
+    machine = this_machine(config.device, ["bfloat16", "float32"])
     return LocalProblem(
         values=values,
         config=config,
         drawn=drawn,
-        shape=read_shape(resolve_model(config.model)),
+        needed_bytes=_needing(drawn, shape, machine),
+        memory_bytes=machine.device.memory_bytes,
+        shape=shape,
         profile=profile or _measured(config, drawn, cores),
         cores=cores,
     )
+
+
+def _needing(drawn: Replay, shape: ModelShape, machine: Machine) -> Callable[[RunConfig], float]:
+    """What tells the memory that a recipe takes, as `train --dry-run` does."""
+    tokens = [group[0].prompt_tokens for group in drawn.groups]
+    prompts = Prompts(mean=statistics.fmean(tokens), longest=max(tokens))
+
+    def needed(config: RunConfig) -> float:
+        engines = {pool: make_backend(engine).size for pool, engine in config.engines.items()}
+        return outlook(config, shape, engines, prompts, machine, run_pools(config)).total_bytes
+
+    return needed
 
 
 def _lengths(config: RunConfig, workload: str | None) -> Replay:

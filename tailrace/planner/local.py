@@ -5,12 +5,13 @@ are a few hundred at most, and none is left out by a bound.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
 
+from tailrace.config.base import GIB
 from tailrace.config.load import load_config
 from tailrace.config.overrides import merged
 from tailrace.config.run import RunConfig
@@ -76,6 +77,10 @@ class LocalProblem:
     """Those that were profiled, by number."""
     drawn: Replay
     """The lengths of a few training steps."""
+    needed_bytes: Callable[[RunConfig], float]
+    """Memory that a recipe takes."""
+    memory_bytes: float
+    """Memory of this machine."""
 
 
 def slots_choices(config: RunConfig) -> list[int]:
@@ -109,8 +114,17 @@ def local_plans(problem: LocalProblem, *, search_modes: bool = False) -> list[Lo
 
     Args:
         search_modes: whether to choose the mode even where the recipe gives one.
+
+    Raises:
+        PlanError: none fits in memory.
     """
     plans = [plan for mode in modes_of(problem.config, search=search_modes) for plan in _plans(problem, mode)]
+    if not plans:
+        needed = problem.needed_bytes(problem.config) / GIB
+        raise PlanError(
+            f"the recipe takes about {needed:.1f} GiB, and this machine has {problem.memory_bytes / GIB:.1f}; lower "
+            "engine.kv_cache_gib, or take a smaller model"
+        )
     return sorted(plans, key=lambda plan: plan.step_s)
 
 
@@ -123,6 +137,8 @@ def _plans(problem: LocalProblem, mode: Mode) -> Iterator[LocalPlan]:
     for (tp, dp), slots, tokens in choices:
         values = _values(problem, mode, tp=tp, dp=dp, slots=slots, tokens=tokens)
         config = load_config(values)
+        if problem.needed_bytes(config) > problem.memory_bytes:
+            continue
         scenario = partial(_scenario, config, problem)
         yield LocalPlan(
             mode=mode,

@@ -69,7 +69,7 @@ def profile(*, together: float = 0.02, apart: float = 0.03, tp2: float = 0.015, 
     )
 
 
-def problem(changes: dict[str, Any] | None = None, **times: float) -> LocalProblem:
+def problem(changes: dict[str, Any] | None = None, *, memory: float = 10.0**12, **times: float) -> LocalProblem:
     values = {**VALUES, **(changes or {})}
     return LocalProblem(
         values=values,
@@ -78,6 +78,8 @@ def problem(changes: dict[str, Any] | None = None, **times: float) -> LocalProbl
         profile=profile(**times),
         cores=[3, 5],
         drawn=DRAWN,
+        needed_bytes=lambda config: float(config.trainer.micro_batch_tokens),
+        memory_bytes=memory,
     )
 
 
@@ -125,6 +127,13 @@ def test_the_recipe_as_it_is_is_no_quicker_than_the_best_plan() -> None:
     assert own is not None
     assert own >= local_plans(given)[0].step_s
     assert as_it_is_s(problem({"engine": {"type": "native", "tp": 3}})) is None
+
+
+def test_what_does_not_fit_in_memory_is_left_out() -> None:
+    assert {plan.micro_batch_tokens for plan in local_plans(problem())} == {512, 1024}
+    assert {plan.micro_batch_tokens for plan in local_plans(problem(memory=1000))} == {512}
+    with pytest.raises(PlanError, match=r"takes about .* GiB, and this machine has .*; lower engine.kv_cache_gib"):
+        local_plans(problem(memory=100))
 
 
 def test_an_engine_that_was_not_measured_is_named() -> None:
