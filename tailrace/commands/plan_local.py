@@ -19,7 +19,7 @@ from rich.table import Table
 
 from tailrace.commands.files import check_new_file
 from tailrace.commands.foretell import PLAN_SUFFIX, foretold_here, write_foretold
-from tailrace.commands.profile_machine import in_process, measure_machine
+from tailrace.commands.profile_machine import in_process, measure_choices
 from tailrace.commands.this_machine import this_machine
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.load import load_config, read_recipe
@@ -37,16 +37,13 @@ from tailrace.models.resolve import resolve_model
 from tailrace.planner.local import (
     LocalPlan,
     LocalProblem,
-    arrangement_choices,
     as_it_is_s,
     local_plans,
-    micro_batch_choices,
-    slots_choices,
 )
 from tailrace.planner.outlook import Machine, Prompts, outlook
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.model_shape.hugging_face import read_shape
-from tailrace.planning.step_times.machine import MachineProfile, read_machine_profile
+from tailrace.planning.step_times.machine import read_machine_profile
 from tailrace.report.text import number
 from tailrace.run.inputs import load_inputs
 from tailrace.run.workers.pools import run_pools
@@ -59,8 +56,6 @@ _STEPS = 4
 """Training steps whose responses are generated, for their lengths."""
 _GENERATE_S = 60.0
 """Seconds after which no further step is begun, and the first one is given up after twice as many."""
-_MOST_TOKENS = 1024
-"""Of a micro-batch that is measured; what larger ones take follows."""
 _SHOWN = 10
 _WIDTH = 110
 """Columns of the table at least; a terminal that is narrower breaks its lines."""
@@ -119,8 +114,8 @@ def local_problem(asked: AskedHere) -> LocalProblem:
     config = load_config(asked.recipe, asked.overrides)
     if config.device != "cpu":
         raise PlanError(
-            f"device is {config.device}, and --cluster local is for the cores of this machine; for GPUs give them, such "
-            "as --cluster 8xH100"
+            f"device is {config.device}, and --cluster local is for the cores of this machine; give GPUs by their "
+            "kind, such as --cluster 8xH100"
         )
     cores = usable_cores()
     profile = read_machine_profile(asked.profile) if asked.profile else None
@@ -139,7 +134,7 @@ def local_problem(asked: AskedHere) -> LocalProblem:
         needed_bytes=_needing(drawn, shape, machine),
         memory_bytes=machine.device.memory_bytes,
         shape=shape,
-        profile=profile or _measured(config, drawn, cores),
+        profile=profile or measure_choices(config),
         cores=cores,
     )
 
@@ -165,15 +160,6 @@ def _lengths(config: RunConfig, workload: str | None) -> Replay:
         steps=_STEPS, groups=config.groups_per_step, group_size=size, seed=config.seed
     )
     return Replay.of(drawn)
-
-
-def _measured(config: RunConfig, drawn: Replay, cores: Sequence[int]) -> MachineProfile:
-    """The engines and trainers to choose from, with batches of every size."""
-    engine = config.engine.model_copy(update={"max_batch_size": slots_choices(config)[-1]})
-    tokens = min(_MOST_TOKENS, micro_batch_choices(config, drawn)[-1])
-    trainer = config.trainer.model_copy(update={"micro_batch_tokens": tokens})
-    changed = config.model_copy(update={"engine": engine, "trainer": trainer})
-    return measure_machine(changed, cores, arrangements=arrangement_choices(len(cores)))
 
 
 def _generated(recipe: str) -> Trace:

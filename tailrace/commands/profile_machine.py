@@ -38,6 +38,7 @@ from tailrace.host.cpu import usable_cores
 from tailrace.models.architecture import read_architecture
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
+from tailrace.planner.local import arrangement_choices, slots_choices
 from tailrace.planning.dispatch.costs import StepCosts
 from tailrace.planning.packing import GroupPart
 from tailrace.planning.step_times.machine import EngineProfile, MachineProfile
@@ -53,6 +54,8 @@ _NEW_TOKENS = 24
 """Tokens of each response; a batch of each size makes so many steps."""
 _PROMPT_TOKENS = 64
 _INSTALLS = 3
+_MOST_TOKENS = 1024
+"""Of a micro-batch that is measured for a plan; what larger ones take follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +78,25 @@ def profile_machine(config: RunConfig, json: Path | None, *, force: bool = False
     """
     if json is not None:
         check_new_file("--json", json, force=force)
-    profile = measure_machine(config)
+    profile = measure_choices(config)
     console = Console(highlight=False)
     console.print(_table(profile))
     if json is not None:
         document = msgspec.json.format(msgspec.json.encode(profile))
         write_file(json.parent, json.name, document + b"\n")
+
+
+def measure_choices(config: RunConfig) -> MachineProfile:
+    """Measure what a plan for this machine chooses from, with batches of every size.
+
+    Raises:
+        PlanError: see `measure_machine`.
+    """
+    tokens = min(_MOST_TOKENS, config.trainer.micro_batch_tokens)
+    changes: dict[str, Any] = {"trainer": config.trainer.model_copy(update={"micro_batch_tokens": tokens})}
+    if isinstance(config.engine, NativeEngineConfig):
+        changes["engine"] = config.engine.model_copy(update={"max_batch_size": slots_choices(config)[-1]})
+    return measure_machine(config.model_copy(update=changes), arrangements=arrangement_choices(len(usable_cores())))
 
 
 def measure_machine(
