@@ -27,6 +27,9 @@ class DeviceConfig(Config):
     """Bandwidth from a device to the others of its node, in 1e9 bytes a second."""
     link_us: Annotated[float, Field(ge=0, le=1e6)] = 5.0
     """Latency of a message between devices of a node, in microseconds."""
+    switched: bool = True
+    """Whether a device reaches all others of its node at once, as through NVSwitch. On PCIe, exchanges go round a ring,
+    each step of which has a latency."""
     network_gb_s: Positive
     """Bandwidth from a device to other nodes, in 1e9 bytes a second."""
     network_us: Annotated[float, Field(ge=0, le=1e6)] = 15.0

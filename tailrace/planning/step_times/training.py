@@ -103,8 +103,7 @@ class AnalyticTrainingTimes:
         typical = INEFFICIENCY.get(pool.kind, TYPICAL_INEFFICIENCY)
         self._inefficiency = typical if inefficiency is None else inefficiency
         self._tp = Group.of(pool, layout.tp)
-        near = max(1, pool.per_node // layout.tp)
-        self._dp = Group(devices=layout.dp, inside=pool.inside, network=pool.network, per_node=near)
+        self._dp = Group.of(pool, layout.dp, per_node=max(1, pool.per_node // layout.tp))
 
     def step_s(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Seconds of an update: the micro-batches of the DP rank with the most work, exchanges, and the optimizer."""
