@@ -223,7 +223,7 @@ class Foresight:
         assessment = assess([response.expected for response in ended], lengths, [response.group for response in ended])
         if not engines:
             return assessment, None
-        expected = [_job(response, response.expected.tokens) for response in ended]
+        expected = [_job(response, response.expected.tokens, response.expected.deviation) for response in ended]
         came = [_job(response, float(response.finished.tokens)) for response in ended]
         policy = self._placing
         in_order = sorted(range(len(ended)), key=lambda number: ended[number].group)
@@ -297,10 +297,11 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _job(response: Ended, tokens: float) -> Job:
+def _job(response: Ended, tokens: float, deviation: float = 0.0) -> Job:
     return Job(
         group=response.group,
         samples=1,
         prompt_tokens=response.finished.asked.prompt_tokens,
         expected_tokens=max(1.0, tokens),
+        deviation=deviation,
     )

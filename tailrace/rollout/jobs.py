@@ -70,6 +70,8 @@ class Job:
             samples=len(self.requests),
             prompt_tokens=len(first.prompt_ids),
             expected_tokens=most if self.expected is None else max(1.0, min(self.expected.tokens, most)),
+            deviation=0.0 if self.expected is None else self.expected.deviation,
+            most_tokens=most,
         )
 
 

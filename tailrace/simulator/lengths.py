@@ -41,10 +41,10 @@ class SimulatedLengths:
             case "nothing":
                 return [_certain(self._longest)] * len(scripts)
             case "lengths":
-                return [_certain(script.tokens * self._surprise()) for script in scripts]
+                return [self._told(script.tokens) for script in scripts]
             case "group_means":
                 mean = sum(script.tokens for script in scripts) / len(scripts)
-                return [_certain(mean * self._surprise())] * len(scripts)
+                return [self._told(mean)] * len(scripts)
             case "siblings":
                 assert self._siblings is not None
                 return self._siblings.expect([_asked(group, scripts[0])]) * len(scripts)
@@ -72,9 +72,11 @@ class SimulatedLengths:
         asked = _asked(response.group, response.script)
         self._siblings.learn([Finished(asked=asked, tokens=response.tokens, version=response.first_version)])
 
-    def _surprise(self) -> float:
-        """What an expectation is multiplied by."""
-        return math.exp(self._chance.gauss(0.0, self._error))
+    def _told(self, tokens: float) -> Expectation:
+        """What is told of so many tokens. Who errs says how far it may be off."""
+        if not self._error:
+            return _certain(tokens)
+        return Expectation.of(math.log(tokens) + self._chance.gauss(0.0, self._error), self._error)
 
 
 def _certain(tokens: float) -> Expectation:

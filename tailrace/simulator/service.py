@@ -48,7 +48,9 @@ class _Waiting:
             group=first.group,
             samples=len(self.responses),
             prompt_tokens=first.script.prompt_tokens,
-            expected_tokens=first.expected.tokens,
+            expected_tokens=min(first.expected.tokens, first.limit),
+            deviation=first.expected.deviation,
+            most_tokens=first.limit,
         )
 
 

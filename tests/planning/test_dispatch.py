@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -155,6 +156,39 @@ def test_an_engine_with_long_responses_gets_fewer_of_the_others() -> None:
     long = [index for index, each in enumerate(of) if {30, 31} <= set(each)]
     assert len(long) == 1, "the two long ones share an engine"
     assert len(of[long[0]]) < 16
+
+
+def drawn(random: np.random.Generator, error: float, count: int) -> tuple[list[Job], list[Job]]:
+    """Skewed lengths as they are expected, with that error in their logarithms, and as they come."""
+    lengths = np.minimum(2000, 300 * np.exp(0.9 * random.standard_normal(count)))
+    told = jobs(*np.minimum(2000, lengths * np.exp(error * random.standard_normal(count))).tolist())
+    return [replace(job, deviation=error, most_tokens=2000) for job in told], jobs(*lengths.tolist())
+
+
+@pytest.mark.parametrize("error", [0.1, 0.3, 1.0, 3.0])
+def test_expectations_that_err_as_much_as_they_say_cost_little(error: float) -> None:
+    engines = [engine(times=Linear(base=1, each=0.03)) for _ in range(8)]
+    seconds: dict[str, float] = dict.fromkeys(("in turn", "as if known", "placed"), 0.0)
+    for seed in range(6):
+        told, came = drawn(np.random.default_rng(seed), error, 256)
+        ways = {
+            "in turn": RoundRobin().place(told, engines),
+            "as if known": Balanced().place([replace(job, deviation=0.0) for job in told], engines),
+            "placed": Balanced().place(told, engines),
+        }
+        for name, placement in ways.items():
+            seconds[name] += makespan_s(engines, came, placement.of)
+    assert seconds["placed"] <= 1.01 * seconds["in turn"]
+    assert seconds["placed"] <= 1.01 * seconds["as if known"]
+
+
+def test_a_small_error_leaves_most_of_the_gain() -> None:
+    engines = [engine(times=Linear(base=1, each=0.03)) for _ in range(8)]
+    told, came = drawn(np.random.default_rng(0), 0.02, 256)
+    exact = makespan_s(engines, came, Balanced().place(came, engines).of)
+    in_turn = makespan_s(engines, came, RoundRobin().place(came, engines).of)
+    found = makespan_s(engines, came, Balanced().place(told, engines).of)
+    assert in_turn - found >= 0.5 * (in_turn - exact)
 
 
 def test_a_faster_engine_gets_more() -> None:

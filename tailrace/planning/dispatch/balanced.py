@@ -12,18 +12,25 @@ move from the slowest engine to the quickest, as long as the simulated makespan 
 Where many jobs wait for room, the model says little: it has no moment at which a job begins. There the simulation of
 engines that pull the longest first is a third way.
 
+Expectations may err. A long response that was taken for a short one runs in a large batch, and the step waits for it.
+So lengths are drawn as they might be, and that way is taken whose makespan is the least in the mean of the draws. A
+further way is there, the same mix of lengths for every engine. It hardly rests on expectations, so that wrong ones cost
+little.
+
 Engines may differ in speed, TP degree and room.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
 from tailrace.planning.dispatch.base import EngineState, Job, Placement
-from tailrace.planning.dispatch.seconds import engine_s, pulled
+from tailrace.planning.dispatch.seconds import engine_s, makespan_s, pulled
 
 _TRIALS = 48
 """Moves of one job that are simulated."""
@@ -33,6 +40,8 @@ _ROUNDING = 1e-6
 """Part of a sum of seconds that may be lost by rounding."""
 _GAIN = 1e-9
 """The least part of the makespan that a move has to gain."""
+_DRAWS = 6
+"""Draws of the lengths of all jobs."""
 
 
 class Balanced:
@@ -46,22 +55,29 @@ class Balanced:
         if not jobs:
             return Placement([[] for _ in engines], [])
         order = sorted(range(len(jobs)), key=lambda job: jobs[job].expected_tokens, reverse=True)
-        costs = _costs(engines, [jobs[job] for job in order])
-        _, places = min(_together(costs, order), _apart(costs, order), key=lambda found: found[0])
-        rank = {job: place for place, job in enumerate(order)}
-        seconds = _improve(jobs, engines, places, rank)
+        ordered = [jobs[job] for job in order]
+        costs = _costs(engines, ordered)
+        ways = [each.of for each in sorted((_together(costs), _apart(costs)), key=lambda found: found.seconds)]
+        known = not any(job.deviation for job in jobs)
+        if known:
+            del ways[1:]
+        seconds = _improve(ordered, engines, ways[0])
         samples = sum(job.samples for job in jobs) + sum(len(engine.running) for engine in engines)
         if samples > sum(each.kind.slots for each in costs):
-            pulling = pulled(engines, [jobs[job] for job in order])
-            if pulling.seconds < seconds:
-                places = [[order[place] for place in of] for of in pulling.of]
-        for of in places:
-            of.sort(key=rank.__getitem__)
-        return Placement(places, [])
+            pulling = pulled(engines, ordered)
+            ways.insert(0 if pulling.seconds < seconds else 1, pulling.of)
+        best = ways[0] if known else _surest(ordered, engines, [*ways, _dealt(len(order), len(engines))])
+        return Placement([[order[place] for place in sorted(of)] for of in best], [])
 
 
-Found = tuple[float, list[list[int]]]
-"""The makespan by the linear model, and the jobs of each engine."""
+Places = list[list[int]]
+"""For each engine its jobs, by their places in the descending order of lengths."""
+
+
+class _Found(NamedTuple):
+    seconds: float
+    """The makespan by the linear model."""
+    of: Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,33 +196,34 @@ def _linear(engine: EngineState, jobs: Sequence[Job], engines: int) -> tuple[flo
     return base, each / engine.replicas, context / engine.replicas
 
 
-def _together(costs: Sequence[_Costs], order: Sequence[int]) -> Found:
+def _together(costs: Sequence[_Costs]) -> _Found:
     """Each engine has jobs of like lengths, the one with the shortest steps the longest."""
+    jobs = len(costs[0].kind.lengths)
     quickest = sorted(range(len(costs)), key=lambda index: costs[index].kind.base)
 
     def cut(limit: float) -> list[int]:
         """The end of each engine's jobs, in the order of `quickest`."""
         ends, first = [], 0
         for index in quickest:
-            first = costs[index].end(first, limit) if first < len(order) else first
+            first = costs[index].end(first, limit) if first < jobs else first
             ends.append(first)
         return ends
 
     low, high = 0.0, max(each.most for each in costs)
     for _ in range(_ROUNDS):
         middle = (low + high) / 2
-        low, high = (low, middle) if cut(middle)[-1] == len(order) else (middle, high)
-    places: list[list[int]] = [[] for _ in costs]
+        low, high = (low, middle) if cut(middle)[-1] == jobs else (middle, high)
+    places: Places = [[] for _ in costs]
     first = 0
     for index, end in zip(quickest, cut(high), strict=True):
-        places[index] = list(order[first:end])
+        places[index] = list(range(first, end))
         first = end
-    return high, places
+    return _Found(high, places)
 
 
-def _apart(costs: Sequence[_Costs], order: Sequence[int]) -> Found:
+def _apart(costs: Sequence[_Costs]) -> _Found:
     """Longest first, each to the engine that is done first with it."""
-    places: list[list[int]] = [[] for _ in costs]
+    places: Places = [[] for _ in costs]
     kinds = [each.kind for each in costs]
     base = np.array([kind.base for kind in kinds])
     slots = np.array([kind.slots for kind in kinds], np.float64)
@@ -214,37 +231,52 @@ def _apart(costs: Sequence[_Costs], order: Sequence[int]) -> Found:
     left = np.array([each.left for each in costs], np.float64)
     spent = np.array([each.running for each in costs], np.float64)
     added = np.array([kind.added for kind in kinds]).T
-    for place, job in enumerate(order):
-        length, tokens = kinds[0].lengths[place], kinds[0].tokens[place]
+    for place, (length, tokens) in enumerate(zip(kinds[0].lengths, kinds[0].tokens, strict=True)):
         steps = np.maximum(np.maximum(longest, length), (left + tokens) / slots)
         index = int((base * steps + spent + added[place]).argmin())
-        places[index].append(job)
+        places[index].append(place)
         longest[index] = max(longest[index], length)
         left[index] += tokens
         spent[index] += added[place, index]
-    return float(np.max(base * np.maximum(longest, left / slots) + spent)), places
+    return _Found(float(np.max(base * np.maximum(longest, left / slots) + spent)), places)
 
 
-def _improve(
-    jobs: Sequence[Job], engines: Sequence[EngineState], places: list[list[int]], rank: dict[int, int]
-) -> float:
+def _dealt(jobs: int, engines: int) -> Places:
+    """The same mix of lengths for every engine: there and back, so that none has the longer one each time."""
+    places: Places = [[] for _ in range(engines)]
+    for place in range(jobs):
+        turn = place % (2 * engines)
+        places[min(turn, 2 * engines - 1 - turn)].append(place)
+    return places
+
+
+def _surest(ordered: Sequence[Job], engines: Sequence[EngineState], ways: Sequence[Places]) -> Places:
+    """The way with the least makespan, in the mean of lengths as they might be."""
+    errors = np.random.default_rng(0).standard_normal((_DRAWS, len(ordered)))
+    draws = [[_drawn(job, error) for job, error in zip(ordered, each, strict=True)] for each in errors.tolist()]
+    return min(ways, key=lambda way: sum(makespan_s(engines, draw, way) for draw in draws))
+
+
+def _drawn(job: Job, error: float) -> Job:
+    tokens = job.expected_tokens * math.exp(error * job.deviation)
+    return replace(job, expected_tokens=max(1.0, min(tokens, job.most_tokens)))
+
+
+def _improve(ordered: Sequence[Job], engines: Sequence[EngineState], places: Places) -> float:
     """Move single jobs from the slowest engine to the one that is done first, while that is predicted to gain.
-
-    Args:
-        rank: of each job in the order of their lengths.
 
     Returns:
         The predicted seconds until all is done.
     """
 
     def seconds(index: int, of: Sequence[int]) -> float:
-        return engine_s(engines[index], [jobs[job] for job in sorted(of, key=rank.__getitem__)])
+        return engine_s(engines[index], [ordered[place] for place in sorted(of)])
 
     taken = [seconds(index, of) for index, of in enumerate(places)]
     trials = 0
     while True:
         slowest, quickest = int(np.argmax(taken)), int(np.argmin(taken))
-        for job in sorted(places[slowest], key=rank.__getitem__, reverse=True):
+        for job in sorted(places[slowest], reverse=True):
             trials += 1
             less = [other for other in places[slowest] if other != job]
             more = [*places[quickest], job]

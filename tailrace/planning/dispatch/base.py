@@ -1,5 +1,6 @@
 """What is placed, and where."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,10 @@ class Job:
     """Of the prompt, whose cache the samples share."""
     expected_tokens: float
     """Of each response. Where nothing is known, the same number for all."""
+    deviation: float = 0.0
+    """Of the logarithm of that: how far the length may be from it. 0 where it is known, and where nothing is."""
+    most_tokens: float = math.inf
+    """That a response may have. Many that are taken to be shorter end there."""
 
     @property
     def work(self) -> Work:

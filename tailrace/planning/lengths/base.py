@@ -66,6 +66,11 @@ class Expectation(NamedTuple):
         wide = _WIDTH * deviation
         return cls(math.exp(mean), math.exp(mean - wide), math.exp(mean + wide))
 
+    @property
+    def deviation(self) -> float:
+        """Of the logarithm of the length."""
+        return math.log(self.high / self.low) / (2 * _WIDTH)
+
     @classmethod
     def together(cls, expectations: "Sequence[Expectation]") -> "Expectation":
         """What is expected of a response of which it is not known which of these it is: the mean."""
@@ -77,7 +82,7 @@ class Expectation(NamedTuple):
 
         The mean of the length's distribution beyond `made`: prior before a response begins, posterior while it runs.
         """
-        mean, deviation = math.log(self.tokens), math.log(self.high / self.low) / (2 * _WIDTH)
+        mean, deviation = math.log(self.tokens), self.deviation
         if deviation < _CERTAIN:
             left = self.tokens - made
         elif made <= 0:
