@@ -16,6 +16,7 @@ from rich.table import Table
 import tailrace
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.table import Score
+from tailrace.commands.allocation_text import engines_text, memory_text, trainer_text
 from tailrace.config.cluster import RolloutPoolConfig, pool_key
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.run import RunConfig
@@ -38,6 +39,7 @@ from tailrace.report.text import number, percent
 from tailrace.run.directory import RunDirectory
 from tailrace.run.step_metrics import TaskTimes
 from tailrace.run.worker_metrics import WorkerMetrics
+from tailrace.simulator.limits import check_lengths
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.scenario import Scenario
 from tailrace.simulator.setup import PREFILL_TOKENS, scenario_of, step_batches
@@ -71,7 +73,8 @@ def simulate(
     `report`: the directory of a run that does not exist yet; it gets the events and the report.
 
     Raises:
-        PlanError: the model does not fit, the cluster is too small, or one of the names is not known.
+        PlanError: the model does not fit, the cluster is too small, a response is too long, or one of the names is not
+            known.
         TraceError: there is no such workload.
         UserError: the directory cannot be made.
     """
@@ -189,14 +192,8 @@ def _replay(config: RunConfig, shape: ModelShape, workload: str, steps: int) -> 
         steps=steps, groups=config.groups_per_step, group_size=config.algorithm.group_size, seed=config.seed
     )
     replay = Replay.of(trace)
-    longest = max(script.prompt_tokens + script.tokens for group in replay.groups for script in group)
-    if longest > shape.context:
-        raise PlanError(
-            f"the workload {workload!r} has a sample of {longest} tokens, and {shape.name} takes {shape.context}; use "
-            "a model with a longer context, or another workload"
-        )
-    limit = config.sampling.max_new_tokens
-    return replay.map(lambda script: script.cut(limit))
+    check_lengths(replay, workload, config, shape)
+    return replay
 
 
 def _written(config: RunConfig, scenario: Scenario, replay: Replay, summing: Summing, report: Path) -> SimulatedRun:
@@ -234,7 +231,7 @@ def print_simulated(found: Simulated, *, json: bool) -> None:
     table.add_column(no_wrap=True, style="dim")
     for name, value in (
         ("engines", _engines_text(found)),
-        ("trainer", _layout_text(allocation)),
+        ("trainer", trainer_text(allocation)),
         ("seconds a step", _step_text(found)),
         ("samples a second", number(summary.samples_per_s)),
         ("response tokens a second", f"{number(summary.tokens_per_s)}, {_per_device(found)} a device"),
@@ -244,8 +241,8 @@ def print_simulated(found: Simulated, *, json: bool) -> None:
         ("what binds", binding(summary)),
         ("longest response", f"{summary.longest_s:.1f} s"),
         ("staleness", f"{summary.staleness:.2f}"),
-        ("memory of an engine's device", _memory_text(found.engine)),
-        ("memory of a trainer's device", _memory_text(found.trainer)),
+        ("memory of an engine's device", memory_text(found.engine)),
+        ("memory of a trainer's device", memory_text(found.trainer)),
         ("preempted responses", str(summary.preemptions)),
         ("cost of 1,000 steps", f"{_cost(found):,.0f} USD"),
     ):
@@ -258,19 +255,11 @@ def _document(found: Simulated) -> dict[str, Any]:
     elastic = {} if allocation.most_engines is None else {"most": allocation.most_engines, "at_the_end": found.engines}
     return {
         "simulated": True,
-        "rollout": {
-            "kind": allocation.rollout.kind,
-            "engines": allocation.engines,
-            **elastic,
-            "tp": allocation.tp,
-            "dp": allocation.dp,
-        },
-        "trainer": {"kind": allocation.trainer.kind, **asdict(allocation.layout)},
+        "rollout": {**allocation.of_rollout, **elastic, **found.engine.document},
+        "trainer": {**allocation.of_trainer, **found.trainer.document},
         "basis": asdict(found.basis),
         "step_interval_s": found.basis.interval(found.summary.step_s),
         **asdict(found.summary),
-        "engine_bytes": found.engine.peak,
-        "trainer_bytes": found.trainer.peak,
         "usd_per_1000_steps": _cost(found),
     }
 
@@ -290,26 +279,14 @@ _BASES: dict[Kind, str] = {
 
 
 def _engines_text(found: Simulated) -> str:
-    allocation = found.allocation
-    most = allocation.most_engines
-    changes = "" if most is None else f", {found.engines} at the end, of at most {most}"
-    return f"{allocation.engines}{changes} on {allocation.rollout.kind}, TP {allocation.tp} · DP {allocation.dp}"
-
-
-def _layout_text(allocation: Allocation) -> str:
-    layout = allocation.layout
-    kept = "" if layout.checkpointing == "none" else ", layers computed again"
-    arrangement = f"TP {layout.tp} · PP {layout.pp} · DP {layout.dp}, sharding {layout.sharding}{kept}"
-    return f"{layout.devices} {allocation.trainer.kind}, {arrangement}"
+    most = found.allocation.most_engines
+    changes = "" if most is None else f", {found.engines} engines at the end, of at most {most}"
+    return f"{engines_text(found.allocation)}{changes}"
 
 
 def _trainer_text(summary: Summary) -> str:
     waits = f"waits for samples {percent(summary.waiting_for_samples)}, for weights {percent(summary.weights)}"
     return f"{percent(summary.training)}; {waits}"
-
-
-def _memory_text(memory: Memory) -> str:
-    return f"{memory.peak / 2**30:.1f} GiB at the worst instant, the {memory.worst}"
 
 
 def _per_device(found: Simulated) -> str:

@@ -16,6 +16,7 @@ from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.basis import Source
 from tailrace.planning.step_times.sources import source_of
+from tailrace.simulator.limits import check_lengths
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.base import Workload
 
@@ -112,10 +113,9 @@ class Problem:
             seed=config.seed,
         )
         drawn = Replay.of(trace)
-        problem = cls(config=config, shape=shape, cluster=cluster, workload=workload.name, drawn=drawn, times=times)
-        _check_lengths(problem)
+        check_lengths(drawn, workload.name, config, shape)
         Table.of(config)
-        return problem
+        return cls(config=config, shape=shape, cluster=cluster, workload=workload.name, drawn=drawn, times=times)
 
     @cached_property
     def table(self) -> Table:
@@ -155,20 +155,3 @@ def repeated(drawn: Replay, groups: int) -> Replay:
 
 def _few(batch_size: int) -> int:
     return next(steps for least, steps in _FEW.items() if batch_size >= least)
-
-
-def _check_lengths(problem: Problem) -> None:
-    name, shape, limit = problem.workload, problem.shape, problem.config.sampling.max_new_tokens
-    scripts = [script for group in problem.drawn.groups for script in group]
-    longest = max(script.prompt_tokens + script.tokens for script in scripts)
-    if longest > shape.context:
-        raise PlanError(
-            f"the workload {name!r} has a sample of {longest} tokens, and the context of {shape.name} is "
-            f"{shape.context}; use a model with a longer context, or another workload"
-        )
-    response = max(script.tokens for script in scripts)
-    if response > limit:
-        raise PlanError(
-            f"the workload {name!r} has a response of {response} tokens, and sampling.max_new_tokens is {limit}; raise "
-            "it, or plan for another workload"
-        )

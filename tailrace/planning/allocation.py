@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from tailrace.config.base import GIB
 from tailrace.errors import PlanError
@@ -58,6 +59,28 @@ class Allocation:
     def usd_per_hour(self) -> float:
         """Price of the devices for an hour."""
         return self.rollout_devices * self.rollout.usd_per_hour + self.trainer_devices * self.trainer.usd_per_hour
+
+    @property
+    def of_rollout(self) -> dict[str, Any]:
+        """The devices that generate, for machines."""
+        return {
+            "pool": self.rollout.name,
+            "kind": self.rollout.kind,
+            "devices": self.rollout_devices,
+            "engines": self.engines,
+            "tp": self.tp,
+            "dp": self.dp,
+        }
+
+    @property
+    def of_trainer(self) -> dict[str, Any]:
+        """The devices that train, for machines."""
+        return {
+            "pool": self.trainer.name,
+            "kind": self.trainer.kind,
+            "devices": self.layout.devices,
+            **asdict(self.layout),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

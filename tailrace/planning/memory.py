@@ -7,7 +7,7 @@ lost to the device's context.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tailrace.config.base import GIB
 from tailrace.config.hardware import DeviceConfig, DType
@@ -59,6 +59,11 @@ class Memory:
             for name, size in first.items()
             if all(name in other for other in others)
         }
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The bytes at that instant, for machines."""
+        return {"peak_bytes": self.peak, "worst_instant": self.worst}
 
     def excess(self, device: DeviceConfig, *, reserved: float = RESERVED) -> float:
         """Bytes that a device lacks; negative where some are left."""

@@ -19,7 +19,7 @@ LARGE = (
     "pipeline.streaming=true",
     "trainer.train_batch_size=128",
     "trainer.micro_batch_tokens=8192",
-    "sampling.max_new_tokens=4096",
+    "sampling.max_new_tokens=16384",
     "cluster.rollout.workers=4",
     "queue.type=service",
     "queue.max_rows=1000",
@@ -45,7 +45,7 @@ def test_a_recipe_has_the_same_figures_every_time(simulate: Simulate) -> None:
     found = [json.loads(simulate("--json").stdout) for _ in range(2)]
     assert found[0] == found[1]
     assert found[0]["simulated"] is True
-    assert found[0]["rollout"] == {"kind": "H100", "engines": 4, "tp": 1, "dp": 1}
+    assert found[0]["rollout"].items() >= {"kind": "H100", "devices": 4, "engines": 4, "tp": 1, "dp": 1}.items()
     assert found[0]["trainer"]["tp"] * found[0]["trainer"]["pp"] * found[0]["trainer"]["dp"] == 4
     assert 0 < found[0]["generating"] <= 1
     assert found[0]["staleness"] <= 1
@@ -112,7 +112,8 @@ def test_an_engine_may_change_its_tp_degree(simulate: Simulate, tmp_path: Path) 
             {},
             "cluster.rollout.pools.wide has engines of TP 2 and DP 1, and cluster.rollout of TP 1 and DP 1",
         ),
-        ((), {"model": "Qwen2.5-Math-7B"}, "and Qwen2.5-Math-7B takes 4096"),
+        ((), {"model": "Qwen2.5-Math-7B"}, "the context of Qwen2.5-Math-7B is 4096"),
+        (("sampling.max_new_tokens=48",), {}, "sampling.max_new_tokens is 48; raise it"),
         ((), {"workload": "maths-32b"}, "did you mean 'math-32b'"),
         ((), {"cluster": "8xH10"}, "did you mean 'H100'"),
     ],
