@@ -68,6 +68,8 @@ class Simulation:
     drawn: Replay
     config: RunConfig
     basis: Basis
+    spread: tuple[float, float] | None = None
+    """By how many times a step may be shorter and longer; by default as the engines' steps."""
     times: StepTimes
     tp: int = 1
     dp: int = 1
@@ -85,7 +87,8 @@ def foretold_by(plans: Plans) -> Foretold:
             scenario=partial(scenario_for, problem, best.candidate),
             drawn=problem.drawn,
             config=best.mode.applied(problem.config),
-            basis=best.basis,
+            basis=best.bases.engines,
+            spread=best.spread,
             times=problem.source(allocation.rollout),
             tp=allocation.tp,
             dp=allocation.dp,
@@ -221,12 +224,12 @@ def foretell(made: Simulation) -> Foretold:
     numbers = counted_steps(made.drawn, groups=groups, ahead=ahead)
     figures = figures_of(run, [step for step in run.steps if step_of(step) in numbers])
     assert figures is not None, "simulated runs tell all"
-    least_s, most_s = made.basis.interval(figures.step_s)
+    shorter, longer = made.spread or made.basis.interval(1.0)
     return Foretold(
         of=made.of,
         rests_on=f"{made.basis.kind} step times",
-        least_s=least_s,
-        most_s=most_s,
+        least_s=shorter * figures.step_s,
+        most_s=longer * figures.step_s,
         figures=figures,
         decode=_costs(made),
         replicas=made.dp,

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tailrace.commands.allocation_text import engines_text, memory_text, trainer_text
 from tailrace.commands.files import check_new_file
 from tailrace.commands.foretell import PLAN_SUFFIX, foretold_by, write_foretold
 from tailrace.config.base import GIB
@@ -17,6 +18,7 @@ from tailrace.config.overrides import merged, override_values
 from tailrace.config.recipes import find_recipe
 from tailrace.errors import PlanError, did_you_mean
 from tailrace.host.whole_file import whole_file
+from tailrace.planner.bound import Bases
 from tailrace.planner.problem import Problem
 from tailrace.planner.processes import side_by_side
 from tailrace.planner.recipe import recipe_text
@@ -25,7 +27,6 @@ from tailrace.planner.search import plan as search
 from tailrace.planner.trial import Objective, Plan, document
 from tailrace.planner.what_if import Comparison, what_if
 from tailrace.planning.hardware.clusters import open_cluster
-from tailrace.planning.memory import Memory
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.report.front import Point, front_svg
 from tailrace.report.text import number
@@ -200,12 +201,13 @@ def _print(plans: Plans, compared: Sequence[Comparison]) -> None:
         "",
         f"The best of {plans.enumerated:,} that fit, by {plans.objective}: {best.mode}, "
         f"{best.allocation.devices} devices.",
-        f"  engines   {_engines_text(best)}",
-        f"  trainer   {_trainer_text(best)}, micro-batches of {number(best.candidate.micro_batch_tokens)} tokens",
+        f"  engines   {engines_text(best.allocation)}",
+        f"  trainer   {trainer_text(best.allocation)}, micro-batches of "
+        f"{number(best.candidate.micro_batch_tokens)} tokens",
         *_reference_lines(best),
         f"  graders   {best.candidate.graders}",
-        f"  memory    engine {_memory_text(best.engine)}; trainer {_memory_text(best.trainer)}",
-        f"  a step    {best.step_s:.1f} s; {low:.1f} to {high:.1f} ({best.basis.kind} step times)",
+        f"  memory    engine {memory_text(best.engine)}; trainer {memory_text(best.trainer)}",
+        f"  a step    {best.step_s:.1f} s; {low:.1f} to {high:.1f} ({_bases_text(best.bases)})",
         f"  it costs  {best.usd_per_1000_steps:,.0f} USD for 1,000 steps, {best.usd_per_million_tokens:.2f} USD for a "
         f"million response tokens, {best.kwh_per_1000_steps:,.0f} kWh for 1,000 steps",
         f"  it waits  for {best.bound.binds}: {_parts_text(best)}",
@@ -230,8 +232,8 @@ def _table(plans: Plans) -> Table:
         low, high = plan.interval_s
         table.add_row(
             _mode_text(plan),
-            _engines_text(plan),
-            _trainer_text(plan),
+            engines_text(plan.allocation),
+            trainer_text(plan.allocation),
             f"{plan.step_s:.1f}",
             f"{low:.1f}–{high:.1f}",
             number(plan.summary.samples_per_s),
@@ -266,21 +268,9 @@ def _devices_text(plan: Plan) -> str:
     return f"{allocation.rollout_devices}+{allocation.trainer_devices}"
 
 
-def _engines_text(plan: Plan) -> str:
-    allocation = plan.allocation
-    arrangement = f"{allocation.engines}×TP{allocation.tp}" + (f"·DP{allocation.dp}" if allocation.dp > 1 else "")
-    return f"{allocation.rollout_devices} {allocation.rollout.kind} {arrangement}"
-
-
-def _trainer_text(plan: Plan) -> str:
-    layout = plan.allocation.layout
-    each = {"TP": layout.tp, "PP": layout.pp, "DP": layout.dp}
-    degrees = "·".join(f"{name}{degree}" for name, degree in each.items() if degree > 1)
-    further = [degrees] if degrees else []
-    further += [] if layout.sharding == "none" else [str(layout.sharding)]
-    further += ["recompute"] if layout.checkpointing == "full" else []
-    further += ["offload"] if layout.offload else []
-    return " ".join([f"{layout.devices} {plan.allocation.trainer.kind}", *further])
+def _bases_text(bases: Bases) -> str:
+    engines, trainer = bases.engines, bases.trainer
+    return f"engines ± {100 * engines.error:.0f} %, {engines.kind}; trainer ± {100 * trainer.error:.0f} %"
 
 
 def _reference_lines(plan: Plan) -> list[str]:
@@ -288,10 +278,6 @@ def _reference_lines(plan: Plan) -> list[str]:
     if reference is None:
         return []
     return [f"  reference {reference.dp} of {reference.tp} {plan.allocation.trainer.kind}"]
-
-
-def _memory_text(memory: Memory) -> str:
-    return f"{memory.peak / GIB:.1f} GiB at the {memory.worst}"
 
 
 def _parts_text(plan: Plan) -> str:

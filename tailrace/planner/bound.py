@@ -11,13 +11,14 @@ spread evenly here, and nothing waits for a place; the simulation of a candidate
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailrace.planner.load import Load
 from tailrace.planner.modes import Mode
 from tailrace.planner.problem import Table
 from tailrace.planning.critical_path import critical_path
 from tailrace.planning.step_times.base import MixedStepTimes
+from tailrace.planning.step_times.basis import Basis
 
 _PARTS = 12
 """Lengths that stand for all of them while a batch drains."""
@@ -82,6 +83,10 @@ class Flow:
         rest = step_s - self.tokens * self.more_s
         batch = min(self.most, self.tokens * self.first_s / rest) if rest > 0 else self.most
         return self.longest * self._decode_s(max(1.0, batch)) + self.tools_s
+
+    def slower(self, factor: float) -> "Flow":
+        """The same with steps that take `factor` times as long. Tools take as long as before."""
+        return replace(self, first_s=factor * self.first_s, more_s=factor * self.more_s, read_s=factor * self.read_s)
 
     def _decode_s(self, batch: float) -> float:
         return self.first_s + self.more_s * batch
@@ -153,6 +158,44 @@ class Parts:
     publish_s: float
     arrive_s: float
     install_s: float
+
+    def slower(self, *, engines: float, trainer: float, weights: float) -> "Parts":
+        """The same with work that takes so many times as long. Graders take as long as before."""
+        generation = self.generation
+        return replace(
+            self,
+            generation=generation.slower(engines) if isinstance(generation, Flow) else engines * generation,
+            training_s=trainer * self.training_s,
+            optimizer_s=trainer * self.optimizer_s,
+            reference_s=trainer * self.reference_s,
+            publish_s=weights * self.publish_s,
+            arrive_s=weights * self.arrive_s,
+            install_s=weights * self.install_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bases:
+    """What the times of each part rest on."""
+
+    engines: Basis
+    trainer: Basis
+    """A reference's, too."""
+    weights: Basis
+
+    def spread(self, mode: Mode, table: Table, parts: Parts) -> tuple[float, float]:
+        """By how many times a step may be shorter and longer, where all parts err the same way, each by its own error.
+
+        What the step does not wait for does not count.
+        """
+
+        def seconds(sign: int) -> float:
+            factors = {name: (1 + getattr(self, name).error) ** sign for name in ("engines", "trainer", "weights")}
+            return bound(mode, table, parts.slower(**factors)).seconds
+
+        expected = bound(mode, table, parts).seconds
+        # where a part takes longer, fewer responses are there at a time, and the longest one may end sooner
+        return min(1.0, seconds(-1) / expected), max(1.0, seconds(1) / expected)
 
 
 def bound(mode: Mode, table: Table, parts: Parts) -> Bound:

@@ -84,7 +84,9 @@ class Candidate:
     """Room in the cache of a replica."""
     micro_batch_tokens: int
     graders: int
+    parts: Parts
     bound: Bound
+    """Of the parts."""
     trainer: Memory
 
 
@@ -329,13 +331,15 @@ class Candidates:
         found = bound(mode, problem.table, parts)
         if load.grading_s:
             graders = min(MOST_GRADERS, max(1, math.ceil(_PEAK * load.grading_s / found.seconds)))
-            found = bound(mode, problem.table, replace(parts, grading_s=load.grading_s / graders))
+            parts = replace(parts, grading_s=load.grading_s / graders)
+            found = bound(mode, problem.table, parts)
         return Candidate(
             mode=mode,
             allocation=_allocation(engines, training, reference, colocated=mode.colocated),
             cache_tokens=engines.cache_tokens,
             micro_batch_tokens=training.micro_batch_tokens,
             graders=graders,
+            parts=parts,
             bound=found,
             trainer=training.memory,
         )

@@ -2,23 +2,23 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, Sink
-from tailrace.planner.bound import Bound
+from tailrace.planner.bound import Bases, Bound
 from tailrace.planner.candidates import Candidate
 from tailrace.planner.modes import Mode
 from tailrace.planner.problem import Problem, repeated
 from tailrace.planning.allocation import Allocation
 from tailrace.planning.memory import Memory, engine_memory
-from tailrace.planning.step_times.basis import Basis
+from tailrace.planning.step_times.training import training_basis
 from tailrace.registers.events import EventKind
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.scenario import Scenario
-from tailrace.simulator.setup import PREFILL_TOKENS, scenario_of, slots_of
+from tailrace.simulator.setup import PREFILL_TOKENS, TRANSFER_BASIS, scenario_of, slots_of
 from tailrace.simulator.summary import Summary, Summing
 from tailrace.workloads.replay import Replay
 
@@ -34,8 +34,10 @@ class Plan:
 
     candidate: Candidate
     summary: Summary
-    basis: Basis
-    """What the steps of its engines rest on."""
+    bases: Bases
+    """What its times rest on."""
+    spread: tuple[float, float]
+    """By how many times a step may be shorter and longer."""
     engine: Memory
     """On each device of an engine."""
     trainer: Memory
@@ -64,7 +66,8 @@ class Plan:
     @property
     def interval_s(self) -> tuple[float, float]:
         """Where the seconds of a step are expected to be."""
-        return self.basis.interval(self.step_s)
+        shorter, longer = self.spread
+        return shorter * self.step_s, longer * self.step_s
 
     @property
     def tokens_per_s_per_device(self) -> float:
@@ -136,15 +139,22 @@ def config_of(config: RunConfig, candidate: Candidate) -> RunConfig:
 
 def simulate(problem: Problem, candidate: Candidate) -> Plan:
     """Simulate a candidate."""
+    summary = summarized(
+        partial(scenario_for, problem, candidate),
+        problem.drawn,
+        groups=problem.config.groups_per_step,
+        ahead=candidate.mode.max_staleness,
+    )
+    bases = Bases(
+        engines=problem.source(candidate.allocation.rollout).basis,
+        trainer=training_basis(candidate.allocation.trainer.kind),
+        weights=TRANSFER_BASIS,
+    )
     return Plan(
         candidate=candidate,
-        summary=summarized(
-            partial(scenario_for, problem, candidate),
-            problem.drawn,
-            groups=problem.config.groups_per_step,
-            ahead=candidate.mode.max_staleness,
-        ),
-        basis=problem.source(candidate.allocation.rollout).basis,
+        summary=summary,
+        bases=bases,
+        spread=bases.spread(candidate.mode, problem.table, candidate.parts),
         engine=engine_memory(
             problem.shape,
             tp=candidate.allocation.tp,
@@ -219,41 +229,18 @@ def _stop_after(steps: int, event: Event, run: SimulatedRun) -> None:
 
 def document(plan: Plan) -> Mapping[str, Any]:
     """The figures of a plan, for machines."""
-    allocation, low_high = plan.allocation, plan.interval_s
-    layout, reference = allocation.layout, allocation.reference
+    allocation, reference = plan.allocation, plan.allocation.reference
     return {
         "mode": plan.mode.values,
         "devices": allocation.devices,
-        "rollout": {
-            "pool": allocation.rollout.name,
-            "kind": allocation.rollout.kind,
-            "devices": allocation.rollout_devices,
-            "engines": allocation.engines,
-            "tp": allocation.tp,
-            "dp": allocation.dp,
-            "utilisation": plan.summary.generating,
-            "peak_bytes": plan.engine.peak,
-            "worst_instant": plan.engine.worst,
-        },
-        "trainer": {
-            "pool": allocation.trainer.name,
-            "kind": allocation.trainer.kind,
-            "devices": layout.devices,
-            "tp": layout.tp,
-            "pp": layout.pp,
-            "dp": layout.dp,
-            "sharding": layout.sharding,
-            "checkpointing": layout.checkpointing,
-            "offload": layout.offload,
-            "utilisation": plan.summary.training,
-            "peak_bytes": plan.trainer.peak,
-            "worst_instant": plan.trainer.worst,
-        },
+        "rollout": {**allocation.of_rollout, "utilisation": plan.summary.generating, **plan.engine.document},
+        "trainer": {**allocation.of_trainer, "utilisation": plan.summary.training, **plan.trainer.document},
         "reference_devices": 0 if reference is None else reference.devices,
         "micro_batch_tokens": plan.candidate.micro_batch_tokens,
         "graders": plan.candidate.graders,
         "step_s": plan.step_s,
-        "interval_s": list(low_high),
+        "interval_s": list(plan.interval_s),
+        "bases": asdict(plan.bases),
         "bound_s": plan.bound.seconds,
         "binds": plan.bound.binds,
         "samples_per_s": plan.summary.samples_per_s,

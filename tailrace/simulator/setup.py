@@ -17,6 +17,7 @@ from tailrace.planning.elasticity import ScaleLimits
 from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.base import Additive, MixedStepTimes
+from tailrace.planning.step_times.basis import Basis
 from tailrace.planning.step_times.collectives import Group, all_gather_s
 from tailrace.planning.step_times.machine import MachineProfile
 from tailrace.planning.step_times.predicted_profile import degrees_of, predicted_profile
@@ -31,6 +32,9 @@ SLOTS = 256
 """The most sequences that a replica decodes together on an accelerator, where the recipe does not say."""
 PREFILL_TOKENS = 8192
 """Tokens of prompts in a step there."""
+TRANSFER_BASIS = Basis(kind="analytic", error=0.92)
+"""Of the way of weights: Tailrace's own transfer ran as fast as a slow link, and on one host at 0.52 of the rate of a
+plain copy (docs/benchmarks.md)."""
 _FAN_OUT = 2
 """Children of a member of the tree along which weights are sent, as in `transfer.weights`."""
 _HOP_S = 0.002

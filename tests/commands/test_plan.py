@@ -41,6 +41,7 @@ def test_the_figures_are_there_for_machines(plan: PlanCommand) -> None:
     assert best["usd_per_1000_steps"] == min(each["usd_per_1000_steps"] for each in found["plans"])
     assert best["interval_s"][0] < best["step_s"] < best["interval_s"][1]
     assert best["rollout"]["peak_bytes"] < 80 * 2**30
+    assert best["bases"].keys() == {"engines", "trainer", "weights"}
     assert {"change", "step_s", "usd_per_1000_steps", "searched"} <= found["what_if"][0].keys()
     assert found["front"]
     assert found["gains"]
@@ -66,7 +67,7 @@ def test_a_recipe_and_a_picture_are_written_and_replaced_only_where_asked(plan: 
         (("--what-if", "pipeline.staleness=1"), {}, "staleness"),
         ((), {"model": "Qwen2.5-72B"}, "the smallest cluster of H100 that would do is"),
         ((), {"workload": "maths-32b"}, "did you mean 'math-32b'"),
-        (("sampling.max_new_tokens=48",), {}, "sampling.max_new_tokens is 48"),
+        (("sampling.max_new_tokens=48",), {}, "sampling.max_new_tokens is 48; raise it"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(

@@ -20,18 +20,21 @@ from functools import cached_property
 from tailrace.errors import PlanError
 from tailrace.planning.hardware.base import Pool
 from tailrace.planning.packing import GroupPart
+from tailrace.planning.step_times.basis import Basis
 from tailrace.planning.step_times.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
 from tailrace.planning.step_times.operators import Operator, Pass, operators
 from tailrace.planning.step_times.rates import Rates, seconds
 from tailrace.planning.step_times.training_setup import Head, MicroBatch, TrainingSetup, matrices
 
-INEFFICIENCY: Mapping[str, float] = {"A6000": 1.6, "H100": 2.0, "H200": 1.9}
+INEFFICIENCY: Mapping[str, float] = {"A40": 1.6, "A6000": 1.6, "H100": 2.0, "H200": 1.9}
 """How many times longer than at `TRAINING` all computation but attention takes, by kind of device.
 
 These are the constants that benchmarks/simulator_training.py fits. Its one for B200 is left out: kernels of that time
-did not use the device (docs/planning.md)."""
+did not use the device (docs/planning.md). A40 has the chip of A6000, and its constant."""
 TYPICAL_INEFFICIENCY = 1.9
 """The same for other kinds."""
+_UNSEEN_ERROR = 0.14
+"""Nine of ten published runs of these kinds that nothing was fitted on are within this relative error."""
 
 TRAINING = Rates(
     product=0.72,
@@ -66,6 +69,15 @@ _COUNTED_ELSEWHERE = ("head", "logits", "vectors of experts", "attention of prom
 
 _BACKWARD = {"product": 2.0, "grouped": 2.0, "attention": 2.5, "memory": 2.0, "exchange": 1.0}
 """How many times longer a backward pass takes than the forward pass."""
+
+
+def training_basis(kind: str) -> Basis:
+    """What the times of trainers on a kind of device rest on. One without a constant may be as far from the typical one
+    as those that have one."""
+    if kind in INEFFICIENCY:
+        return Basis(kind="analytic", error=_UNSEEN_ERROR)
+    farthest = max(max(one / TYPICAL_INEFFICIENCY, TYPICAL_INEFFICIENCY / one) for one in INEFFICIENCY.values())
+    return Basis(kind="analytic", error=(1 + _UNSEEN_ERROR) * farthest - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,73 @@
+"""Claims on how far a step may be from what is predicted."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.planner.bound import Bases, Flow, Parts, bound
+from tailrace.planner.modes import USUAL, Mode
+from tailrace.planner.problem import Table
+from tailrace.planning.step_times.basis import Basis
+from tests.planner.problems import config_of
+
+TABLE = Table.of(config_of())
+BATCHES, STREAMING = Mode(placement="separated"), Mode(placement="separated", streaming=True)
+AHEAD = replace(STREAMING, max_staleness=1)
+FLOW = Flow(first_s=0.01, more_s=1e-4, most=64, tokens=64_000, read_s=0.1, longest=2000, tools_s=0.0)
+
+
+def basis(error: float) -> Basis:
+    return Basis(kind="analytic", error=error)
+
+
+def bases(engines: float = 0.0, trainer: float = 0.0, weights: float = 0.0) -> Bases:
+    return Bases(engines=basis(engines), trainer=basis(trainer), weights=basis(weights))
+
+
+def parts(generation: Flow | float = 100.0, *, training_s: float = 50.0, weights_s: float = 0.0) -> Parts:
+    return Parts(
+        generation=generation,
+        training_s=training_s,
+        claims=10,
+        optimizer_s=0.0,
+        reference_s=0.0,
+        grading_s=0.0,
+        grade_s=0.0,
+        publish_s=weights_s,
+        arrive_s=0.0,
+        install_s=0.0,
+    )
+
+
+def test_each_part_of_a_sequential_step_has_its_own_error() -> None:
+    shorter, longer = bases(engines=0.5, trainer=0.1).spread(BATCHES, TABLE, parts())
+    assert longer == pytest.approx((1.5 * 100 + 1.1 * 50) / 150)
+    assert shorter == pytest.approx((100 / 1.5 + 50 / 1.1) / 150)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [(bases(engines=0.5), 1.0), (bases(trainer=0.5), 1.5), (bases(weights=0.5), 1.0)]
+)
+def test_what_a_step_does_not_wait_for_does_not_count(asked: Bases, said: float) -> None:
+    _, longer = asked.spread(AHEAD, TABLE, parts(FLOW, training_s=10_000))
+    assert longer == pytest.approx(said, rel=0.01)
+
+
+@given(
+    st.sampled_from(USUAL),
+    st.one_of(st.floats(1, 1000), st.floats(0.001, 0.1).map(lambda first_s: replace(FLOW, first_s=first_s))),
+    st.floats(1, 1000),
+    st.floats(0, 100),
+    st.tuples(st.floats(0, 2), st.floats(0, 2), st.floats(0, 2)),
+)
+def test_a_step_is_never_further_off_than_the_part_that_is_known_least(
+    mode: Mode, generation: Flow | float, training_s: float, weights_s: float, errors: tuple[float, float, float]
+) -> None:
+    one = parts(generation, training_s=training_s, weights_s=weights_s)
+    shorter, longer = bases(*errors).spread(mode, TABLE, one)
+    most = 1 + max(errors)
+    assert 1 / most * (1 - 1e-9) <= shorter <= 1 + 1e-9
+    assert 1 - 1e-9 <= longer <= most * (1 + 1e-9)
+    assert bound(mode, TABLE, one.slower(engines=1, trainer=1, weights=1)) == bound(mode, TABLE, one)
