@@ -40,7 +40,7 @@ _ROUNDING = 1e-6
 """Part of a sum of seconds that may be lost by rounding."""
 _GAIN = 1e-9
 """The least part of the makespan that a move has to gain."""
-_DRAWS = 6
+_DRAWS = 3
 """Draws of the lengths of all jobs."""
 
 
