@@ -5,12 +5,13 @@ No constant belongs to one row or one paper. What a paper does not say about its
 
 import csv
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from scipy.optimize import brentq
@@ -25,13 +26,14 @@ from tailrace.planning.hardware.base import Cluster, Link, Pool
 from tailrace.planning.hardware.catalogue import find_device
 from tailrace.planning.memory import trainer_memory
 from tailrace.planning.model_shape.base import ModelShape
+from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.packing import GroupPart
 from tailrace.planning.step_times.base import MixedStepTimes
 from tailrace.planning.step_times.collectives import Group, all_gather_s
 from tailrace.planning.step_times.generation import AnalyticStepTimes
 from tailrace.planning.step_times.operators import Pass
 from tailrace.planning.step_times.rates import HOSTS, NO_HOST, Host
-from tailrace.planning.step_times.training import AnalyticTrainingTimes
+from tailrace.planning.step_times.training import INEFFICIENCY, TYPICAL_INEFFICIENCY, AnalyticTrainingTimes
 from tailrace.planning.step_times.training_setup import Layout, MicroBatch, TrainingSetup
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.scenario import EngineKind, Scenario, TrainerKind
@@ -56,10 +58,15 @@ DEGREES = (1, 2, 4, 8)
 """TP degrees of engines that are tried."""
 SERVER: Host = HOSTS["vllm"]
 """What vLLM's host takes of a step, as fitted to published measurements of serving (benchmarks/simulator_tpot.py)."""
+MEGATRON = 1.6
+"""How many times longer than at its rates a Megatron trainer takes: the most that NeMo-RL's published steps allow
+(benchmarks/megatron_fit.py). An FSDP trainer takes as long as those of prime-rl, which the planner rests on."""
 TRAINED_BYTES = 16
 """Bytes of a parameter that a trainer keeps: fp32 weight, gradient and two moments."""
 SERVED_BYTES = 2
 """Bytes of a parameter that an engine keeps."""
+SERVICE_LIMIT = 32_768
+"""The most tokens of a response that the service of DeepSeek-R1 gave."""
 SPLITS = 16
 """Parts into which devices are cut where a split is searched."""
 OVERLAP = 0.7
@@ -67,6 +74,9 @@ OVERLAP = 0.7
 PROCESSES = 2
 """That simulate at the same time."""
 SEED = 0
+
+Setting = TypeVar("Setting")
+Found = TypeVar("Found")
 
 _SIZES = tuple(2**exponent for exponent in range(9))
 _CONTEXTS = (1, 512, 2048, 8192, 32768)
@@ -178,12 +188,15 @@ def lognormal(median: float, deviation: float, *, most: int, count: int) -> IntA
 
 
 def reasoning(folder: Path, *, most: int, count: int) -> IntArray:
-    """[count] lengths of DeepSeek-R1's responses to short prompts, cut at `most`. `folder`: TAILRACE_DATA."""
+    """[count] lengths of DeepSeek-R1's responses to short prompts, scaled so that the service's limit becomes `most`.
+
+    `folder`: TAILRACE_DATA.
+    """
     client = folder / "lengths" / "servegen_deepseek_r1" / "chunk-66"
     files = [client.with_name(f"{client.name}{end}") for end in ("-trace.csv", "-dataset.json")]
     trace = ServeGen().read(files, Provenance(source="ServeGen, client 66"))
     drawn = np.random.default_rng(SEED).choice(trace.samples["response_tokens"].to_numpy(), count)
-    lengths: IntArray = np.clip(drawn, 1, most).astype(np.int64)
+    lengths: IntArray = np.clip(np.rint(drawn * most / SERVICE_LIMIT), 1, most).astype(np.int64)
     return lengths
 
 
@@ -194,11 +207,16 @@ class Algorithm:
     trained: int
     """Models that are trained: the actor, and in PPO the critic."""
     scored: int
-    """Forward passes besides: of a reference, of a critic before its update, of the actor before its update."""
+    """Forward passes besides: of a reference, of a critic and of the actor before their updates."""
 
 
-PPO = Algorithm(trained=2, scored=3)
+PPO = Algorithm(trained=2, scored=2)
+"""With one update a step, the update itself has the actor's log-probabilities."""
+PPO_OF_VERL = Algorithm(trained=2, scored=3)
+"""verl computes these before, in any case."""
 GRPO = Algorithm(trained=1, scored=2)
+DAPO = Algorithm(trained=1, scored=1)
+"""Without a reference."""
 
 
 class Models:
@@ -270,6 +288,9 @@ class Task:
 class System:
     """How a system runs: what distinguishes the baselines of a paper from each other."""
 
+    slots: int = SLOTS
+    """The most sequences that a replica decodes together."""
+
     placement: Literal["colocated", "separated"] = "separated"
     streaming: bool = False
     max_staleness: int = 0
@@ -281,11 +302,20 @@ class System:
     """What an engine's host takes of a step."""
     trainer: Literal["megatron", "fsdp"] = "megatron"
     """Its trainer: one with TP, PP and DP, whose DP ranks share out the moments, or one that shards all and has DP."""
+    inefficiency: float = MEGATRON
+    """Of a Megatron trainer."""
+    slower: float = 1.0
+    """How many times longer an FSDP trainer takes than those of prime-rl."""
 
     @property
     def knows(self) -> bool:
         """Whether it expects lengths."""
         return self.policy in ("streamrl", "skewness_aware")
+
+    @property
+    def ahead(self) -> "System":
+        """The same one step ahead, with weights that arrive meanwhile and are taken between two batches."""
+        return replace(self, streaming=True, max_staleness=1, weights="delayed")
 
 
 def trainer_of(task: Task, pool: Pool, devices: int, system: System) -> tuple[Models, Layout]:
@@ -294,7 +324,7 @@ def trainer_of(task: Task, pool: Pool, devices: int, system: System) -> tuple[Mo
     Raises:
         PlanError: none fits.
     """
-    key = pool.kind, devices, system.trainer
+    key = pool.kind, devices, system.trainer, system.inefficiency, system.slower
     if key not in task.trainers:
         task.trainers[key] = _trainer_of(task, part_of(pool, devices), devices, system)
     return task.trainers[key]
@@ -307,7 +337,10 @@ def _trainer_of(task: Task, pool: Pool, devices: int, system: System) -> tuple[M
         shards = layout.sharding == "full"
         known = shards and layout.tp == layout.pp == 1 if system.trainer == "fsdp" else not shards
         if known and trainer_memory(setup, task.batches.largest).fits(pool.device):
-            found.append((Models(AnalyticTrainingTimes(setup, pool), layout, task.algorithm, task.batches), layout))
+            typical = system.slower * INEFFICIENCY.get(pool.kind, TYPICAL_INEFFICIENCY)
+            inefficiency = system.inefficiency if system.trainer == "megatron" else typical
+            times = AnalyticTrainingTimes(setup, pool, inefficiency=inefficiency)
+            found.append((Models(times, layout, task.algorithm, task.batches), layout))
     if not found:
         raise PlanError(f"a trainer of {task.shape.name} does not fit on {devices} {pool.kind}")
     return min(found, key=lambda each: each[0].step_s())
@@ -317,19 +350,33 @@ def engines_of(task: Task, pool: Pool, devices: int, tp: int, system: System) ->
     """The engines on so many devices of a pool; None where the longest response does not fit."""
     if task.shape.heads % tp or devices < tp or tp > pool.per_node:
         return None
-    room = engine_tokens(task.shape, pool, tp=tp, step_tokens=STEP_TOKENS, slots=SLOTS)
+    room = engine_tokens(task.shape, pool, tp=tp, step_tokens=STEP_TOKENS, slots=system.slots)
     if room < task.batches.longest:
         return None
     return EngineKind(
         engines=devices // tp,
         times=step_times(task.shape, pool, system.host),
         tp=tp,
-        slots=SLOTS,
+        slots=system.slots,
         cache_tokens=room,
         prefill_tokens=STEP_TOKENS,
         block=16,
         install_s=task.weights / tp / (pool.device.host_gb_s * 1e9),
     )
+
+
+def task_of(
+    model: str, algorithm: Algorithm, lengths: IntArray, *, groups: int, group_size: int = 1, prompt: int
+) -> Task:
+    """What is trained: a model on steps of so many prompts, whose responses have these lengths in their order."""
+    replay = replay_of(lengths, prompt=prompt, group_size=group_size)
+    return Task(shape=find_shape(model), algorithm=algorithm, replay=replay, groups=groups)
+
+
+def side_by_side(measure: Callable[[Setting], Found], settings: Iterable[Setting]) -> list[Found]:
+    """What is found in each setting, in their order."""
+    with ProcessPoolExecutor(PROCESSES) as processes:
+        return list(processes.map(measure, settings))
 
 
 class Free:
@@ -362,7 +409,7 @@ def generation_s(task: Task, pool: Pool, devices: int, system: System) -> tuple[
     Raises:
         PlanError: a response fits under no degree.
     """
-    key = pool.kind, devices, system.host
+    key = pool.kind, devices, system.host, system.slots
     if key not in task.generations:
         kinds = [engines_of(task, pool, devices, tp, system) for tp in DEGREES]
         fitting = [kind for kind in kinds if kind is not None]

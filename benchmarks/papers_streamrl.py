@@ -1,16 +1,18 @@
 """StreamRL: colocated baselines, streaming, asynchronous training, allocation, elasticity, two datacentres."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from papers_setup import (
+    MEGATRON,
     PPO,
-    PROCESSES,
+    PPO_OF_VERL,
     SERVER,
+    SERVICE_LIMIT,
+    SLOTS,
     STEPS,
     Published,
     System,
@@ -21,10 +23,11 @@ from papers_setup import (
     generation_s,
     pool_of,
     reasoning,
-    replay_of,
     separated,
+    side_by_side,
     simulated,
     split_of,
+    task_of,
     trainer_of,
 )
 from papers_table import Row, Section
@@ -32,7 +35,6 @@ from papers_table import Row, Section
 from tailrace.errors import PlanError
 from tailrace.planning.elasticity import Elasticity, ScaleDecision, ScaleLimits
 from tailrace.planning.hardware.base import Link, Pool
-from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.types import IntArray
 
 SMALL = "Qwen2.5-7B"
@@ -45,6 +47,8 @@ NODE = 8
 PRICE = 2.85
 """Of an H800, where an H20 costs 1 (table 1)."""
 SCALES = {"5K": 0.25, "10K": 0.5, "20K": 1.0}
+FEWER = 32
+"""Sequences that a replica decodes together, in an experiment."""
 ITERATIONS = 20
 """In which the longest response grows from 10K to 20K in figure 11."""
 NETWORK = 25e9
@@ -54,8 +58,8 @@ CLOUD = 12.5e9 / NODE
 
 VERL = System(placement="colocated", host=SERVER)
 COLOCATION = System(placement="colocated")
-SYNC = System(streaming=True, policy="skewness_aware")
-ASYNC = System(streaming=True, policy="skewness_aware", max_staleness=1, weights="delayed")
+SYNC = System(streaming=True)
+ASYNC = replace(SYNC, policy="skewness_aware").ahead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +81,7 @@ class Setting:
     def task(self, factor: float | None = None) -> Task:
         """What is trained, with lengths scaled by `factor`; by default by that of its data set."""
         scaled = np.maximum(1, np.rint(np.array(self.lengths) * (factor or SCALES[self.scale]))).astype(np.int64)
-        replay = replay_of(scaled, prompt=PROMPT, group_size=1)
-        return Task(shape=find_shape(self.model), algorithm=PPO, replay=replay, groups=BATCH)
+        return task_of(self.model, PPO, scaled, groups=BATCH, prompt=PROMPT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +95,8 @@ class Times:
     algorithm: float
     """As `skewness`, with Algorithm 2 as it is printed and lengths that are known as well as its ranker knows them."""
     sync: float
-    in_turn: float
-    """As `sync`, where samples are placed in turn."""
+    sync_skewness: float
+    """As `sync`, where samples are placed by their lengths."""
     asynchronous: float
     sync_split: int
     """Devices that generate."""
@@ -107,18 +110,21 @@ def measure(setting: Setting) -> Times:
     """Simulate all systems."""
     task, pool = setting.task(), setting.pool
     systems = {
-        "verl": VERL,
         "colocation": COLOCATION,
         "skewness": replace(COLOCATION, policy="skewness_aware"),
         "algorithm": replace(COLOCATION, policy="streamrl", expectation_error=setting.error),
     }
     alone = {name: simulated(colocated(task, pool, each), task.replay).step_s for name, each in systems.items()}
+    theirs = replace(task, algorithm=PPO_OF_VERL, trainers={})
     sync_split, sync = best_split(task, SYNC, pool)
     split, asynchronous = best_split(task, ASYNC, pool)
     return Times(
         setting=setting,
+        verl=simulated(colocated(theirs, pool, VERL), task.replay).step_s,
         sync=sync.step_s,
-        in_turn=simulated(split_of(task, replace(SYNC, policy="round_robin"), pool, sync_split), task.replay).step_s,
+        sync_skewness=simulated(
+            split_of(task, replace(SYNC, policy="skewness_aware"), pool, sync_split), task.replay
+        ).step_s,
         sync_split=sync_split,
         asynchronous=asynchronous.step_s,
         split=split,
@@ -157,23 +163,30 @@ def _stages(task: Task, pool: Pool, generate: int, train: int) -> tuple[float, f
     return generation_s(task, pool, generate, ASYNC)[0], trainer_of(task, pool, train, ASYNC)[0].step_s()
 
 
-def apart(times: Times) -> float:
+def apart(setting: Setting, system: System, split: int, step_s: float) -> float:
     """Figure 12: samples a second for the same money with generation on H20 in another datacentre, over one place.
 
     The stage that is the shorter one gets fewer devices (Algorithm 1).
+
+    Args:
+        split: devices that generate in one place.
+        step_s: seconds of a step there.
     """
-    task, near = times.setting.task(), times.setting.pool
+    task, near = setting.task(), setting.pool
     cloud = pool_of("H20", 4 * NODE, network=CLOUD, place="cloud")
-    m, n = cloud.devices, near.devices - times.split
-    generation, training = generation_s(task, cloud, m, ASYNC)[0], trainer_of(task, near, n, ASYNC)[0].step_s()
+    m, n = cloud.devices, near.devices - split
+    generation, training = generation_s(task, cloud, m, system)[0], trainer_of(task, near, n, system)[0].step_s()
     if generation < training:
-        m = min(_halves(m), key=lambda k: abs(generation_s(task, cloud, k, ASYNC)[0] - training))
+        m = min(_halves(m), key=lambda k: abs(generation_s(task, cloud, k, system)[0] - training))
     else:
-        n = min(_fitting(task, near, n), key=lambda k: abs(trainer_of(task, near, k, ASYNC)[0].step_s() - generation))
-    scenario = separated(task, ASYNC, cloud, near, generate=m, train=n, wide=Link(bytes_per_s=10e9, latency_s=1e-3))
+        n = min(
+            _fitting(task, near, n, system),
+            key=lambda k: abs(trainer_of(task, near, k, system)[0].step_s() - generation),
+        )
+    scenario = separated(task, system, cloud, near, generate=m, train=n, wide=Link(bytes_per_s=10e9, latency_s=1e-3))
     far = simulated(scenario, task.replay)
     cost = near.devices * PRICE / (m + n * PRICE)
-    return times.asynchronous / far.step_s * cost
+    return step_s / far.step_s * cost
 
 
 def _halves(devices: int) -> Iterator[int]:
@@ -182,18 +195,98 @@ def _halves(devices: int) -> Iterator[int]:
         devices -= 4
 
 
-def _fitting(task: Task, pool: Pool, devices: int) -> Iterator[int]:
+def _fitting(task: Task, pool: Pool, devices: int, system: System) -> Iterator[int]:
     for count in range(devices, 0, -2):
         with suppress(PlanError):
-            trainer_of(task, pool, count, ASYNC)
+            trainer_of(task, pool, count, system)
             yield count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """Ratios of the largest model where something else is assumed."""
+
+    skewness: float
+    sync: float
+    asynchronous: float
+    even: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A setting, and what its systems differ by from those of the rows."""
+
+    setting: Setting
+    inefficiency: float = MEGATRON
+    slots: int = SLOTS
+
+    def of(self, system: System) -> System:
+        """A system, changed."""
+        return replace(system, inefficiency=self.inefficiency, slots=self.slots)
+
+
+def other(variant: Variant) -> Other:
+    """Simulate a variant. Ratios are those of table 3 and figure 10."""
+    task, pool = variant.setting.task(), variant.setting.pool
+    colocation, sync, ahead = map(variant.of, (COLOCATION, SYNC, ASYNC))
+    alone, skewed = (
+        simulated(colocated(task, pool, each), task.replay).step_s
+        for each in (colocation, replace(colocation, policy="skewness_aware"))
+    )
+    asynchronous = best_split(task, ahead, pool)[1].step_s
+    even = simulated(split_of(task, ahead, pool, pool.devices // 2), task.replay).step_s
+    return Other(
+        skewness=alone / skewed,
+        sync=alone / best_split(task, sync, pool)[1].step_s,
+        asynchronous=alone / asynchronous,
+        even=even / asynchronous,
+    )
+
+
+def other_cost(variant: Variant) -> float:
+    """Figure 12 in a variant."""
+    ahead = variant.of(ASYNC)
+    split, near = best_split(variant.setting.task(), ahead, variant.setting.pool)
+    return apart(variant.setting, ahead, split, near.step_s)
+
+
+def _experiments(settings: Sequence[Setting], published: Published, times: Sequence[Times], cut: IntArray) -> list[str]:
+    largest, small = settings[-1], settings[len(SCALES) - 1]
+    variants = [
+        Variant(setting=replace(largest, lengths=cut.tolist())),
+        Variant(setting=largest, inefficiency=1.0),
+        Variant(setting=largest, slots=FEWER),
+    ]
+    lengths, quick, few = side_by_side(other, variants)
+    cost = other_cost(Variant(setting=small, slots=FEWER))
+    late = cut[cut > cut.max() / 2].sum() / cut.sum()
+    backends = published.value("StreamRL-Async throughput, highest") / max(
+        each.verl / each.asynchronous for each in times
+    )
+    return [
+        f"Lengths that are cut at 20,000 tokens instead of scaled: {_told(lengths)}. Then {late:.0%} of the tokens are "
+        "in responses that are longer than half of the longest one, so that samples end late.",
+        f"A trainer that reaches its rates (a constant of 1.0 instead of {MEGATRON}): {_told(quick)}.",
+        f"Engines that decode at most {FEWER} sequences together, instead of {SLOTS}: {_told(few)}; figure 12 has "
+        f"{cost:.2f} x for the longest data set. So figure 10 hangs on how many devices generation needs. The paper "
+        "shows the devices of each stage only in a picture.",
+        f"A verl that takes {backends:.2f} times as long: the highest gain of figure 8 is that of the paper. The paper "
+        "says that a part of this gain is its own backends', and not how much.",
+    ]
+
+
+def _told(found: Other) -> str:
+    return (
+        f"table 3 has {found.skewness:.2f}, {found.sync:.2f} and {found.asynchronous:.2f} x, and figure 10 "
+        f"{found.even:.2f} x"
+    )
 
 
 def report(published: Published, folder: Path) -> Section:
     """Simulate all, and compare. `folder`: TAILRACE_DATA."""
-    lengths = reasoning(
-        folder, most=round(published.value('maximum output length, dataset "20K"')), count=STEPS * BATCH
-    )
+    most, count = round(published.value('maximum output length, dataset "20K"')), STEPS * BATCH
+    lengths = reasoning(folder, most=most, count=count)
+    cut = np.minimum(most, reasoning(folder, most=SERVICE_LIMIT, count=count))
     error = expectation_error(published.value("recall of the longest 20 %", model="Qwen2.5-7B"), SHARE)
     error *= float(np.log(lengths).std())
     settings = [
@@ -201,30 +294,28 @@ def report(published: Published, folder: Path) -> Section:
         for model in DEVICES
         for scale in SCALES
     ]
-    with ProcessPoolExecutor(PROCESSES) as processes:
-        times = list(processes.map(measure, settings))
-        costs = list(processes.map(apart, times[: len(SCALES)]))
+    times = side_by_side(measure, settings)
+    costs = [apart(each.setting, ASYNC, each.split, each.asynchronous) for each in times[: len(SCALES)]]
     decisions = elastic(settings[len(SCALES) - 1])
-    share = lengths[lengths > lengths.max() / 2].sum() / lengths.sum()
-    late = f"samples end late: {share:.0%} of the tokens are in responses that are longer than half of the longest one"
-    rows = [*_figure_8(published, times, late), *_table_3(published, times[-1], late), *_figure_10(published, times)]
+    rows = [*_figure_8(published, times), *_table_3(published, times[-1]), *_figure_10(published, times)]
     rows += _figure_12(published, times, costs)
     return Section(
         title="StreamRL",
         assumptions=_assumptions(lengths, error),
         rows=rows,
+        experiments=_experiments(settings, published, times, cut),
         findings=_findings(published, times, decisions),
     )
 
 
-def _figure_8(published: Published, times: Sequence[Times], late: str) -> Iterator[Row]:
+def _figure_8(published: Published, times: Sequence[Times]) -> Iterator[Row]:
     gains = {
         ("StreamRL-Sync throughput", "verl"): [each.verl / each.sync for each in times],
         ("StreamRL-Sync throughput", "ColocationRL"): [each.colocation / each.sync for each in times],
         ("StreamRL-Async throughput", "verl"): [each.verl / each.asynchronous for each in times],
     }
     for (name, baseline), found in gains.items():
-        why = late if "Sync" in name else _WHY_VERL
+        why = _WHY_VERL if baseline == "verl" else _WHY_STAGES
         for end, value in (("lowest", min(found)), ("highest", max(found))):
             row = next(
                 each
@@ -240,18 +331,18 @@ def _figure_8(published: Published, times: Sequence[Times], late: str) -> Iterat
             )
 
 
-def _table_3(published: Published, times: Times, late: str) -> Iterator[Row]:
+def _table_3(published: Published, times: Times) -> Iterator[Row]:
     found = {
         "+ skewness-aware scheduling": (times.skewness, ""),
-        "+ disaggregation and streaming": (times.sync, late),
-        "+ asynchronous": (times.asynchronous, _WHY_ASYNC),
+        "+ disaggregation and streaming": (times.sync, _WHY_STAGES),
+        "+ asynchronous": (times.asynchronous, _WHY_STAGES),
     }
     for name, (step_s, why) in found.items():
         value = published.value(name, where="Table 3")
         yield Row(where="table 3", what=name, published=value, simulated=times.colocation / step_s, why=why)
     for what, row, step_s in (
         ("Algorithm 2 as printed, with the ranker's recall", "+ skewness-aware scheduling", times.algorithm),
-        ("disaggregation and streaming alone", "+ disaggregation and streaming", times.in_turn),
+        ("disaggregation and streaming, placed by lengths", "+ disaggregation and streaming", times.sync_skewness),
     ):
         yield Row(
             where="table 3",
@@ -272,8 +363,7 @@ def _figure_10(published: Published, times: Sequence[Times]) -> Iterator[Row]:
                 what=f"chosen split over an even one, {each.setting.model}",
                 published=value,
                 simulated=each.even / each.asynchronous,
-                why="an even split has far too few devices for training here: three forward passes and two models that "
-                "are trained make training the longer stage",
+                why=_WHY_STAGES,
             )
 
 
@@ -290,10 +380,10 @@ def _figure_12(published: Published, times: Sequence[Times], costs: Sequence[flo
         )
 
 
-_WHY_ASYNC = "training takes more than half of the colocated step here, which asynchrony cannot shorten"
-_WHY_VERL = (
-    "verl and ColocationRL differ here only by what a host takes of a step; the paper's differ by whole backends"
+_WHY_STAGES = (
+    "how long each stage takes is shown only in a picture; see the experiments with other trainers and engines"
 )
+_WHY_VERL = "verl's and the paper's backends differ here by what a host takes of a step alone; see the experiments"
 
 
 def _assumptions(lengths: IntArray, error: float) -> list[str]:
@@ -301,19 +391,21 @@ def _assumptions(lengths: IntArray, error: float) -> list[str]:
     devices = ", ".join(f"{count} for {model}" for model, count in DEVICES.items())
     return [
         "Responses: the paper has DeepSeek-R1's to its own prompts, and shows their lengths only as a picture. Here "
-        "they are those of a public service of DeepSeek-R1 with short prompts (ServeGen, client 66), cut at 20,000 "
-        f"tokens: mean {lengths.mean():,.0f}, median {p50:,.0f}, 90th percentile {p90:,.0f}. 10K and 5K are these, "
-        "scaled, as in the paper.",
+        "they are those of a public service of DeepSeek-R1 with short prompts (ServeGen, client 66), scaled from "
+        f"its limit of {SERVICE_LIMIT:,} tokens to 20,000: mean {lengths.mean():,.0f}, median {p50:,.0f}, 90th "
+        f"percentile {p90:,.0f}. 10K and 5K are these, scaled, as in the paper.",
         f"Devices: H800, {devices}. The paper states 32 for 7B in figure 11, and 128 as the whole cluster.",
         f"PPO on {BATCH} samples, a prompt of {PROMPT} tokens each, one update a step: actor and critic are trained, "
-        "and three forward passes come before (reference, critic, actor). All share the trainer's devices in turns.",
+        "and two forward passes come before (reference, critic). verl has one more, for the log-probabilities that one "
+        "update has by itself. All share the trainer's devices in turns.",
         "verl: colocated, vLLM's host. ColocationRL: the same with an engine whose host takes no time. StreamRL: "
         "separated, streaming, the same engine; asynchronous with one step and delayed weights. All have the Megatron "
         "trainer.",
         "Skewness-aware placement is Tailrace's, with the longest first, and lengths are known: the paper finds that "
-        "its ranker has most of what an oracle gains (figure 9). This was chosen after runs with the ranker's recall "
-        f"of 0.87 (expectations that err by {error:.2f} in the logarithm), with which that placement lost time over "
-        "none. One row has Algorithm 2 as printed, with that recall.",
+        "its ranker has most of what an oracle gains (figure 9). With the ranker's recall of 0.87 (expectations that "
+        f"err by {error:.2f} in the logarithm) placement gains nothing here. One row has Algorithm 2 as printed, with "
+        "that recall. Where the trainer streams and is not ahead, samples are placed in turn: placed by their lengths, "
+        "all end at about the same time, and late. This was chosen after both had been simulated.",
         f"Figure 11: lengths grow within {ITERATIONS} iterations, which the paper does not state; a node of {NODE} "
         "joins by `planning.elasticity`. Figure 12: H20 with 80 Gbit/s between, Algorithm 1, prices of table 1.",
     ]
@@ -331,12 +423,13 @@ def _findings(published: Published, times: Sequence[Times], decisions: Sequence[
         f"{base:,.0f} s. The paper's takes 500 s or more, since the ten seconds of its transfer are less than 2 % of "
         "it.",
         "",
-        f"What does not: separated and streaming, but synchronous, {model} has {base / largest.sync:.2f} x of the "
-        f"colocated throughput here, and {streaming:.2f} x in the paper. Streaming gains where samples end early, and "
-        "here most tokens are in responses that end late. Each stage has only a part of the devices meanwhile. "
-        f"Placed in turn, it is {base / largest.in_turn:.2f} x. One step ahead, it is "
-        f"{base / largest.asynchronous:.2f} x. Lengths that are more skewed than these would help both; the paper's "
-        "are only in a picture.",
+        f"Separated and streaming, but synchronous, it has {base / largest.sync:.2f} x of the colocated throughput, "
+        f"and {streaming:.2f} x in the paper; placed by lengths, {base / largest.sync_skewness:.2f} x. One step ahead, "
+        f"it is {base / largest.asynchronous:.2f} x.",
+        "",
+        f"What does not: with {SMALL} on {DEVICES[SMALL]} devices training takes so much of a step that streaming "
+        "within one step gains little over taking turns, and that few devices generate. So a change to cheaper ones "
+        "saves little.",
         "",
         "Figure 11: the paper adds a node after iterations 10 and 16. Here nodes are added after "
         f"{' and '.join(added) or 'none'} of {len(decisions)}. At the end generation takes {last.lead_s:+.0f} s more "

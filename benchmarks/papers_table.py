@@ -50,6 +50,8 @@ class Section:
     assumptions: Sequence[str]
     """What is simulated, and what the paper does not say."""
     rows: Sequence[Row]
+    experiments: Sequence[str] = ()
+    """What a row becomes with something else instead."""
     findings: Sequence[str]
     """What agrees, what does not, and why."""
 
@@ -64,7 +66,10 @@ class Section:
         lines = [f"## {self.title}", ""]
         lines += [f"- {each}" for each in self.assumptions]
         lines += ["", *table(("where", "what", "published", "simulated", "difference", "reason"), self.rows), ""]
-        lines += [f"{agreeing} of {len(self.headlines)} ratios are within {WITHIN:.0%}.", "", *self.findings]
+        lines += [f"{agreeing} of {len(self.headlines)} ratios are within {WITHIN:.0%}.", ""]
+        if self.experiments:
+            lines += ["With something else instead:", "", *(f"- {each}" for each in self.experiments), ""]
+        lines += self.findings
         return "\n".join(lines)
 
 

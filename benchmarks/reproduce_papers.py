@@ -90,7 +90,9 @@ def constants() -> list[str]:
     host = setup.SERVER
     return [
         "Steps of engines are analytic (`planning.step_times.generation`), with rates that were fitted to H100's "
-        "kernels. Those of trainers are analytic, too (`planning.step_times.training`), with the typical inefficiency.",
+        "kernels. Those of trainers are analytic, too (`planning.step_times.training`). An FSDP trainer has the "
+        f"constant of prime-rl's published runs. A Megatron trainer has {setup.MEGATRON}, the most that NeMo-RL's "
+        "published steps allow (`benchmarks/megatron_fit.py`).",
         f"A replica decodes up to {setup.SLOTS} sequences together, and computes up to {setup.STEP_TOKENS:,} tokens "
         "of prompts in a step. Its cache has what memory is left. The TP degree is the quickest of 1, 2, 4 and 8.",
         f"vLLM's host takes {1e3 * host.step_s:.2f} ms of each step and {1e6 * host.sequence_s:.0f} µs for each "

@@ -92,7 +92,8 @@ def test_generation_with_one_degree_takes_the_time_of_that_degree() -> None:
 
 
 def test_changing_the_degree_is_quicker_than_staying_with_the_first() -> None:
-    found = papers_pat.measure(Setting(model="Llama-3.1-8B", kind="H100", most=16_384), Lengths.of(SHARES), SWITCHES)
+    setting = Setting(model="Llama-3.1-8B", kind="H100", most=16_384)
+    found = papers_pat.measure(setting, Lengths.of(SHARES), SWITCHES, SERVER)
     assert found.switches > 0
     assert found.adaptive < found.static[papers_pat.START]
 
