@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from tailrace.planning.step_times.machine import read_machine_profile
 from tailrace.report.text import number
 from tailrace.run.inputs import load_inputs
 from tailrace.run.workers.pools import run_pools
+from tailrace.simulator.limits import check_lengths
 from tailrace.types import Request, Sample
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.factory import open_workload
@@ -117,6 +118,8 @@ def local_problem(asked: AskedHere) -> LocalProblem:
             f"device is {config.device}, and --cluster local is for the cores of this machine; give GPUs by their "
             "kind, such as --cluster 8xH100"
         )
+    if not isinstance(config.engine, NativeEngineConfig):
+        raise PlanError(f"engine.type is {config.engine.type!r}; only the native engine can be planned for here")
     cores = usable_cores()
     profile = read_machine_profile(asked.profile) if asked.profile else None
     if profile is not None and (profile.cores, profile.model) != (len(cores), config.model.path):
@@ -124,8 +127,8 @@ def local_problem(asked: AskedHere) -> LocalProblem:
             f"{asked.profile} is of {profile.model} on {profile.cores} cores, and this is {config.model.path} on "
             f"{len(cores)}; make it anew with tailrace profile machine"
         )
-    drawn = _lengths(config, asked.workload)
-    shape = read_shape(resolve_model(config.model))
+    shape = replace(read_shape(resolve_model(config.model)), name=config.model.path)
+    drawn = _lengths(config, shape, asked.workload)
     machine = this_machine(config.device, ["bfloat16", "float32"])
     return LocalProblem(
         values=values,
@@ -151,15 +154,21 @@ def _needing(drawn: Replay, shape: ModelShape, machine: Machine) -> Callable[[Ru
     return needed
 
 
-def _lengths(config: RunConfig, workload: str | None) -> Replay:
-    """The lengths of a few training steps: of a workload, or else of responses to the recipe's own prompts."""
+def _lengths(config: RunConfig, shape: ModelShape, workload: str | None) -> Replay:
+    """The lengths of a few training steps: of a workload, or else of responses to the recipe's own prompts.
+
+    Raises:
+        PlanError: a sample of the workload is too long.
+    """
     if workload is None:
         return Replay.of(in_process(_generated, config.model_dump_json()))
     size = config.algorithm.group_size
     drawn = open_workload(workload).sample(
         steps=_STEPS, groups=config.groups_per_step, group_size=size, seed=config.seed
     )
-    return Replay.of(drawn)
+    replay = Replay.of(drawn)
+    check_lengths(replay, workload, config, shape)
+    return replay
 
 
 def _generated(recipe: str) -> Trace:

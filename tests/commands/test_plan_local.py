@@ -57,6 +57,8 @@ def test_the_best_plan_is_written_as_a_recipe(tailrace_here: Command, profiled: 
     ("arguments", "said"),
     [
         (("--cluster", "local", "--objective", "cost"), "--objective has no meaning with --cluster local"),
+        (("--cluster", "local", "--workload", "math-32b"), "and sampling.max_new_tokens is 48; raise it"),
+        (("engine.type=fake", "--cluster", "local"), "engine.type is 'fake'; only the native engine"),
         (("device=cuda", "--cluster", "local"), "device is cuda, and --cluster local is for the cores"),
         (("--cluster", "local", "--model", "Qwen3-8B"), "--model has no meaning"),
         (("--cluster", "8xH100"), "no workload is given; give --workload"),
