@@ -80,7 +80,7 @@ def test_a_run_may_choose_the_number_of_its_engines(simulate: Simulate, tmp_path
 
 def test_an_engine_may_change_its_tp_degree(simulate: Simulate, tmp_path: Path) -> None:
     engine = ("cluster.rollout.workers=1", "engine.dp=4", "engine.adaptive_tp.estimate=bound")
-    synchronous = ("pipeline.max_staleness=0", "pipeline.streaming=false", "sampling.max_new_tokens=2048")
+    synchronous = ("pipeline.max_staleness=0", "pipeline.streaming=false", "sampling.max_new_tokens=20000")
     static, adaptive = (
         json.loads(simulate("engine.type=native", *synchronous, *options, "--steps", "2", "--json", *report).stdout)
         for options, report in (
