@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from tailrace.commands.simulate import allocation_of
+from tailrace.commands.simulate import allocation_of, memories
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
@@ -28,7 +28,7 @@ from tailrace.planning.dispatch.costs import StepCosts, fitted
 from tailrace.planning.foretold import Foretold, Peak
 from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.latency import StepTimes
-from tailrace.planning.memory import Memory, engine_memory, trainer_memory
+from tailrace.planning.memory import Memory
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.model_shape.hugging_face import read_shape
@@ -37,19 +37,16 @@ from tailrace.planning.step_times.machine import MachineProfile, read_machine_pr
 from tailrace.planning.step_times.profiled import DRIFT
 from tailrace.planning.step_times.sources import source_of
 from tailrace.planning.step_times.trainer_profile import ProfiledTrainer
-from tailrace.planning.step_times.training_setup import TrainingSetup
 from tailrace.report.run_data import RunData, load_run, step_of
 from tailrace.report.step_figures import figures_of
 from tailrace.report.text import counted
 from tailrace.run.directory import RunDirectory
 from tailrace.simulator.scenario import Scenario
-from tailrace.simulator.setup import PREFILL_TOKENS, scenario_here, scenario_of, slots_of, step_batches
+from tailrace.simulator.setup import scenario_here, scenario_of, slots_of
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.run_trace import run_provenance, trace_of_events
 from tailrace.workloads.samplers.factory import open_workload
 
-PLAN_SUFFIX = ".plan.json"
-"""The ending of the file beside a recipe that was planned."""
 _STEPS = 16
 """Steps that are simulated of a run afterwards: the last ones, at most."""
 _DRAWN = 4
@@ -118,7 +115,7 @@ def foretold_after(
     if (cluster is None) == (profile is None):
         raise PlanError("give --cluster or --profile, and not both: what the run is simulated on")
     run, config = load_run(run_dir), load_config(RunDirectory(run_dir).config)
-    shape = _shape(config) if model is None else find_shape(model)
+    shape = shape_here(config) if model is None else find_shape(model)
     drawn = _own(run, config) if workload is None else _drawn(workload, config)
     if profile is not None:
         if not isinstance(config.engine, NativeEngineConfig):
@@ -133,7 +130,7 @@ def write_foretold(path: Path, foretold: Foretold) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(foretold)) + b"\n")
 
 
-def _shape(config: RunConfig) -> ModelShape:
+def shape_here(config: RunConfig) -> ModelShape:
     """That of the run's model, which has a readable name in the recipe."""
     return replace(read_shape(resolve_model(config.model)), name=config.model.path)
 
@@ -183,8 +180,7 @@ def _on(cluster: str, config: RunConfig, shape: ModelShape, drawn: Replay, workl
     def scenario(steps: int) -> Scenario:
         return scenario_of(config, shape, machines, allocation, steps=steps, times=lambda pool: source)
 
-    kind = scenario(1).engines[0]
-    setup = TrainingSetup(shape=shape, layout=allocation.layout)
+    engine, trainer = memories(config, shape, allocation, scenario(1), drawn)
     return Simulation(
         of=f"{shape.name} under {workload} on {_devices(allocation)}",
         scenario=scenario,
@@ -195,16 +191,7 @@ def _on(cluster: str, config: RunConfig, shape: ModelShape, drawn: Replay, workl
         tp=allocation.tp,
         dp=allocation.dp,
         slots=slots,
-        memory={
-            "rollout": engine_memory(
-                shape,
-                tp=allocation.tp,
-                cache_tokens=kind.cache_tokens,
-                step_tokens=PREFILL_TOKENS,
-                batch_size=slots,
-            ),
-            "trainer": trainer_memory(setup, step_batches(config, drawn).largest),
-        },
+        memory={"rollout": engine, "trainer": trainer},
     )
 
 

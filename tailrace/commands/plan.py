@@ -11,13 +11,12 @@ from rich.table import Table
 
 from tailrace.commands.allocation_text import engines_text, memory_text, trainer_text
 from tailrace.commands.files import check_new_file
-from tailrace.commands.foretell import PLAN_SUFFIX, foretold_by, write_foretold
+from tailrace.commands.foretell import foretold_by
+from tailrace.commands.planned_files import check_new_plan, naming_foretold, write_plan, write_text
 from tailrace.config.base import GIB
-from tailrace.config.load import load_config, read_recipe
-from tailrace.config.overrides import merged, override_values
-from tailrace.config.recipes import find_recipe
+from tailrace.config.load import changed_recipe, load_config
+from tailrace.config.overrides import override_values
 from tailrace.errors import PlanError, did_you_mean
-from tailrace.host.whole_file import whole_file
 from tailrace.planner.bound import Bases
 from tailrace.planner.problem import Problem
 from tailrace.planner.processes import side_by_side
@@ -97,20 +96,19 @@ def plan(
         UserError: the arguments are not valid, a file is there already, or nothing fits.
     """
     aim = _objective(objective)
-    beside = None if output is None else output.with_suffix(PLAN_SUFFIX)
-    for option, path in (("--output", output), ("--output", beside), ("--picture", picture)):
-        if path is not None:
-            check_new_file(option, path, force=force)
+    if output is not None:
+        check_new_plan(output, force=force)
+    if picture is not None:
+        check_new_file("--picture", picture, force=force)
     problem = asked.problem()
     others = [(change, asked.problem([change])) for change in changes]
     with side_by_side(problem) as simulate:
         plans = search(problem, objective=aim, candidates=candidates, search_modes=search_modes, simulate=simulate)
     compared = [what_if(plans.best, other, change, _given(change), aim) for change, other in others]
-    if output is not None and beside is not None:
-        write_foretold(beside, foretold_by(plans))
-        _write(output, _recipe(asked, plans, beside))
+    if output is not None:
+        write_plan(output, _recipe(asked, plans, output), foretold_by(plans))
     if picture is not None:
-        _write(picture, _picture(plans))
+        write_text(picture, _picture(plans))
     if json:
         print(json_module.dumps(_document(plans, compared)))
     else:
@@ -133,17 +131,9 @@ def _given(change: str) -> Mapping[str, Any]:
     return {} if _is_own(change) else override_values(change)
 
 
-def _recipe(asked: Asked, plans: Plans, foretold: Path) -> str:
-    values: dict[str, Any] = read_recipe(find_recipe(asked.recipe))
-    for override in asked.overrides:
-        values = merged(values, override_values(override))
-    values = merged(values, {"observe": {"plan": str(foretold)}})
+def _recipe(asked: Asked, plans: Plans, output: Path) -> str:
+    values = naming_foretold(changed_recipe(asked.recipe, asked.overrides), output)
     return recipe_text(values, plans.problem.config, plans.best)
-
-
-def _write(path: Path, text: str) -> None:
-    with whole_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")
 
 
 def _picture(plans: Plans) -> str:

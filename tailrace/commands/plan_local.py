@@ -8,32 +8,28 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from tailrace.commands.files import check_new_file
-from tailrace.commands.foretell import PLAN_SUFFIX, foretold_here, write_foretold
+from tailrace.commands.foretell import foretold_here, shape_here
+from tailrace.commands.planned_files import check_new_plan, naming_foretold, write_plan
 from tailrace.commands.profile_machine import in_process, measure_choices
 from tailrace.commands.this_machine import this_machine
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.config.load import load_config, read_recipe
-from tailrace.config.overrides import merged, override_values
+from tailrace.config.load import changed_recipe, load_config
 from tailrace.config.recipe_text import write_yaml
-from tailrace.config.recipes import find_recipe
 from tailrace.config.run import RunConfig
 from tailrace.engine.core import EngineCore
 from tailrace.engine.factory import make_backend
 from tailrace.errors import PlanError
 from tailrace.host.compute import prepare_torch
 from tailrace.host.cpu import usable_cores
-from tailrace.host.whole_file import whole_file
-from tailrace.models.resolve import resolve_model
 from tailrace.planner.local import (
     LocalPlan,
     LocalProblem,
@@ -42,16 +38,14 @@ from tailrace.planner.local import (
 )
 from tailrace.planner.outlook import Machine, Prompts, outlook
 from tailrace.planning.model_shape.base import ModelShape
-from tailrace.planning.model_shape.hugging_face import read_shape
 from tailrace.planning.step_times.machine import read_machine_profile
-from tailrace.report.text import number
+from tailrace.report.text import counted, number
 from tailrace.run.inputs import load_inputs
 from tailrace.run.workers.pools import run_pools
 from tailrace.simulator.limits import check_lengths
-from tailrace.types import Request, Sample
-from tailrace.workloads.replay import Replay
+from tailrace.types import IntArray, Request, Sample
+from tailrace.workloads.replay import Replay, Script, Turn
 from tailrace.workloads.samplers.factory import open_workload
-from tailrace.workloads.trace import Provenance, Trace
 
 _STEPS = 4
 """Training steps whose responses are generated, for their lengths."""
@@ -86,16 +80,12 @@ def plan_local(asked: AskedHere, *, unused: Mapping[str, Any], output: Path | No
         if value:
             raise PlanError(f"{option} has no meaning with --cluster local; leave it out")
     if output is not None:
-        check_new_file("--output", output, force=force)
-        check_new_file("--output", output.with_suffix(PLAN_SUFFIX), force=force)
+        check_new_plan(output, force=force)
     problem = local_problem(asked)
     plans = local_plans(problem, search_modes=asked.search_modes)
     if output is not None:
-        beside = output.with_suffix(PLAN_SUFFIX)
-        write_foretold(beside, foretold_here(problem, plans[0]))
-        values = merged(plans[0].values, {"observe": {"plan": str(beside)}})
-        with whole_file(output) as partial:
-            partial.write_text(_comment(plans[0]) + write_yaml(values), encoding="utf-8")
+        recipe = _comment(plans[0]) + write_yaml(naming_foretold(plans[0].values, output))
+        write_plan(output, recipe, foretold_here(problem, plans[0]))
     if json:
         figures = {"simulated": True, "as_it_is_s": as_it_is_s(problem), "plans": [document(plan) for plan in plans]}
         print(json_module.dumps(figures))
@@ -109,9 +99,6 @@ def local_problem(asked: AskedHere) -> LocalProblem:
     Raises:
         UserError: the arguments are not valid, or the machine cannot be profiled.
     """
-    values: dict[str, Any] = read_recipe(find_recipe(asked.recipe))
-    for override in asked.overrides:
-        values = merged(values, override_values(override))
     config = load_config(asked.recipe, asked.overrides)
     if config.device != "cpu":
         raise PlanError(
@@ -127,11 +114,11 @@ def local_problem(asked: AskedHere) -> LocalProblem:
             f"{asked.profile} is of {profile.model} on {profile.cores} cores, and this is {config.model.path} on "
             f"{len(cores)}; make it anew with tailrace profile machine"
         )
-    shape = replace(read_shape(resolve_model(config.model)), name=config.model.path)
+    shape = shape_here(config)
     drawn = _lengths(config, shape, asked.workload)
     machine = this_machine(config.device, ["bfloat16", "float32"])
     return LocalProblem(
-        values=values,
+        values=changed_recipe(asked.recipe, asked.overrides),
         config=config,
         drawn=drawn,
         needed_bytes=_needing(drawn, shape, machine),
@@ -161,7 +148,7 @@ def _lengths(config: RunConfig, shape: ModelShape, workload: str | None) -> Repl
         PlanError: a sample of the workload is too long.
     """
     if workload is None:
-        return Replay.of(in_process(_generated, config.model_dump_json()))
+        return in_process(_generated, config.model_dump_json())
     size = config.algorithm.group_size
     drawn = open_workload(workload).sample(
         steps=_STEPS, groups=config.groups_per_step, group_size=size, seed=config.seed
@@ -171,7 +158,7 @@ def _lengths(config: RunConfig, shape: ModelShape, workload: str | None) -> Repl
     return replay
 
 
-def _generated(recipe: str) -> Trace:
+def _generated(recipe: str) -> Replay:
     """Generate responses to the recipe's first prompts, and return their lengths.
 
     Raises:
@@ -182,47 +169,43 @@ def _generated(recipe: str) -> Trace:
     inputs = load_inputs(config)
     engine = config.engine
     assert isinstance(engine, NativeEngineConfig), "others are refused"
-    groups, size = config.groups_per_step, config.algorithm.group_size
-    prompts = inputs.prompts.train
-    rows: list[dict[str, Any]] = []
-    asked: dict[int, Request] = {}
+    size = config.algorithm.group_size
+    prompts = cycle(inputs.prompts.train)
+    found: list[list[Script]] = []
     began = time.monotonic()
     with closing(EngineCore(engine, inputs.model_dir, device=torch.device(config.device))) as core:
-        for step in range(_STEPS):
-            if step and time.monotonic() > began + _GENERATE_S:
+        for _ in range(_STEPS):
+            if found and time.monotonic() > began + _GENERATE_S:
                 break
-            for place in range(groups):
-                prompt = prompts[(step * groups + place) % len(prompts)]
-                for sample in range(size):
-                    number = (step * groups + place) * size + sample
-                    asked[number] = Request(
+            asked = [prompt.prompt_ids for prompt in islice(prompts, config.groups_per_step) for _ in range(size)]
+            first = len(found) * size
+            for number, prompt_ids in enumerate(asked, first):
+                core.add(
+                    Request(
                         request_id=number,
                         group_id=number // size,
-                        number=sample,
-                        prompt_ids=prompt.prompt_ids,
+                        number=number % size,
+                        prompt_ids=prompt_ids,
                         sampling=config.sampling,
                         seed=config.seed + number,
                     )
-                    core.add(asked[number])
+                )
+            made: dict[int, Sample] = {}
             while core.has_work:
-                rows += [_row(asked[made.request_id], made, groups) for made in core.step()]
-                if time.monotonic() > began + 2 * _GENERATE_S and not step:
+                made |= {sample.request_id: sample for sample in core.step()}
+                if not found and time.monotonic() > began + 2 * _GENERATE_S:
                     raise PlanError(
                         f"a step of responses takes more than {2 * _GENERATE_S:.0f} s here; give their lengths with "
                         "--workload"
                     )
-    return Trace.of(pl.DataFrame(rows), Provenance(source="this model's own responses"))
+            scripts = [_script(prompt_ids, made[number]) for number, prompt_ids in enumerate(asked, first)]
+            found += [scripts[place : place + size] for place in range(0, len(scripts), size)]
+    return Replay(found)
 
 
-def _row(asked: Request, made: Sample, groups: int) -> dict[str, Any]:
-    return {
-        "step": asked.group_id // groups,
-        "group": asked.group_id % groups,
-        "sample": asked.number,
-        "prompt_tokens": len(asked.prompt_ids),
-        "response_tokens": len(made.response_ids),
-        "finish_reason": made.finish_reason.value,
-    }
+def _script(prompt_ids: IntArray, made: Sample) -> Script:
+    turn = Turn(generated_tokens=len(made.response_ids))
+    return Script(prompt_tokens=len(prompt_ids), turns=(turn,), finish_reason=made.finish_reason)
 
 
 def document(plan: LocalPlan) -> dict[str, Any]:
@@ -232,8 +215,8 @@ def document(plan: LocalPlan) -> dict[str, Any]:
         "mode": plan.mode.values,
         "tp": plan.tp,
         "dp": plan.dp,
-        "engine_cores": plan.engine_cores,
-        "trainer_cores": plan.trainer_cores,
+        "engine_cores": plan.cores,
+        "trainer_cores": plan.cores,
         "max_batch_size": plan.slots,
         "micro_batch_tokens": plan.micro_batch_tokens,
         "step_s": plan.step_s,
@@ -280,6 +263,5 @@ def _print(plans: Sequence[LocalPlan], as_it_is: float | None) -> None:
 
 
 def _engine_text(plan: LocalPlan) -> str:
-    cores = f"{plan.engine_cores} core{'s' if plan.engine_cores > 1 else ''}"
     degrees = "·".join(f"{name}{degree}" for name, degree in (("TP", plan.tp), ("DP", plan.dp)) if degree > 1)
-    return f"{cores} {degrees}".strip()
+    return f"{counted(plan.cores, 'core')} {degrees}".strip()

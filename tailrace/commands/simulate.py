@@ -89,23 +89,32 @@ def simulate(
         run.run()
     else:
         run = _written(config, scenario, replay, summing, report)
-    setup = TrainingSetup(shape=shape, layout=allocation.layout)
+    engine, trainer = memories(config, shape, allocation, scenario, replay)
     return Simulated(
         allocation=allocation,
-        engine=engine_memory(
-            shape,
-            tp=allocation.tp,
-            cache_tokens=scenario.engines[0].cache_tokens,
-            step_tokens=PREFILL_TOKENS,
-            batch_size=scenario.engines[0].slots,
-        ),
-        trainer=trainer_memory(setup, step_batches(config, replay).largest),
+        engine=engine,
+        trainer=trainer,
         basis=source.basis,
         engines=run.present,
         summary=summing.summary(
             preemptions=sum(engine.preemptions for engine in run.engines), graders=config.rewards.workers
         ),
     )
+
+
+def memories(
+    config: RunConfig, shape: ModelShape, allocation: Allocation, scenario: Scenario, replay: Replay
+) -> tuple[Memory, Memory]:
+    """Return what a device of an engine holds, and one of the trainer."""
+    kind, setup = scenario.engines[0], TrainingSetup(shape=shape, layout=allocation.layout)
+    engine = engine_memory(
+        shape,
+        tp=allocation.tp,
+        cache_tokens=kind.cache_tokens,
+        step_tokens=PREFILL_TOKENS,
+        batch_size=kind.slots,
+    )
+    return engine, trainer_memory(setup, step_batches(config, replay).largest)
 
 
 def allocation_of(config: RunConfig, shape: ModelShape, cluster: Cluster, replay: Replay) -> Allocation:

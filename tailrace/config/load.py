@@ -60,6 +60,18 @@ def load_as(schema: type[Schema], recipe: Path | Mapping[str, Any] | None, overr
     return parse_as(schema, chosen, source=source, references=references)
 
 
+def changed_recipe(recipe: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the contents of a recipe with overrides, which count in the order in which `load_as` takes them.
+
+    Raises:
+        ConfigError: the file is missing or no YAML mapping, or an override is malformed.
+    """
+    values = read_recipe(recipe)
+    for override in sorted(overrides, key=_chooses_no_type):
+        values = merged(values, override_values(override))
+    return values
+
+
 def _part_of_training(values: Mapping[str, Any], schema: type[Config]) -> dict[str, Any]:
     return schema.part_of_training(_shared(values, Place(schema=schema), Place(schema=RunConfig)))
 

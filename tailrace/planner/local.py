@@ -7,7 +7,6 @@ are a few hundred at most, and none is left out by a bound.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -21,7 +20,6 @@ from tailrace.planner.recipe import without
 from tailrace.planner.trial import summarized
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.machine import MachineProfile
-from tailrace.simulator.scenario import Scenario
 from tailrace.simulator.setup import scenario_here
 from tailrace.simulator.summary import Summary
 from tailrace.workloads.replay import Replay
@@ -48,8 +46,8 @@ class LocalPlan:
     tp: int
     dp: int
     """Replicas of the model in the engine."""
-    engine_cores: int
-    trainer_cores: int
+    cores: int
+    """Of the engine, and of the trainer; colocated, both have the same."""
     slots: int
     """The most sequences that a replica decodes together."""
     micro_batch_tokens: int
@@ -139,37 +137,33 @@ def _plans(problem: LocalProblem, mode: Mode) -> Iterator[LocalPlan]:
         config = load_config(values)
         if problem.needed_bytes(config) > problem.memory_bytes:
             continue
-        scenario = partial(_scenario, config, problem)
         yield LocalPlan(
             mode=mode,
             tp=tp,
             dp=dp,
-            engine_cores=cores,
-            trainer_cores=cores,
+            cores=cores,
             slots=slots,
             micro_batch_tokens=tokens,
             values=values,
-            summary=summarized(scenario, problem.drawn, groups=config.groups_per_step, ahead=mode.max_staleness),
+            summary=_summary(problem, config),
         )
 
 
 def as_it_is_s(problem: LocalProblem) -> float | None:
     """Seconds of a step of the recipe as it is written; None where its engine was not measured."""
-    config = problem.config
     try:
-        summary = summarized(
-            partial(_scenario, config, problem),
-            problem.drawn,
-            groups=config.groups_per_step,
-            ahead=config.pipeline.max_staleness,
-        )
+        return _summary(problem, problem.config).step_s
     except PlanError:
         return None
-    return summary.step_s
 
 
-def _scenario(config: RunConfig, problem: LocalProblem, steps: int) -> Scenario:
-    return scenario_here(config, problem.shape, problem.profile, steps=steps)
+def _summary(problem: LocalProblem, config: RunConfig) -> Summary:
+    return summarized(
+        lambda steps: scenario_here(config, problem.shape, problem.profile, steps=steps),
+        problem.drawn,
+        groups=config.groups_per_step,
+        ahead=config.pipeline.max_staleness,
+    )
 
 
 def _values(problem: LocalProblem, mode: Mode, *, tp: int, dp: int, slots: int, tokens: int) -> dict[str, Any]:

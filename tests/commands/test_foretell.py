@@ -20,8 +20,8 @@ from tailrace.planning.foretold import read_foretold
 from tailrace.run.train import train
 from tests.conftest import Command, TinyModel
 from tests.helpers.runs import small_run, steps_of, write_prompts
+from tests.planner.machines import engine, profile, trainer
 from tests.planner.problems import problem_of
-from tests.planner.test_local import engine, profile, trainer
 from tests.planning.foretold import foretold
 from tests.report.test_page import words
 

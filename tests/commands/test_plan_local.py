@@ -11,7 +11,7 @@ from tailrace.host.cpu import usable_cores
 from tailrace.planning.foretold import read_foretold
 from tailrace.planning.step_times.machine import MachineProfile
 from tests.conftest import Command
-from tests.planner.test_local import engine, profile, trainer
+from tests.planner.machines import engine, profile, trainer
 
 pytestmark = pytest.mark.skipif(len(usable_cores()) < 2, reason="an engine beside a trainer takes two cores")
 

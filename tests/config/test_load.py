@@ -8,7 +8,7 @@ import yaml
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.generate import EvalConfig, GenerateConfig, ProfileConfig
-from tailrace.config.load import load_as, load_config
+from tailrace.config.load import changed_recipe, load_as, load_config
 from tailrace.config.prompts import JsonlSource
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
@@ -363,3 +363,9 @@ def test_the_order_that_is_left_open_is_chosen_by_lengths(lengths: str, order: s
     config = load_config(QUICKSTART, [f"rollout.lengths={lengths}"])
     assert config.rollout.dispatch.order is None
     assert config.resolved.rollout.dispatch.order == order
+
+
+def test_a_changed_recipe_is_the_one_that_is_loaded_though_a_type_is_given_last(tmp_path: Path) -> None:
+    overrides = ["engine.max_new=1", "engine.type=adapter"]
+    (path := tmp_path / "recipe.yaml").write_text("engine: {type: native, tp: 2}\n")
+    assert changed_recipe(path, overrides) == {"engine": {"type": "adapter", "max_new": 1}}
