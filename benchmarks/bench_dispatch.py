@@ -30,14 +30,33 @@ H100_8B = StepCosts(base=6.3e-3, each=1e-5, context=4.5e-8, prefill=2.5e-5)
 """About those of h100_steps.json; the time to decide hardly depends on them."""
 
 
-def dispatch_ms() -> float:
-    """Milliseconds to place 1,024 prompts of 8 samples on 64 engines: the median of 21 decisions."""
+def dispatch_ms() -> dict[str, float]:
+    """Milliseconds to place 1,024 prompts of 8 samples on 64 engines, where lengths are known, and where they may err.
+
+    Each engine has its own costs, as in a run. "waiting": with slots for half of the samples.
+    """
+    cases = {"known": (0.0, 256), "may_err": (0.5, 256), "known_waiting": (0.0, 64), "may_err_waiting": (0.5, 64)}
+    return {name: _decision_ms(deviation, slots) for name, (deviation, slots) in cases.items()}
+
+
+def _decision_ms(deviation: float, slots: int) -> float:
+    """The median of 21 decisions."""
     chance = random.Random(0)
     jobs = [
-        Job(group=n, samples=8, prompt_tokens=200, expected_tokens=min(16_384, chance.lognormvariate(6.5, 1)))
-        for n in range(1024)
+        Job(
+            group=number,
+            samples=8,
+            prompt_tokens=200,
+            expected_tokens=min(16_384, chance.lognormvariate(6.5, 1)),
+            deviation=deviation,
+            most_tokens=16_384,
+        )
+        for number in range(1024)
     ]
-    engines = [EngineState(name=str(n), times=H100_8B, slots=256, cache_tokens=400_000) for n in range(64)]
+    engines = [
+        EngineState(name=str(n), times=H100_8B.times(1 + n / 1000), slots=slots, cache_tokens=400_000)
+        for n in range(64)
+    ]
     seconds = []
     for _ in range(21):
         start = time.perf_counter()

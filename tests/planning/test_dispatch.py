@@ -104,7 +104,7 @@ def test_samples_that_begin_together_take_as_long_as_the_simulated_engine(
     ]
     now = [(50 + number, 20 * number + 1) for number in range(running)]
     state = EngineState(name="", times=times, slots=64, cache_tokens=10**9, running=now)
-    works = [job.work for job in placed for _ in range(job.samples)]
+    works = [(job.prompt_tokens, round(job.expected_tokens)) for job in placed for _ in range(job.samples)]
     assert engine_s(state, placed) == pytest.approx(drain_s(times, 1, [now], works, slots=64) if now or works else 0.0)
 
 

@@ -24,11 +24,6 @@ class Job:
     most_tokens: float = math.inf
     """That a response may have. Many that are taken to be shorter end there."""
 
-    @property
-    def work(self) -> Work:
-        """Each sample, before it begins."""
-        return self.prompt_tokens, max(1, round(self.expected_tokens))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degree:

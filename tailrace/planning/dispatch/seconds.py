@@ -24,20 +24,28 @@ class Pulled(NamedTuple):
     """See `Placement.of`."""
 
 
-def engine_s(engine: EngineState, jobs: Sequence[Job]) -> float:
+def engine_s(engine: EngineState, jobs: Iterable[Job]) -> float:
     """Seconds until an engine has finished what it runs, and these jobs, begun in this order, under its TP degree."""
-    if not jobs and not engine.running:
-        return 0.0
-    samples = len(engine.running) + sum(job.samples for job in jobs)
-    tokens = sum(map(sum, engine.running)) + sum(_held(job) for job in jobs)
-    if samples <= engine.slots * engine.replicas and tokens <= engine.cache_tokens * engine.replicas:
-        return _together_s(engine, jobs)
-    return pulled([engine], jobs).seconds
+    return _engine_s(engine, [_Load.of(job, job.expected_tokens) for job in jobs])
 
 
-def makespan_s(engines: Sequence[EngineState], jobs: Sequence[Job], places: Sequence[Sequence[int]]) -> float:
-    """Seconds until the last engine is done. `places`: see `Placement.of`."""
-    return max(engine_s(engine, [jobs[job] for job in of]) for engine, of in zip(engines, places, strict=True))
+def makespan_s(
+    engines: Sequence[EngineState],
+    jobs: Sequence[Job],
+    places: Sequence[Sequence[int]],
+    lengths: Sequence[float] | None = None,
+) -> float:
+    """Seconds until the last engine is done.
+
+    Args:
+        engines: one or more.
+        jobs: those that are placed.
+        places: see `Placement.of`.
+        lengths: [jobs] tokens of responses. None: as expected.
+    """
+    lengths = [job.expected_tokens for job in jobs] if lengths is None else lengths
+    loads = list(map(_Load.of, jobs, lengths))
+    return max(_engine_s(engine, [loads[job] for job in of]) for engine, of in zip(engines, places, strict=True))
 
 
 def pulled(engines: Sequence[EngineState], jobs: Sequence[Job]) -> Pulled:
@@ -45,6 +53,38 @@ def pulled(engines: Sequence[EngineState], jobs: Sequence[Job]) -> Pulled:
 
     Each is asked whenever one of its own responses ends. Here an engine also looks at its cache.
     """
+    return _pulled(engines, [_Load.of(job, job.expected_tokens) for job in jobs])
+
+
+class _Load(NamedTuple):
+    """What is simulated of a job."""
+
+    samples: int
+    prompt: int
+    """Tokens."""
+    made: int
+    """Tokens of each response."""
+    held: int
+    """Tokens in the cache when the job ends."""
+
+    @classmethod
+    def of(cls, job: Job, tokens: float) -> "_Load":
+        """The job with responses of so many tokens."""
+        made = max(1, round(tokens))
+        return cls(job.samples, job.prompt_tokens, made, job.prompt_tokens + job.samples * made)
+
+
+def _engine_s(engine: EngineState, jobs: Sequence[_Load]) -> float:
+    if not jobs and not engine.running:
+        return 0.0
+    samples = len(engine.running) + sum(job.samples for job in jobs)
+    tokens = sum(map(sum, engine.running)) + sum(job.held for job in jobs)
+    if samples <= engine.slots * engine.replicas and tokens <= engine.cache_tokens * engine.replicas:
+        return _together_s(engine, jobs)
+    return _pulled([engine], jobs).seconds
+
+
+def _pulled(engines: Sequence[EngineState], jobs: Sequence[_Load]) -> Pulled:
     simulated = [_Simulated(engine) for engine in engines]
     places: list[list[int]] = [[] for _ in engines]
     waiting = deque(range(len(jobs)))
@@ -70,12 +110,6 @@ def pulled(engines: Sequence[EngineState], jobs: Sequence[Job]) -> Pulled:
         if engine.size:
             heappush(ends, (engine.begin(), index))
     return Pulled(now, places)
-
-
-def _held(job: Job) -> int:
-    """Tokens in the cache when a job ends."""
-    prompt, made = job.work
-    return prompt + job.samples * made
 
 
 class _Simulated:
@@ -104,19 +138,19 @@ class _Simulated:
         """Slots that nothing decodes in, or waits for."""
         return self._slots - self.size - len(self._queue)
 
-    def has_room_for(self, job: Job) -> bool:
+    def has_room_for(self, job: _Load) -> bool:
         """Whether the job would begin at once, at least a part of it; an engine without any work takes any job."""
-        fits = self.free > 0 and self._held + _held(job) <= self._cache
+        fits = self.free > 0 and self._held + job.held <= self._cache
         return fits or not (self.size or self._queue)
 
-    def take(self, job: Job) -> None:
+    def take(self, job: _Load) -> None:
         """Begin with a job, as far as there are slots for it."""
-        prompt, made = job.work
+        samples, prompt, made, _ = job
         engine = self._engine
         self._clock += engine.times.prefill_s(engine.tp, 1, prompt) / engine.replicas
-        begun = min(job.samples, self.free)
+        begun = min(samples, self.free)
         self._begin(prompt, made, begun, prompt + begun * made)
-        self._queue.extend([(prompt, made, 1)] * (job.samples - begun))
+        self._queue.extend([(prompt, made, 1)] * (samples - begun))
 
     def begin(self) -> float:
         """Return the time of the next end."""
@@ -148,10 +182,10 @@ class _Simulated:
         self._held += held
 
 
-def _together_s(engine: EngineState, jobs: Sequence[Job]) -> float:
+def _together_s(engine: EngineState, jobs: Sequence[_Load]) -> float:
     """See `engine_s`; all sequences decode from the start. Replicas have equal parts of them."""
     parts = engine.replicas
-    prefill = sum(engine.times.prefill_s(engine.tp, 1, job.prompt_tokens) for job in jobs) / parts
+    prefill = sum(engine.times.prefill_s(engine.tp, 1, job.prompt) for job in jobs) / parts
     seconds, reached = prefill, 0
     size, tokens = 0, 0  # of what still runs, at `reached`
     ends = sorted(_ends(engine.running, jobs))
@@ -175,9 +209,8 @@ def _step_s(engine: EngineState, size: int, tokens: float) -> float:
     return engine.times.step_s(engine.tp, own, tokens * own / size, engine.replicas)
 
 
-def _ends(running: Iterable[Work], jobs: Iterable[Job]) -> Iterable[tuple[int, int, int]]:
+def _ends(running: Iterable[Work], jobs: Iterable[_Load]) -> Iterable[tuple[int, int, int]]:
     """The remaining tokens, the number of sequences and the present tokens of each kind of sequence."""
     yield from ((remaining, 1, context) for context, remaining in running)
     for job in jobs:
-        context, remaining = job.work
-        yield remaining, job.samples, context
+        yield job.made, job.samples, job.prompt
