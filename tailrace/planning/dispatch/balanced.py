@@ -19,7 +19,6 @@ same mix of lengths for every engine. It hardly rests on expectations, so that w
 Engines may differ in speed, TP degree and room.
 """
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ def _way(ordered: Sequence[Job], engines: Sequence[EngineState]) -> Places:
     ways.append(_dealt(len(ordered), len(engines)))
     drawn = _drawn(ordered)
     if waiting:
-        return _surest(ways, ordered, engines, drawn)
+        return min(ways, key=lambda way: sum(makespan_s(engines, ordered, way, lengths) for lengths in drawn.tolist()))
     might = figures.of_lengths(drawn)
     return min(ways, key=lambda way: model.makespan_s(might, way).sum())
 
@@ -198,20 +197,6 @@ def _drawn(ordered: Sequence[Job]) -> Array:
     expected, deviation, most = np.array([(job.expected_tokens, job.deviation, job.most_tokens) for job in ordered]).T
     errors = np.random.default_rng(0).standard_normal((_DRAWS, len(ordered)))
     return np.asarray(np.clip(expected * np.exp(errors * deviation), 1.0, most))
-
-
-def _surest(ways: Sequence[Places], ordered: Sequence[Job], engines: Sequence[EngineState], drawn: Array) -> Places:
-    """The way with the least simulated makespan, in the mean of the drawn lengths."""
-    best, least = ways[0], math.inf
-    for way in ways:
-        seconds = 0.0
-        for lengths in drawn.tolist():
-            seconds += makespan_s(engines, ordered, way, lengths)
-            if seconds >= least:  # the other draws cannot help it
-                break
-        else:
-            best, least = way, seconds
-    return best
 
 
 def _improve(ordered: Sequence[Job], engines: Sequence[EngineState], places: Places) -> float:
