@@ -26,6 +26,7 @@ from tailrace.planner.trial import counted_steps, played, scenario_for
 from tailrace.planning.allocation import Allocation
 from tailrace.planning.dispatch.costs import StepCosts, fitted
 from tailrace.planning.foretold import Foretold, Peak
+from tailrace.planning.hardware.base import Cluster
 from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.latency import StepTimes
 from tailrace.planning.memory import Memory
@@ -41,6 +42,7 @@ from tailrace.report.run_data import RunData, load_run, step_of
 from tailrace.report.step_figures import figures_of
 from tailrace.report.text import counted
 from tailrace.run.directory import RunDirectory
+from tailrace.simulator.drawing import draw_steps
 from tailrace.simulator.scenario import Scenario
 from tailrace.simulator.setup import scenario_here, scenario_of, slots_of
 from tailrace.workloads.replay import Replay
@@ -108,21 +110,27 @@ def foretold_after(
     `workload`: by default the lengths are those of the run's own last steps, so that only the times can be wrong.
 
     Raises:
-        PlanError: neither or both are given, the recipe fits nowhere, or one of the names is not known.
+        PlanError: neither or both are given, the recipe fits nowhere, a sample is too long, or one of the names is not
+            known.
         ModelError: `model` is not given, and the run's is not here.
         UserError: it is not the directory of a run, or no step of it has ended.
     """
-    if (cluster is None) == (profile is None):
+    machines: Cluster | MachineProfile
+    if cluster is not None and profile is None:
+        machines = open_cluster(cluster)
+    elif profile is not None and cluster is None:
+        machines = read_machine_profile(profile)
+    else:
         raise PlanError("give --cluster or --profile, and not both: what the run is simulated on")
     run, config = load_run(run_dir), load_config(RunDirectory(run_dir).config)
     shape = shape_here(config) if model is None else find_shape(model)
-    drawn = _own(run, config) if workload is None else _drawn(workload, config)
-    if profile is not None:
-        if not isinstance(config.engine, NativeEngineConfig):
-            raise PlanError(f"engine.type of the run is {config.engine.type!r}; only native engines have profiles")
-        return foretell(_here(config, shape, read_machine_profile(profile), drawn))
-    assert cluster is not None
-    return foretell(_on(cluster, config, shape, drawn, workload or "its own lengths"))
+    asked = None if workload is None else open_workload(workload)
+    drawn = _own(run, config) if asked is None else draw_steps(asked, config, shape, steps=_DRAWN)
+    if isinstance(machines, Cluster):
+        return foretell(_on(machines, config, shape, drawn, workload or "its own lengths"))
+    if not isinstance(config.engine, NativeEngineConfig):
+        raise PlanError(f"engine.type of the run is {config.engine.type!r}; only native engines have profiles")
+    return foretell(_here(config, shape, machines, drawn))
 
 
 def write_foretold(path: Path, foretold: Foretold) -> None:
@@ -147,13 +155,6 @@ def _own(run: RunData, config: RunConfig) -> Replay:
     return Replay(whole[-steps * groups :])
 
 
-def _drawn(workload: str, config: RunConfig) -> Replay:
-    trace = open_workload(workload).sample(
-        steps=_DRAWN, groups=config.groups_per_step, group_size=config.algorithm.group_size, seed=config.seed
-    )
-    return Replay.of(trace)
-
-
 def _here(config: RunConfig, shape: ModelShape, profile: MachineProfile, drawn: Replay) -> Simulation:
     engine = config.engine
     assert isinstance(engine, NativeEngineConfig), "others are refused before"
@@ -172,8 +173,7 @@ def _here(config: RunConfig, shape: ModelShape, profile: MachineProfile, drawn: 
     )
 
 
-def _on(cluster: str, config: RunConfig, shape: ModelShape, drawn: Replay, workload: str) -> Simulation:
-    machines = open_cluster(cluster)
+def _on(machines: Cluster, config: RunConfig, shape: ModelShape, drawn: Replay, workload: str) -> Simulation:
     allocation = allocation_of(config, shape, machines, drawn)
     source, slots = source_of(shape, allocation.rollout, allocation.tp), slots_of(config)
 

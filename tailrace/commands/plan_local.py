@@ -42,13 +42,13 @@ from tailrace.planning.step_times.machine import read_machine_profile
 from tailrace.report.text import counted, number
 from tailrace.run.inputs import load_inputs
 from tailrace.run.workers.pools import run_pools
-from tailrace.simulator.limits import check_lengths
+from tailrace.simulator.drawing import draw_steps
 from tailrace.types import IntArray, Request, Sample
 from tailrace.workloads.replay import Replay, Script, Turn
 from tailrace.workloads.samplers.factory import open_workload
 
 _STEPS = 4
-"""Training steps whose responses are generated, for their lengths."""
+"""Training steps whose responses are generated or drawn, for their lengths."""
 _GENERATE_S = 60.0
 """Seconds after which no further step is begun, and the first one is given up after twice as many."""
 _SHOWN = 10
@@ -149,13 +149,7 @@ def _lengths(config: RunConfig, shape: ModelShape, workload: str | None) -> Repl
     """
     if workload is None:
         return in_process(_generated, config.model_dump_json())
-    size = config.algorithm.group_size
-    drawn = open_workload(workload).sample(
-        steps=_STEPS, groups=config.groups_per_step, group_size=size, seed=config.seed
-    )
-    replay = Replay.of(drawn)
-    check_lengths(replay, workload, config, shape)
-    return replay
+    return draw_steps(open_workload(workload), config, shape, steps=_STEPS)
 
 
 def _generated(recipe: str) -> Replay:

@@ -39,7 +39,7 @@ from tailrace.report.text import number, percent
 from tailrace.run.directory import RunDirectory
 from tailrace.run.step_metrics import TaskTimes
 from tailrace.run.worker_metrics import WorkerMetrics
-from tailrace.simulator.limits import check_lengths
+from tailrace.simulator.drawing import draw_steps
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.scenario import Scenario
 from tailrace.simulator.setup import PREFILL_TOKENS, scenario_of, step_batches
@@ -79,7 +79,7 @@ def simulate(
         UserError: the directory cannot be made.
     """
     machines, shape = open_cluster(cluster), find_shape(model or config.model.path)
-    replay = _replay(config, shape, workload, steps)
+    replay = draw_steps(open_workload(workload), config, shape, steps=steps)
     allocation = allocation_of(config, shape, machines, replay)
     source = source_of(shape, allocation.rollout)
     scenario = scenario_of(config, shape, machines, allocation, steps=steps, times=lambda pool: source)
@@ -194,15 +194,6 @@ def _most_engines(config: RolloutPoolConfig) -> int | None:
         return None
     pool = config.each[config.elastic]
     return config.total + pool.most - pool.workers
-
-
-def _replay(config: RunConfig, shape: ModelShape, workload: str, steps: int) -> Replay:
-    trace = open_workload(workload).sample(
-        steps=steps, groups=config.groups_per_step, group_size=config.algorithm.group_size, seed=config.seed
-    )
-    replay = Replay.of(trace)
-    check_lengths(replay, workload, config, shape)
-    return replay
 
 
 def _written(config: RunConfig, scenario: Scenario, replay: Replay, summing: Summing, report: Path) -> SimulatedRun:

@@ -16,7 +16,7 @@ from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.basis import Source
 from tailrace.planning.step_times.sources import source_of
-from tailrace.simulator.limits import check_lengths
+from tailrace.simulator.drawing import draw_steps
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.base import Workload
 
@@ -106,14 +106,7 @@ class Problem:
         """
         for one, other in combinations(cluster.pools, 2):
             cluster.between(one, other)
-        trace = workload.sample(
-            steps=steps or _few(config.trainer.train_batch_size),
-            groups=config.groups_per_step,
-            group_size=config.algorithm.group_size,
-            seed=config.seed,
-        )
-        drawn = Replay.of(trace)
-        check_lengths(drawn, workload.name, config, shape)
+        drawn = draw_steps(workload, config, shape, steps=steps or _few(config.trainer.train_batch_size))
         Table.of(config)
         return cls(config=config, shape=shape, cluster=cluster, workload=workload.name, drawn=drawn, times=times)
 

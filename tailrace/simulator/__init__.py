@@ -9,5 +9,6 @@ trainer    the trainer, from graded groups to weights; `scorer`: a reference bef
 run        a whole run, from prompts to weights; it emits the events of a real one
 scenario   what is simulated, in plain numbers
 setup      a scenario from a recipe and devices, or from a profile of this machine
+drawing    the training steps of a workload, of the recipe's size
 summary    the figures of a run
 """

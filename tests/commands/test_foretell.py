@@ -136,6 +136,7 @@ def sampled(run: Path) -> list[Event]:
         ({"cluster": "1xH100", "profile": Path("x.json"), "workload": None}, "and not both"),
         ({"cluster": "1xH10", "profile": None, "workload": "math-32b"}, "did you mean 'H100'"),
         ({"cluster": None, "profile": Path("nowhere.json"), "workload": "math-32b"}, "nowhere.json cannot be read"),
+        ({"cluster": "1xH100", "profile": None, "workload": "math-32b"}, "use a model with a longer context"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(
