@@ -220,9 +220,8 @@ def test_rollout_workers_of_a_cluster_share_the_work_and_each_has_an_engine() ->
 
 def test_it_is_what_the_planner_says_of_the_same_devices_and_lengths() -> None:
     shape, cluster = find_shape("Qwen2.5-0.5B"), open_cluster("2xH100")
-    run = separated(streaming=True).model_copy(
-        update={"engine": config(engine={"type": "native", "kv_cache_gib": 40.0, "max_batch_size": 64}).engine}
-    )
+    engine = {"type": "native", "dtype": "bfloat16", "kv_cache_gib": 40.0, "max_batch_size": 64}
+    run = separated(streaming=True).model_copy(update={"engine": config(engine=engine).engine})
     script = Script(prompt_tokens=10, turns=(Turn(generated_tokens=run.sampling.max_new_tokens),))
     drawn = Replay([[script] * run.algorithm.group_size] * run.groups_per_step)
     problem = Problem(config=run, shape=shape, cluster=cluster, workload="longest", drawn=drawn)
@@ -244,7 +243,8 @@ def test_a_step_of_the_quickstart_is_within_what_was_expected() -> None:
     The 890 tokens of 32 responses were generated in 1.06 s and trained on in 3.96 s.
     """
     sizes: dict[str, Any] = {"algorithm__group_size": 8, "trainer__train_batch_size": 32, "trainer__precision": "bf16"}
-    run = config(engine={"type": "native"}, sampling__max_new_tokens=28, trainer__micro_batch_tokens=4096, **sizes)
+    engine = {"type": "native", "dtype": "bfloat16"}
+    run = config(engine=engine, sampling__max_new_tokens=28, trainer__micro_batch_tokens=4096, **sizes)
     found = look(run, find_shape("SmolLM2-135M"), 47, machine(0.407, 18.0), longest=60)
     assert found.generation_s is not None
     assert found.training_s is not None
