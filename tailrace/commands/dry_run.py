@@ -4,23 +4,23 @@ It writes nothing, and starts only a grader, which is asked whether answers can 
 """
 
 import asyncio
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tailrace.algorithms.factory import make_algorithm
+from tailrace.commands.run_sizes import sized
 from tailrace.commands.this_machine import this_machine
 from tailrace.config.base import GIB
 from tailrace.config.hardware import DType
 from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
-from tailrace.engine.factory import make_backend
 from tailrace.errors import quoted
 from tailrace.host.compute import prepare_torch
 from tailrace.models.info import describe_model
-from tailrace.planner.outlook import Machine, Outlook, Prompts, Worker, outlook
-from tailrace.planning.engine_size import EngineSize
+from tailrace.planner.outlook import Machine, Outlook, outlook
+from tailrace.planner.run_memory import RunMemory, Worker, memory_of
+from tailrace.planner.sized_run import SizedRun
 from tailrace.planning.memory import CONTEXT_BYTES, RESERVED, Memory
 from tailrace.planning.model_shape.hugging_face import read_shape
 from tailrace.planning.step_times.basis import Kind
@@ -29,7 +29,6 @@ from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.run.checks import check_place, check_recipe
 from tailrace.run.directory import RunDirectory
-from tailrace.run.workers.pools import run_pools
 from tailrace.types import Prompt
 
 MAX_SHOWN = 2000
@@ -54,45 +53,43 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     prepare_torch(config.device, config.threads)  # the measurements below are made in this process in any case
     inputs = check_recipe(config)
     info = describe_model(inputs.model_dir)
-    lengths = [len(prompt.prompt_ids) for prompt in inputs.prompts.train]
-    prompts = Prompts(mean=statistics.fmean(lengths), longest=max(lengths))
+    run = sized(config, read_shape(inputs.model_dir), [len(prompt.prompt_ids) for prompt in inputs.prompts.train])
     asyncio.run(_check_rewards(config, inputs.prompts.by_source))
-    engines = {pool: make_backend(engine).size for pool, engine in config.engines.items()}
-    machine = this_machine(config.device, _dtypes(config, engines))
-    found = outlook(config, read_shape(inputs.model_dir), engines, prompts, machine, run_pools(config))
+    machine = this_machine(config.device, _dtypes(run))
+    memory, found = memory_of(run), outlook(run, machine)
     print(write_yaml(shown(config.resolved)), end="")
     print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context_length}")
-    print(f"# prompts: {len(lengths)} to train on ({prompts.mean:.0f} tokens in the mean), ", end="")
+    print(f"# prompts: {len(inputs.prompts.train)} to train on ({run.prompts.mean:.0f} tokens in the mean), ", end="")
     print(", ".join(f"{len(held)} in {name}" for name, held in inputs.prompts.evaluated.items()) or "none held out")
     for why, count in inputs.prompts.dropped.items():
         print(f"# {count} prompts are dropped: {why}")
     print("# one of them, as the model reads it:")
     for line in _shown(inputs.prompts.train[0].text):
         print(f"#   {line}")
-    for line in _memory_lines(config, found, machine):
+    for line in _memory_lines(config, memory, machine):
         print(f"# {line}")
-    if config.trainer.backend.type != "adapter":
+    if run.has_known_trainer:
         size = _gib(12.0 * info.parameters)  # weights and both moments in fp32
         print(f"# disk: {size} a checkpoint, {config.checkpoint.keep} kept, one more on saving")
     for line in _time_lines(config, found, machine):
         print(f"# {line}")
-    if unknown := list(_unknown(config, engines)):
+    if unknown := list(_unknown(run)):
         print(f"# what your {' and your '.join(unknown)} will take is not known, and not counted")
 
 
-def _dtypes(config: RunConfig, engines: Mapping[str, EngineSize | None]) -> list[DType]:
+def _dtypes(run: SizedRun) -> list[DType]:
     """Those in which something is computed."""
-    trainer: DType = "bfloat16" if config.trainer.precision == "bf16" else "float32"
-    return sorted({trainer, *(size.dtype for size in engines.values() if size is not None and size.has_model)})
+    engines = {size.dtype for size in run.engines.values() if size is not None and size.has_model}
+    return sorted({run.setup.dtype, *engines})
 
 
-def _unknown(config: RunConfig, engines: Mapping[str, EngineSize | None]) -> Iterator[str]:
+def _unknown(run: SizedRun) -> Iterator[str]:
     """What is the user's own."""
-    if None in engines.values():
+    if None in run.engines.values():
         yield "engine"
-    if config.trainer.backend.type == "adapter":
+    if not run.has_known_trainer:
         yield "trainer"
-    yield from (task.name for task, _ in make_algorithm(config.algorithm).other_models())
+    yield from (task.name for task, _ in make_algorithm(run.config.algorithm).other_models())
 
 
 async def _check_rewards(config: RunConfig, sources: Mapping[str, Sequence[Prompt]]) -> None:
@@ -110,7 +107,7 @@ def _shown(text: str) -> list[str]:
     return [quoted(line, MAX_SHOWN + 2) for line in text.splitlines(keepends=True)]
 
 
-def _memory_lines(config: RunConfig, found: Outlook, machine: Machine) -> Iterator[str]:
+def _memory_lines(config: RunConfig, found: RunMemory, machine: Machine) -> Iterator[str]:
     """All together, then the worst instant of each worker."""
     total, has = found.total_bytes, machine.device.memory_bytes
     if machine.threads is None:

@@ -4,7 +4,6 @@ recipe ──▶ a few steps' responses, for their lengths ──▶ profiles of
 """
 
 import json as json_module
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -13,6 +12,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -20,28 +20,21 @@ from rich.table import Table
 from tailrace.commands.foretell import foretold_here, shape_here
 from tailrace.commands.planned_files import check_new_plan, naming_foretold, write_plan
 from tailrace.commands.profile_machine import in_process, measure_choices
-from tailrace.commands.this_machine import this_machine
+from tailrace.commands.run_sizes import sized
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.load import changed_recipe, load_config
 from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
 from tailrace.engine.core import EngineCore
-from tailrace.engine.factory import make_backend
 from tailrace.errors import PlanError
 from tailrace.host.compute import prepare_torch
 from tailrace.host.cpu import usable_cores
-from tailrace.planner.local import (
-    LocalPlan,
-    LocalProblem,
-    as_it_is_s,
-    local_plans,
-)
-from tailrace.planner.outlook import Machine, Prompts, outlook
+from tailrace.planner.local import LocalPlan, LocalProblem, as_it_is_s, local_plans
+from tailrace.planner.run_memory import memory_of
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.machine import read_machine_profile
 from tailrace.report.text import counted, number
 from tailrace.run.inputs import load_inputs
-from tailrace.run.workers.pools import run_pools
 from tailrace.simulator.drawing import draw_steps
 from tailrace.types import IntArray, Request, Sample
 from tailrace.workloads.replay import Replay, Script, Turn
@@ -116,29 +109,22 @@ def local_problem(asked: AskedHere) -> LocalProblem:
         )
     shape = shape_here(config)
     drawn = _lengths(config, shape, asked.workload)
-    machine = this_machine(config.device, ["bfloat16", "float32"])
     return LocalProblem(
         values=changed_recipe(asked.recipe, asked.overrides),
         config=config,
         drawn=drawn,
-        needed_bytes=_needing(drawn, shape, machine),
-        memory_bytes=machine.device.memory_bytes,
+        needed_bytes=_needing(drawn, shape),
+        memory_bytes=psutil.virtual_memory().total,
         shape=shape,
         profile=profile or measure_choices(config),
         cores=cores,
     )
 
 
-def _needing(drawn: Replay, shape: ModelShape, machine: Machine) -> Callable[[RunConfig], float]:
+def _needing(drawn: Replay, shape: ModelShape) -> Callable[[RunConfig], float]:
     """What tells the memory that a recipe takes, as `train --dry-run` does."""
     tokens = [group[0].prompt_tokens for group in drawn.groups]
-    prompts = Prompts(mean=statistics.fmean(tokens), longest=max(tokens))
-
-    def needed(config: RunConfig) -> float:
-        engines = {pool: make_backend(engine).size for pool, engine in config.engines.items()}
-        return outlook(config, shape, engines, prompts, machine, run_pools(config)).total_bytes
-
-    return needed
+    return lambda config: memory_of(sized(config, shape, tokens)).total_bytes
 
 
 def _lengths(config: RunConfig, shape: ModelShape, workload: str | None) -> Replay:

@@ -13,6 +13,8 @@ search       the best plans, what would make them faster, and time against cost
 what_if      a plan under another recipe, cluster or workload
 recipe       a plan as a recipe that `train` takes
 refusal      what is said where nothing fits
+sized_run    a recipe that is not searched: `run_memory`, and its `outlook` on one machine
+local        plans for this machine, from a profile of it
 """
 
 from tailrace.planner.modes import Mode

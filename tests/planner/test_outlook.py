@@ -10,8 +10,10 @@ from tailrace.config.run import RunConfig
 from tailrace.engine.factory import make_backend
 from tailrace.planner.candidates import Candidates
 from tailrace.planner.modes import Mode
-from tailrace.planner.outlook import Machine, Outlook, Prompts, outlook
+from tailrace.planner.outlook import Machine, Outlook, outlook
 from tailrace.planner.problem import Problem
+from tailrace.planner.run_memory import RunMemory, memory_of
+from tailrace.planner.sized_run import Prompts, SizedRun
 from tailrace.planning.allocation import Allocation
 from tailrace.planning.engine_size import PROCESS_BYTES
 from tailrace.planning.hardware.catalogue import find_device
@@ -49,11 +51,20 @@ def config(**changes: Any) -> RunConfig:
     return small_run(Path("run"), Path("model"), Path("prompts.jsonl"), **changes)
 
 
+def sized(config: RunConfig, shape: ModelShape, prompt: float, longest: int) -> SizedRun:
+    engines = {pool: make_backend(engine).size for pool, engine in config.engines.items()}
+    prompts = Prompts(mean=prompt, longest=longest)
+    return SizedRun(config=config, shape=shape, engines=engines, prompts=prompts, pools=run_pools(config))
+
+
 def look(
     config: RunConfig, shape: ModelShape = SHAPE, prompt: float = 10, machine: Machine = SLOW, longest: int = 20
 ) -> Outlook:
-    engines = {pool: make_backend(engine).size for pool, engine in config.engines.items()}
-    return outlook(config, shape, engines, Prompts(mean=prompt, longest=longest), machine, run_pools(config))
+    return outlook(sized(config, shape, prompt, longest), machine)
+
+
+def memory(config: RunConfig) -> RunMemory:
+    return memory_of(sized(config, SHAPE, 10, 20))
 
 
 def separated(address: str | None = None, cluster: Any = (), **pipeline: Any) -> RunConfig:
@@ -65,17 +76,17 @@ def separated(address: str | None = None, cluster: Any = (), **pipeline: Any) ->
 SERVICE: dict[str, Any] = {"queue": {"type": "service"}}
 
 
-def peak(found: Outlook, name: str) -> float:
-    (memory,) = (worker.memory.peak for worker in found.workers if worker.name == name)
-    return memory
+def peak(found: RunMemory, name: str) -> float:
+    (size,) = (worker.memory.peak for worker in found.workers if worker.name == name)
+    return size
 
 
-def count(found: Outlook, name: str) -> int:
+def count(found: RunMemory, name: str) -> int:
     return sum(worker.count for worker in found.workers if worker.name == name)
 
 
 def test_in_one_process_engine_and_trainer_hold_their_own_while_the_other_works() -> None:
-    (worker,) = look(config()).workers
+    (worker,) = memory(config()).workers
     assert worker.name == "trainer and engine"
     assert worker.memory.worst == "loss of the trainer"
     held = worker.memory.instants[worker.memory.worst]
@@ -86,9 +97,10 @@ def test_in_one_process_engine_and_trainer_hold_their_own_while_the_other_works(
 
 
 def test_a_kl_penalty_adds_the_reference() -> None:
-    with_kl, without = look(config(algorithm__kl={"coefficient": 0.1})), look(config())
-    added = with_kl.total_bytes - without.total_bytes
+    runs = config(algorithm__kl={"coefficient": 0.1}), config()
+    added = memory(runs[0]).total_bytes - memory(runs[1]).total_bytes
     assert added == pytest.approx(4 * SHAPE.parameters, rel=0.01)
+    with_kl, without = map(look, runs)
     assert with_kl.bound is not None
     assert without.bound is not None
     assert with_kl.bound.reference_s > 0 == without.bound.reference_s
@@ -97,7 +109,7 @@ def test_a_kl_penalty_adds_the_reference() -> None:
 def test_each_reference_worker_has_the_frozen_weights_and_a_process() -> None:
     cluster = {"reference": {"workers": 3}}
     without, with_kl = (
-        look(config(pipeline={"placement": "separated"}, cluster=cluster, **SERVICE, **changes))
+        memory(config(pipeline={"placement": "separated"}, cluster=cluster, **SERVICE, **changes))
         for changes in ({}, {"algorithm__kl": {"coefficient": 0.1}})
     )
     assert (count(without, "reference"), count(with_kl, "reference")) == (0, 3)
@@ -105,25 +117,26 @@ def test_each_reference_worker_has_the_frozen_weights_and_a_process() -> None:
 
 
 def test_the_engines_of_every_pool_count_as_often_as_they_have_workers() -> None:
-    def rollout(**values: Any) -> Outlook:
-        return look(separated(cluster={"rollout": values}))
+    def rollout(**values: Any) -> RunConfig:
+        return separated(cluster={"rollout": values})
 
     small = {"engine": {"kv_cache_gib": 0.005}}
-    pools = rollout(workers=2, pools={"small": {"workers": 3, **small}, "none": {"workers": 0, **small}})
+    three = rollout(workers=2, pools={"small": {"workers": 3, **small}, "none": {"workers": 0, **small}})
+    pools = memory(three)
     assert count(pools, "engine") == 2
     assert count(pools, "engine of rollout.small") == 3
     assert peak(pools, "engine") - peak(pools, "engine of rollout.small") == pytest.approx(0.005 * 2**30)
-    assert pools.generation_s == pytest.approx(rollout(workers=5).generation_s)
-    one = rollout(workers=1, pools={"one": {"engine": {"max_batch_size": 1}}}).generation_s
+    assert look(three).generation_s == pytest.approx(look(rollout(workers=5)).generation_s)
+    one = look(rollout(workers=1, pools={"one": {"engine": {"max_batch_size": 1}}})).generation_s
     assert one is not None
-    assert one > (rollout(workers=2).generation_s or 0.0), "the slowest is the last"
+    assert one > (look(rollout(workers=2)).generation_s or 0.0), "the slowest is the last"
 
 
 def test_gradient_checkpointing_keeps_less_and_takes_longer() -> None:
     micro: dict[str, Any] = {"trainer__micro_batch_tokens": 4096, "sampling__max_new_tokens": 2000}
-    kept, again = (look(config(trainer__gradient_checkpointing=on, **micro)) for on in (False, True))
-    assert again.total_bytes < kept.total_bytes
-    assert (again.training_s or 0.0) > (kept.training_s or 0.0)
+    kept, again = (config(trainer__gradient_checkpointing=on, **micro) for on in (False, True))
+    assert memory(again).total_bytes < memory(kept).total_bytes
+    assert (look(again).training_s or 0.0) > (look(kept).training_s or 0.0)
 
 
 def test_time_grows_with_response_length_and_shrinks_with_speed() -> None:
@@ -144,7 +157,7 @@ def test_a_shared_prompt_is_trained_on_once_a_group() -> None:
 
 
 def test_processes_of_ranks_add_themselves_and_weights_on_their_way() -> None:
-    one, two = (look(config(engine={"type": "native", "tp": tp})) for tp in (1, 2))
+    one, two = (memory(config(engine={"type": "native", "tp": tp})) for tp in (1, 2))
     assert two.others == {"processes": 2.0 * PROCESS_BYTES}
     assert not one.others
     engine = next(worker for worker in two.workers if worker.name == "engine")
@@ -166,13 +179,12 @@ def test_copies_of_the_model_on_a_cpu_share_its_memory_bandwidth() -> None:
 
 
 def test_what_adapters_take_is_not_guessed() -> None:
-    plain = look(config())
-    mine = look(config(engine={"type": "adapter", "path": "a.b"}))
     backend = {"backend": {"type": "adapter", "path": "a.b"}, "steps": 4, "train_batch_size": 8}
-    theirs = look(config(trainer=backend))
+    own = config(engine={"type": "adapter", "path": "a.b"}), config(trainer=backend)
+    plain, mine, theirs = map(look, (config(), *own))
     assert (mine.generation_s, mine.bound, mine.training_s) == (None, None, plain.training_s)
     assert (theirs.training_s, theirs.bound, theirs.generation_s) == (None, None, plain.generation_s)
-    assert [worker.name for worker in (*mine.workers, *theirs.workers)] == ["trainer", "engine"]
+    assert [worker.name for run in own for worker in memory(run).workers] == ["trainer", "engine"]
 
 
 def test_an_engine_without_a_model_takes_nothing() -> None:
@@ -205,15 +217,17 @@ def test_two_versions_of_the_weights_are_held_wherever_engines_cannot_use_the_tr
     def published(address: str | None, **weights: str) -> float:
         cluster = {"rollout": {"workers": 3}, "address": address}
         made = config(pipeline={"placement": "separated"}, cluster=cluster, weights=weights, **SERVICE)
-        return look(made).others["published weights"]
+        return memory(made).others["published weights"]
 
     assert published(None) == 2 * 4 * SHAPE.parameters
     assert published(None, medium="tcp") == published("10.0.0.1:6379") == 4 * published(None)
 
 
 def test_rollout_workers_of_a_cluster_share_the_work_and_each_has_an_engine() -> None:
-    one, four = (look(separated("10.0.0.1:6379", cluster={"rollout": {"workers": n}})) for n in (1, 4))
-    assert (four.generation_s or 0.0) < (one.generation_s or 0.0)
+    runs = [separated("10.0.0.1:6379", cluster={"rollout": {"workers": n}}) for n in (1, 4)]
+    fast, slow = (look(run).generation_s or 0.0 for run in reversed(runs))
+    assert fast < slow
+    one, four = map(memory, runs)
     assert count(four, "engine") == 4
     assert four.others["processes"] - one.others["processes"] == 3 * PROCESS_BYTES
 
