@@ -335,7 +335,7 @@ def trainer(
     rounds: Annotated[int, typer.Option(min=1, help="How often everything is measured; the medians count.")] = 3,
     json: Annotated[
         Path | None,
-        typer.Option("--json", help="Write the profile there, for machines.", metavar="FILE", parser=_path),
+        typer.Option("--json", help="Write the figures there, too, for machines.", metavar="FILE", parser=_path),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace that file where it exists.")] = False,
 ) -> None:
@@ -354,7 +354,9 @@ def machine(
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes of it.", metavar="[KEY=VALUE]...")] = None,
     json: Annotated[
         Path | None,
-        typer.Option("--json", help="Write the profile there, for machines.", metavar="FILE", parser=_path),
+        typer.Option(
+            "--json", help="Write the profile there, for --profile of plan and report.", metavar="FILE", parser=_path
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace that file where it exists.")] = False,
 ) -> None:

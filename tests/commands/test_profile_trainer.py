@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tailrace.commands.profile_trainer import profile_trainer
@@ -9,7 +10,7 @@ from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.errors import UserError
 from tailrace.planning.packing import Lengths, plan_micro_batches
-from tailrace.planning.step_times.trainer_profile import ProfiledTrainer, read_trainer_profile
+from tailrace.planning.step_times.trainer_profile import ProfiledTrainer, TrainerProfile
 from tests.conftest import TinyModel
 from tests.helpers.bench import write_recipe
 
@@ -23,7 +24,7 @@ def test_a_profile_foretells_micro_batches_of_other_shapes(tmp_path: Path, tiny_
     config = recipe(tmp_path, tiny_model)
     path = tmp_path / "trainer.json"
     profile_trainer(config, path, rounds=1)
-    profile = read_trainer_profile(path)
+    profile = msgspec.json.decode(path.read_bytes(), type=TrainerProfile)
     assert (profile.threads, profile.precision, len(profile.update)) == (1, "fp32", len(profile.score))
     assert max(point.tokens for point in profile.update) <= 64
     (parts,) = plan_micro_batches([Lengths(0, 10, 20), Lengths(0, 10, 5)], 64)

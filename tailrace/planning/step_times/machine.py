@@ -1,6 +1,7 @@
 """What was measured of one machine: engines and trainers, by themselves and beside each other."""
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -39,8 +40,8 @@ class MachineProfile(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     hardware: str
     cores: int
-    engines: list[EngineProfile]
-    trainers: list[TrainerProfile]
+    engines: Annotated[list[EngineProfile], msgspec.Meta(min_length=1)]
+    trainers: Annotated[list[TrainerProfile], msgspec.Meta(min_length=1)]
     engine_beside: float
     """How many times longer a step of the engine takes while a trainer computes on the other half."""
     trainer_beside: float
@@ -92,6 +93,6 @@ def read_machine_profile(path: Path) -> MachineProfile:
         raise PlanError(
             f"{path} is no profile of a machine: {one_line(error)}; make one with tailrace profile machine"
         ) from None
-    if profile.tailrace_machine_profile != FORMAT or not profile.engines or not profile.trainers:
+    if profile.tailrace_machine_profile != FORMAT:
         raise PlanError(f"{path} is a profile of another version; make it anew with tailrace profile machine")
     return profile

@@ -6,16 +6,13 @@ best ones of which none is negative, by relative error.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
 from scipy.optimize import nnls
 
-from tailrace.errors import UNREADABLE, PlanError, one_line
 from tailrace.planning.packing import GroupPart
-
-FORMAT = 1
 
 
 class MicroBatchPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,17 +30,20 @@ class MicroBatchPoint(msgspec.Struct, frozen=True, kw_only=True):
         return cls(tokens=tokens, scored=scored, pairs=pairs, seconds=seconds)
 
 
+Points = Annotated[list[MicroBatchPoint], msgspec.Meta(min_length=1)]
+"""One at least."""
+
+
 class TrainerProfile(msgspec.Struct, frozen=True, kw_only=True):
     """The measurements of one trainer; see `tailrace profile trainer`."""
 
-    tailrace_trainer_profile: int = FORMAT
     model: str
     hardware: str
     precision: str
     threads: int
-    update: list[MicroBatchPoint]
+    update: Points
     """Forward and backward passes."""
-    score: list[MicroBatchPoint]
+    score: Points
     """Log-probabilities."""
     optimizer_s: float
     """Seconds of an optimizer step."""
@@ -96,22 +96,3 @@ def _amounts(parts: Sequence[GroupPart]) -> tuple[int, int, float]:
     tokens = sum(part.tokens for part in parts)
     scored = tokens - sum(part.prompt_tokens for part in parts)
     return tokens, scored, sum(part.pairs for part in parts)
-
-
-def read_trainer_profile(path: Path) -> TrainerProfile:
-    """Read a profile that `tailrace profile trainer` has written.
-
-    Raises:
-        PlanError: there is no such file, or it is no such profile.
-    """
-    try:
-        profile = msgspec.json.decode(path.read_bytes(), type=TrainerProfile)
-    except OSError as error:
-        raise PlanError(f"{path} cannot be read: {error.strerror or one_line(error)}") from None
-    except UNREADABLE as error:
-        raise PlanError(
-            f"{path} is no profile of a trainer: {one_line(error)}; make one with tailrace profile trainer"
-        ) from None
-    if profile.tailrace_trainer_profile != FORMAT or not profile.update or not profile.score:
-        raise PlanError(f"{path} is a profile of another version; make it anew with tailrace profile trainer")
-    return profile

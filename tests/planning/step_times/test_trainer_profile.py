@@ -1,20 +1,11 @@
 """Claims on times that follow from a trainer's profile."""
 
-from pathlib import Path
-
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.errors import PlanError
 from tailrace.planning.packing import GroupPart
-from tailrace.planning.step_times.trainer_profile import (
-    MicroBatchPoint,
-    ProfiledTrainer,
-    TrainerProfile,
-    read_trainer_profile,
-)
+from tailrace.planning.step_times.trainer_profile import MicroBatchPoint, ProfiledTrainer, TrainerProfile
 
 SHAPES = [(10, (20,)), (10, (200,)), (300, (20,)), (50, (100, 30, 20)), (500, (500, 500)), (1, (1,))]
 
@@ -48,17 +39,3 @@ def test_times_that_follow_the_form_are_found_again(
     times = ProfiledTrainer(profile(costs))
     assert times.update_s([part]) == pytest.approx(expected, rel=1e-3)
     assert times.error == pytest.approx(0, abs=1e-4)
-
-
-def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    path.write_bytes(msgspec.json.encode(written := profile((1, 1, 1, 1))))
-    assert read_trainer_profile(path) == written
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"model": "x"}'])
-def test_what_is_no_profile_is_refused(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "profile.json"
-    path.write_text(content)
-    with pytest.raises(PlanError, match=r"profile\.json is no profile of a trainer"):
-        read_trainer_profile(path)

@@ -1,0 +1,41 @@
+"""Claims on the file of a machine's profile."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tailrace.errors import PlanError
+from tailrace.planning.step_times.machine import read_machine_profile
+from tests.planner.machines import profile, trainer
+
+REPLACE = msgspec.structs.replace
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(msgspec.json.encode(written := profile()))
+    assert read_machine_profile(path) == written
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is no profile of a machine: "),
+        (b"[]", "is no profile of a machine: "),
+        (msgspec.json.encode(trainer(2, 0.002)), "is no profile of a machine: Object missing required field `cores`; "),
+        (msgspec.json.encode(REPLACE(profile(), engines=[])), "length >= 1 - at `$.engines`; make one with tailrace"),
+        (
+            msgspec.json.encode(REPLACE(profile(), trainers=[REPLACE(trainer(2, 0.002), score=[])])),
+            "`$.trainers[0].score`",
+        ),
+        (msgspec.json.encode(REPLACE(profile(), tailrace_machine_profile=1)), "is a profile of another version; make"),
+    ],
+)
+def test_what_is_no_profile_is_refused_in_one_line(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(content)
+    with pytest.raises(PlanError) as refused:
+        read_machine_profile(path)
+    assert said in str(refused.value)
+    assert str(refused.value).startswith(str(path))
