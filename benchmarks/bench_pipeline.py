@@ -12,9 +12,7 @@ have no network or no right for them. The quickstart's workload beside TRL comes
 import json
 import os
 import random
-import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +24,7 @@ from bench_trl import PACKAGES, QUICKSTART, SAMPLES_PER_STEP, start_trl
 from gate import Contestant, output_of
 from peers import peer_python
 from pipeline_figures import Turn
+from pipeline_turn import training
 from replay import Lengths, recorded, scaled
 
 from tailrace.config.load import load_config
@@ -288,24 +287,10 @@ def take_turn(
 ) -> Turn:
     """Train in a directory of this name; `tokens` of each step are checked, if given."""
     directory = BUILD / name
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
     pools = {pool: {"cores": [core], "threads": 1} for pool, core in cores.items()}
     settings = {**config, "cluster": pools, "output_dir": str(directory)}
-    (directory / "config.json").write_text(json.dumps(settings))
-    command = [sys.executable, str(HERE / "pipeline_run.py"), str(directory), str(WARM_UP), str(steps)]
-    with (directory / "log").open("wb") as log:
-        done = subprocess.run(
-            command,
-            cwd=HERE,
-            env={**os.environ, **KEPT_MEMORY},
-            stdout=log,
-            stderr=log,
-            timeout=TURN_LIMIT_S,
-            check=False,
-        )
-    if done.returncode:
-        raise RuntimeError(f"{name} ended with exit code {done.returncode}; see {log.name}")
+    with training(directory, json.dumps(settings), warm_up=WARM_UP, steps=steps) as process:
+        process.wait(TURN_LIMIT_S)
     turn = Turn(directory, WARM_UP)
     if "pipeline" in config:
         turn.check_cores(cores)

@@ -32,7 +32,6 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,10 +44,10 @@ from typing import Any
 import msgspec
 import typer
 from elastic_engine import CONTINUED, DECODE, RESPONSE
+from pipeline_turn import training
 
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.events import Event, read_events
-from tailrace.host.allocator import KEPT_MEMORY
 from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.workloads.files import write_trace
@@ -128,21 +127,9 @@ def run(name: str, model: Path, trace: Path, replay: Replay) -> list[Event]:
         subprocess.TimeoutExpired: it took too long.
     """
     arm, directory = ARMS[name], BUILD / name
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    (directory / "config.json").write_text(json.dumps(config_of(arm, directory, model, trace, replay)))
-    steps = len(replay.groups) // GROUPS
-    command = [sys.executable, str(HERE / "pipeline_run.py"), str(directory), "1", str(steps)]
-    with (
-        (directory / "log").open("wb") as log,
-        subprocess.Popen(command, cwd=HERE, env={**os.environ, **KEPT_MEMORY}, stdout=log, stderr=log) as process,
-    ):
-        try:
-            _watch(process, directory / run_files.EVENTS, dict(arm.notices))
-        finally:
-            process.terminate()
-    if process.returncode:
-        raise RuntimeError(f"{name} ended with exit code {process.returncode}; see {directory / 'log'}")
+    config = json.dumps(config_of(arm, directory, model, trace, replay))
+    with training(directory, config, warm_up=1, steps=len(replay.groups) // GROUPS) as process:
+        _watch(process, directory / run_files.EVENTS, dict(arm.notices))
     return read_events(directory / run_files.EVENTS)
 
 

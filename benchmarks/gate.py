@@ -77,7 +77,7 @@ class Contestant:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
-        _see_off(self._process)
+        see_off(self._process)
         self._log.close()
 
 
@@ -95,13 +95,13 @@ def output_of(command: Sequence[str], *, timeout_s: float) -> str:
             process.terminate()
             raise
         finally:
-            _see_off(process)
+            see_off(process)
     if process.returncode:
         raise RuntimeError(f"{command!r} ended with exit code {process.returncode}; its error is above")
     return output
 
 
-def _see_off(process: "subprocess.Popen[str]") -> None:
+def see_off(process: "subprocess.Popen[Any]") -> None:
     """Wait until the process has ended; kill it where it does not within 30 seconds."""
     try:
         process.wait(timeout=30)

@@ -1,21 +1,16 @@
 """The seconds of a training step, measured in a real run (pipeline_run.py) that plays a workload."""
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline_figures import Turn
+from pipeline_turn import training
 
 from tailrace.bench.setup import Setup
-from tailrace.host.allocator import KEPT_MEMORY
 from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.workloads.files import parquet_of
 
-HERE = Path(__file__).parent
 _LIMIT_S = 1200.0
 
 
@@ -32,18 +27,16 @@ class Seconds(NamedTuple):
 
 
 def measured(setup: Setup, *, warm_up: int, steps: int) -> Seconds:
-    """Those of a real run of so many steps; the first of them do not count."""
-    config, directory = setup.config, Path(setup.config.output_dir)
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    trace = directory / run_files.PLAYED_TRACE
-    trace.parent.mkdir(parents=True, exist_ok=True)
-    trace.write_bytes(parquet_of(setup.trace))
-    (directory / "config.json").write_text(config.model_dump_json())
-    command = [sys.executable, str(HERE / "pipeline_run.py"), str(directory), str(warm_up), str(steps)]
-    with (directory / "log").open("wb") as log:
-        environment = {**os.environ, **KEPT_MEMORY}
-        subprocess.run(command, cwd=HERE, env=environment, stdout=log, stderr=log, timeout=_LIMIT_S, check=True)
+    """Those of a real run of so many steps; the first of them do not count.
+
+    Raises:
+        RuntimeError: the run failed.
+        subprocess.TimeoutExpired: it took too long.
+    """
+    config, directory = setup.config.model_dump_json(), Path(setup.config.output_dir)
+    played = {run_files.PLAYED_TRACE: parquet_of(setup.trace)}
+    with training(directory, config, warm_up=warm_up, steps=steps, files=played) as process:
+        process.wait(_LIMIT_S)
     turn = Turn(directory, warm_up)
     step_s = turn.window.seconds / len(turn.steps)
     parts = {"generation": 0.0, "update": 0.0}
