@@ -18,7 +18,7 @@ from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.config.generate import ServeConfig
 from tailrace.config.rollout import LOOPBACK
-from tailrace.errors import UserError, did_you_mean, first_error
+from tailrace.errors import UserError, first_error
 from tailrace.events import EventLog
 from tailrace.host.cpu import usable_cores
 from tailrace.host.interrupt import Interrupt
@@ -41,11 +41,9 @@ def served_model(given: str) -> str:
     """The model of the argument: that of a run's directory, or a model itself.
 
     Raises:
-        UserError: the directory is of a run that has exported no model, or there is none beside other runs.
+        UserError: the directory is of a run that has exported no model.
     """
     run = Path(given)
-    if not run.exists() and (runs := [path.parent for path in run.parent.glob(f"*/{run_files.EVENTS}")]):
-        raise UserError(f"there is no directory {given}{did_you_mean(given, map(str, runs))}")
     if not (run / run_files.EVENTS).exists():
         return given
     model = run / run_files.MODEL

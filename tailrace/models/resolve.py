@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tailrace.config.model import ModelConfig
-from tailrace.errors import ModelError, one_line
+from tailrace.errors import ModelError, nearest, one_line
 from tailrace.host.cache import cache_directory
 from tailrace.models.gguf import convert_gguf
 from tailrace.models.info import weight_files
@@ -27,18 +27,40 @@ def resolve_model(config: ModelConfig) -> Path:
         return convert_gguf(wheel_gguf(), cache_directory() / "models")
     if path.suffix == ".gguf":
         return convert_gguf(path, cache_directory() / "models")
+    if not is_local and config.revision is None:
+        _check_owner(path)
     return _checked(path if is_local else _download(config))
 
 
 def _looks_local(path: str) -> bool:
     """Whether `path` cannot be a hub id, which is `name` or `owner/name`."""
-    return path.startswith((".", "/")) or path.count("/") > 1
+    return path.startswith((".", "/")) or path.endswith("/") or path.count("/") > 1
+
+
+def _check_owner(path: Path) -> None:
+    """Check that the owner of a hub id is no directory here: `runs/modle` is misspelt, and nobody's on the hub.
+
+    Raises:
+        ModelError: it is one.
+    """
+    if path.parent != Path() and path.parent.is_dir():
+        raise ModelError(
+            f"model.path {path} does not exist in the directory {path.parent}; if you mean the hub's model, set "
+            f"model.revision, such as main, or start where there is no such directory{_near(path)}"
+        )
+
+
+def _near(path: Path) -> str:
+    """The end of a message about a path that does not exist: one beside it that may be meant."""
+    near = nearest(path.name, (other.name for other in path.parent.glob("*")))
+    return "" if near is None else f"; did you mean {str(path.with_name(near))!r}?"
 
 
 def _checked(directory: Path) -> Path:
     if not directory.exists():
         raise ModelError(
             f"model.path {directory} does not exist; give a Hugging Face directory, a .gguf file, a hub id or {WHEEL}"
+            f"{_near(directory)}"
         )
     files = weight_files(directory)
     missing = [] if (directory / "config.json").is_file() else ["config.json"]
@@ -58,5 +80,5 @@ def _download(config: ModelConfig) -> Path:
     except (OSError, ValueError) as error:  # its HTTP errors are OSErrors, a malformed id is a ValueError
         raise ModelError(
             f"model.path {config.path!r}: there is no such directory here, and it cannot be had from the hub: "
-            f"{one_line(error)}"
+            f"{one_line(error)}{_near(Path(config.path))}"
         ) from None

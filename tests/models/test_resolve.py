@@ -83,11 +83,31 @@ def test_missing_shard_is_named(tiny_model: TinyModel, tmp_path: Path) -> None:
     assert refusal(directory).endswith("it lacks one.safetensors")
 
 
-@pytest.mark.parametrize("path", ["./nothing", "/nothing", "a/b/c", "nothing.gguf"])
+@pytest.mark.parametrize("path", ["./nothing", "/nothing", "nothing/", "a/b/c", "nothing.gguf"])
 def test_path_that_leads_nowhere_is_not_sought_on_the_hub(path: str) -> None:
     message = refusal(path)
     assert "does not exist" in message
     assert "hub:" not in message
+
+
+def test_misspelt_path_is_told_what_is_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    assert refusal(tmp_path / "runs" / "frist").endswith(f"did you mean '{tmp_path}/runs/first'?")
+    assert "did you mean" not in refusal(tmp_path / "runs" / "other")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", pytest.fail)
+    message = refusal("runs/frist")
+    assert message.startswith("model.path runs/frist does not exist in the directory runs; ")
+    assert message.endswith("did you mean 'runs/first'?")
+
+
+def test_hub_id_whose_owner_is_a_directory_here_is_fetched_with_a_revision(
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owner").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tiny_model("llama")))
+    assert resolve("owner/name", "main") == tiny_model("llama")
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "not an id"])
