@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrace.planning.dispatch.base import EngineState, Job, Placement
+from tailrace.planning.dispatch.base import EngineState, Job, Placement, by_length
 from tailrace.planning.dispatch.linear import Array, JobFigures, LinearModel
 from tailrace.planning.dispatch.seconds import engine_s, makespan_s, pulled
 
@@ -55,7 +55,7 @@ class Balanced:
         """See `Policy`. All jobs are placed; those of an engine begin with the longest (StreamRL, section 5.3)."""
         if not jobs:
             return Placement([[] for _ in engines], [])
-        order = sorted(range(len(jobs)), key=lambda job: jobs[job].expected_tokens, reverse=True)
+        order = by_length(jobs)
         of = _way([jobs[job] for job in order], engines)
         return Placement([[order[place] for place in sorted(each)] for each in of], [])
 

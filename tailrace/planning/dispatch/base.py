@@ -25,6 +25,11 @@ class Job:
     """That a response may have. Many that are taken to be shorter end there."""
 
 
+def by_length(jobs: Sequence[Job]) -> list[int]:
+    """The places of jobs, that of the longest responses first."""
+    return sorted(range(len(jobs)), key=lambda job: jobs[job].expected_tokens, reverse=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degree:
     """A TP degree that an engine can change to (PAT)."""
@@ -59,9 +64,14 @@ class EngineState:
     """Those that it can change to. It does so by itself where that pays, so moves are weighed under the best one."""
 
     @property
+    def room(self) -> int:
+        """The most sequences that all replicas together decode at a time."""
+        return self.slots * self.replicas
+
+    @property
     def free(self) -> int:
         """The number of sequences that can begin at once."""
-        return max(0, self.slots * self.replicas - len(self.running))
+        return max(0, self.room - len(self.running))
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def _engine_s(engine: EngineState, jobs: Sequence[_Load]) -> float:
         return 0.0
     samples = len(engine.running) + sum(job.samples for job in jobs)
     tokens = sum(map(sum, engine.running)) + sum(job.held for job in jobs)
-    if samples <= engine.slots * engine.replicas and tokens <= engine.cache_tokens * engine.replicas:
+    if samples <= engine.room and tokens <= engine.cache_tokens * engine.replicas:
         return _together_s(engine, jobs)
     return _pulled([engine], jobs).seconds
 
@@ -119,7 +119,7 @@ class _Simulated:
         self.size = 0
         """Sequences that decode."""
         self._engine = engine
-        self._slots = engine.slots * engine.replicas
+        self._slots = engine.room
         self._cache = engine.cache_tokens * engine.replicas
         self._ends: list[tuple[int, int, int, int]] = []
         """A heap: the step with which sequences end, their number, their tokens then, and those that they hold."""
@@ -156,7 +156,7 @@ class _Simulated:
         """Return the time of the next end."""
         steps = self._ends[0][0] - self._step
         middle = self._tokens + self.size * (steps - 1) / 2
-        self._ends_at = self._clock + steps * _step_s(self._engine, self.size, middle)
+        self._ends_at = self._clock + steps * step_s(self._engine, self.size, middle)
         return self._ends_at
 
     def end_first(self) -> None:
@@ -195,7 +195,7 @@ def _together_s(engine: EngineState, jobs: Sequence[_Load]) -> float:
     for end, samples, context in ends:
         if (steps := end - reached) > 0:
             middle = tokens + size * (steps - 1) / 2
-            seconds += steps * _step_s(engine, size, middle)
+            seconds += steps * step_s(engine, size, middle)
             tokens += size * steps
             reached = end
         size -= samples
@@ -203,8 +203,11 @@ def _together_s(engine: EngineState, jobs: Sequence[_Load]) -> float:
     return seconds
 
 
-def _step_s(engine: EngineState, size: int, tokens: float) -> float:
-    """Seconds of a step of so many sequences. A replica has an equal part of them, but no less than one."""
+def step_s(engine: EngineState, size: int, tokens: float) -> float:
+    """Seconds of a step of so many sequences with so many cached tokens.
+
+    A replica has an equal part of them, but no less than one.
+    """
     own = max(1.0, size / engine.replicas)
     return engine.times.step_s(engine.tp, own, tokens * own / size, engine.replicas)
 

@@ -52,7 +52,7 @@ class LeastLoaded:
     def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
         """See `Policy`."""
         load = [len(engine.running) for engine in engines]
-        room = [engine.slots * engine.replicas for engine in engines]
+        room = [engine.room for engine in engines]
         places: list[list[int]] = [[] for _ in engines]
         for number, job in enumerate(jobs):
             index = min(range(len(engines)), key=lambda i: load[i] / room[i])

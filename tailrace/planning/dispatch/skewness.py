@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tailrace.planning.dispatch.base import EngineState, Job, Placement
+from tailrace.planning.dispatch.base import EngineState, Job, Placement, by_length
+from tailrace.planning.dispatch.seconds import step_s
 from tailrace.planning.remaining import LengthHistory
 
 
@@ -32,7 +33,7 @@ class Skewness:
 
     def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
         """See `Policy`."""
-        order = sorted(range(len(jobs)), key=lambda job: jobs[job].expected_tokens, reverse=True)
+        order = by_length(jobs)
         long = order[: round(self._alpha * len(order))]
         regular = order[len(long) :]
         places: list[list[int]] = [[] for _ in engines]
@@ -70,9 +71,7 @@ def _latency_s(jobs: Sequence[Job], tokens: float, engines: Sequence[EngineState
     prompt = sum(job.prompt_tokens for job in jobs) / len(jobs)
     room = engine.replicas * min(engine.slots, int(engine.cache_tokens / (prompt + tokens)))
     size = max(1, min(count, room))  # BS
-    part = size / engine.replicas
-    step_s = engine.times.step_s(engine.tp, part, part * (prompt + tokens / 2), engine.replicas)
-    return step_s * tokens * math.ceil(count / size)
+    return step_s(engine, size, size * (prompt + tokens / 2)) * tokens * math.ceil(count / size)
 
 
 def _deal(jobs: Sequence[int], places: Sequence[list[int]]) -> None:
