@@ -30,7 +30,8 @@ PUBLIC = {
     "tailrace.algorithms.base": {"Algorithm"},
     "tailrace.algorithms.grpo": {"Grpo"},
     "tailrace.algorithms.loss_inputs": {"LossInputs", "LossOutput"},
-    "tailrace.algorithms.losses": {"clipped_policy_loss", "masked_sum"},
+    "tailrace.algorithms.losses": {"policy_loss", "masked_sum"},
+    "tailrace.algorithms.surrogates": {"clipped"},
     "tailrace.algorithms.table": {
         "REFERENCE",
         "REWARD",

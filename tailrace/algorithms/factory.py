@@ -5,8 +5,24 @@ from typing import Any
 
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.checks import check_algorithm
+from tailrace.algorithms.cispo import Cispo
+from tailrace.algorithms.dr_grpo import DrGrpo
 from tailrace.algorithms.grpo import Grpo
-from tailrace.config.algorithm import AdapterAlgorithmConfig, AlgorithmConfig, GrpoConfig
+from tailrace.algorithms.gspo import Gspo
+from tailrace.algorithms.max_rl import MaxRl
+from tailrace.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from tailrace.algorithms.rloo import Rloo
+from tailrace.config.algorithm import (
+    AdapterAlgorithmConfig,
+    AlgorithmConfig,
+    CispoConfig,
+    DrGrpoConfig,
+    GrpoConfig,
+    GspoConfig,
+    MaxRlConfig,
+    ReinforcePlusPlusConfig,
+    RlooConfig,
+)
 from tailrace.errors import UserError
 from tailrace.host.user_code import check_call, load_callable, making
 
@@ -23,6 +39,18 @@ def make_algorithm(config: AlgorithmConfig) -> Algorithm:
     match config:
         case GrpoConfig():
             return Grpo(config)
+        case DrGrpoConfig():
+            return DrGrpo(config)
+        case RlooConfig():
+            return Rloo(config)
+        case ReinforcePlusPlusConfig():
+            return ReinforcePlusPlus(config)
+        case GspoConfig():
+            return Gspo(config)
+        case CispoConfig():
+            return Cispo(config)
+        case MaxRlConfig():
+            return MaxRl(config)
         case AdapterAlgorithmConfig():
             return _open_adapter(config)
 

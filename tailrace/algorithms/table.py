@@ -11,7 +11,7 @@ processes and the services in them from it. A task is one `TableTask`; its work 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.config.queue_table import FirstInConfig, PolicyConfig, TokenBudgetConfig, WholeGroupsConfig
@@ -47,8 +47,13 @@ class Compute:
     """A function computes columns of rows that belong together."""
 
     function: Callable[[Sequence[Cells]], Sequence[Cells]]
-    """The function gets the cells that the task reads, of each claimed row of one group, in the order of the run. It
-    returns the cells that the task writes, of the same rows. It is called in a thread, by one claim at a time.
+    """The function gets the cells that the task reads, of rows in the order of the run, so those of a group are
+    adjacent. It returns the cells that the task writes, of the same rows. It is called in a thread, by one claim at a
+    time.
+    """
+    of: Literal["group", "step"] = "group"
+    """The rows that the function gets: each claimed row of one group, or all rows of a training step. The latter need
+    `whole_steps` as `claims`. With `pipeline.streaming`, training then waits for the last response of its step.
     """
 
 
@@ -96,6 +101,11 @@ def whole_groups(config: RunConfig) -> PolicyConfig:
 def shared_groups(config: RunConfig) -> PolicyConfig:
     """Claim whole groups, at most a rollout worker's share of a training step."""
     return WholeGroupsConfig(max_groups=config.groups_per_claim)
+
+
+def whole_steps(config: RunConfig) -> PolicyConfig:
+    """Claim all rows of a training step at once, one step after the other."""
+    return TokenBudgetConfig(window=config.trainer.train_batch_size)
 
 
 def training_batches(config: RunConfig) -> PolicyConfig:

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from tailrace.bench.setup import Setup
-from tailrace.config.algorithm import GrpoConfig
+from tailrace.config.algorithm import PolicyGradientConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import BenchError
 from tailrace.events import Event
@@ -118,7 +118,7 @@ def _header(setup: Setup) -> Header:
         temperature=config.sampling.temperature,
         graders=_graders(config),
         algorithm=config.algorithm.type,
-        kl_coefficient=config.algorithm.kl.coefficient if isinstance(config.algorithm, GrpoConfig) else 0.0,
+        kl_coefficient=config.algorithm.kl.coefficient if isinstance(config.algorithm, PolicyGradientConfig) else 0.0,
         gradient_checkpointing=config.trainer.gradient_checkpointing,
         lr=config.trainer.lr,
         seed=config.seed,

@@ -1,12 +1,12 @@
 """Schemas of algorithms."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from tailrace.config.base import Batch, Config, Keywords
+from tailrace.config.base import Batch, Config, Count, Keywords
 
-LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
+LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 KlEstimator = Literal["k1", "k2", "k3"]
 
 
@@ -18,6 +18,9 @@ class KlConfig(Config):
     estimator: KlEstimator = "k3"
     """Estimator of the divergence. k1 is the log-ratio: as a penalty its mean gradient is 0, so it only reports. k2 is
     half its square. k3 is unbiased and non-negative."""
+    part_of: Literal["loss", "reward"] = "loss"
+    """loss: added to the policy loss of each token. reward: subtracted from the reward before advantages are computed,
+    with the log-probabilities of the engine."""
 
 
 class NoCorrection(Config):
@@ -40,48 +43,141 @@ RolloutCorrection = NoCorrection | TruncatedCorrection
 
 
 class _Algorithm(Config):
-    def resolved(self, max_staleness: int) -> Self:
-        """The section with its open values chosen for a run of this staleness; by default it has none."""
+    def resolved(self, *, max_staleness: int, max_new_tokens: int) -> Self:
+        """The section with its open values chosen for a run; by default it has none."""
         return self
 
 
-class GrpoConfig(_Algorithm):
-    """Group Relative Policy Optimization."""
+class PolicyGradientConfig(_Algorithm):
+    """The keys of all algorithms with a policy loss of tokens."""
 
-    type: Literal["grpo"] = "grpo"
     group_size: Batch = 8
-    """Number of samples of a prompt; at least 2."""
-    normalize_std: bool = True
-    """Divide a group's centred rewards by their standard deviation."""
-    advantage_eps: Annotated[float, Field(ge=1e-12, le=1)] = 1e-6
-    """Constant added to that standard deviation."""
+    """Number of samples of a prompt."""
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     """The ratio is clipped below 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0, le=1e6)] = 0.2
     """The ratio is clipped above 1 + clip_high."""
     loss_agg_mode: LossAggMode = "token-mean"
     """How token losses are aggregated into one number."""
+    loss_norm_tokens: Count | None = None
+    """With loss_agg_mode seq-mean-token-sum-norm, what each response's sum is divided by; by default
+    sampling.max_new_tokens."""
     kl: KlConfig = KlConfig()
     rollout_correction: RolloutCorrection | None = Field(default=None, discriminator="type")
     """Correction for responses that were sampled by other weights than those they train. By default it is truncated
     where pipeline.max_staleness lets that happen, and none at 0."""
 
+    def resolved(self, *, max_staleness: int, max_new_tokens: int) -> Self:
+        """The section with a correction for stale responses, and the number of tokens to divide by, where open."""
+        open_values: dict[str, Any] = {}
+        if self.rollout_correction is None:
+            open_values["rollout_correction"] = TruncatedCorrection() if max_staleness else NoCorrection()
+        if self.loss_agg_mode == "seq-mean-token-sum-norm" and self.loss_norm_tokens is None:
+            open_values["loss_norm_tokens"] = max_new_tokens
+        return self.model_copy(update=open_values) if open_values else self
+
+
+class _OfGroups(PolicyGradientConfig):
     @field_validator("group_size")
     @classmethod
     def _needs_a_group(cls, group_size: int) -> int:
         if group_size < 2:
             raise ValueError(
-                f"is {group_size}: GRPO compares the samples of a group, "
+                f"is {group_size}: this algorithm compares the samples of a group, "
                 f"and a lone sample's advantage is 0; use 2 or more"
             )
         return group_size
 
-    def resolved(self, max_staleness: int) -> Self:
-        """The section with a correction for stale responses chosen, where it is open."""
-        if self.rollout_correction is not None:
-            return self
-        correction = TruncatedCorrection() if max_staleness else NoCorrection()
-        return self.model_copy(update={"rollout_correction": correction})
+
+Eps = Annotated[float, Field(ge=1e-12, le=1)]
+
+
+class GroupNormalizedConfig(_OfGroups):
+    """The keys of algorithms with GRPO's advantages."""
+
+    normalize_std: bool = True
+    """Divide a group's centred rewards by their standard deviation."""
+    advantage_eps: Eps = 1e-6
+    """Constant added to that standard deviation."""
+
+
+class GrpoConfig(GroupNormalizedConfig):
+    """Group Relative Policy Optimization (Shao et al. 2024)."""
+
+    type: Literal["grpo"] = "grpo"
+
+
+class DrGrpoConfig(_OfGroups):
+    """GRPO done right: without the biases of dividing by lengths and deviations (Liu et al. 2025)."""
+
+    type: Literal["dr_grpo"] = "dr_grpo"
+    loss_agg_mode: LossAggMode = "seq-mean-token-sum-norm"
+    """How token losses are aggregated into one number."""
+
+
+class RlooConfig(_OfGroups):
+    """REINFORCE Leave-One-Out: a sample is compared with the others of its group (Ahmadian et al. 2024)."""
+
+    type: Literal["rloo"] = "rloo"
+
+
+class ReinforcePlusPlusConfig(PolicyGradientConfig):
+    """REINFORCE++: advantages are normalized over all tokens of a training step (Hu et al. 2025)."""
+
+    type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
+    group_size: Batch = 1
+    """Number of samples of a prompt; at least 2 with a baseline."""
+    baseline: Literal["none", "group"] = "none"
+    """group: the mean reward of a sample's group is subtracted first."""
+    advantage_eps: Eps = 1e-8
+    """Constant added to the variance of the step's tokens."""
+
+    @model_validator(mode="after")
+    def _baseline_needs_a_group(self) -> Self:
+        if self.baseline == "group" and self.group_size < 2:
+            raise ValueError(
+                f"algorithm.group_size is {self.group_size}, and algorithm.baseline group needs several samples of a "
+                "prompt; use 2 or more, or baseline none"
+            )
+        return self
+
+
+class GspoConfig(GroupNormalizedConfig):
+    """Group Sequence Policy Optimization: one ratio for all tokens of a response (Zheng et al. 2025)."""
+
+    type: Literal["gspo"] = "gspo"
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 3e-4
+    """The ratio of a response is clipped below 1 - clip_low."""
+    clip_high: Annotated[float, Field(ge=0, le=1e6)] = 4e-4
+    """The ratio of a response is clipped above 1 + clip_high."""
+    loss_agg_mode: LossAggMode = "seq-mean-token-mean"
+    """How token losses are aggregated into one number."""
+
+
+class CispoConfig(GroupNormalizedConfig):
+    """Clipped importance weights instead of clipped updates: every token keeps a gradient (MiniMax 2025)."""
+
+    type: Literal["cispo"] = "cispo"
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """The weight is clipped below 1 - clip_low; with 1 there is no bound below."""
+    clip_high: Annotated[float, Field(ge=0, le=1e6)] = 0.28
+    """The weight is clipped above 1 + clip_high."""
+
+
+class MaxRlConfig(_OfGroups):
+    """Maximum likelihood reinforcement learning: rare right responses count more (Tajwar et al. 2026). For rewards of 0
+    and 1."""
+
+    type: Literal["max_rl"] = "max_rl"
+    advantage_eps: Eps = 1e-6
+    """Constant added to the mean reward of a group."""
+
+    @field_validator("kl")
+    @classmethod
+    def _rewards_stay_positive(cls, kl: KlConfig) -> KlConfig:
+        if kl.coefficient and kl.part_of == "reward":
+            raise ValueError("has part_of reward, and max_rl needs rewards of 0 and 1; use part_of loss")
+        return kl
 
 
 class AdapterAlgorithmConfig(_Algorithm):
@@ -96,4 +192,14 @@ class AdapterAlgorithmConfig(_Algorithm):
     """Keyword arguments of `f`."""
 
 
-AlgorithmConfig = Annotated[GrpoConfig | AdapterAlgorithmConfig, Field(discriminator="type")]
+AlgorithmConfig = Annotated[
+    GrpoConfig
+    | DrGrpoConfig
+    | RlooConfig
+    | ReinforcePlusPlusConfig
+    | GspoConfig
+    | CispoConfig
+    | MaxRlConfig
+    | AdapterAlgorithmConfig,
+    Field(discriminator="type"),
+]

@@ -17,6 +17,8 @@ from tailrace.config.queue_table import TableConfig
 from tailrace.config.run import RunConfig
 
 _UNIONS = (typing.Union, types.UnionType)
+_SHARED = 4
+"""Rows that a variant has in common with another one, from which on they are not repeated."""
 
 INTRODUCTION = """\
 # Recipes
@@ -153,17 +155,50 @@ def _section(prefix: str, schema: type[BaseModel], default: object = None) -> It
     `default`: the default of the section, whose values take the place of the schema's defaults.
     """
     yield from _table(prefix, schema, default)
+    yield from _sections_below(prefix, schema, default)
+
+
+def _sections_below(prefix: str, schema: type[BaseModel], default: object) -> Iterator[str]:
     for name, field in schema.model_fields.items():
         about, own = field.description or "", _value(field, default, name)
+        told: list[tuple[type[Config], list[str], list[str]]] = []
+        """The variants so far, their rows, and the sections below them."""
         for variant in _variants(field):
-            tag = f", `type: {variant.model_fields['type'].default}`" if "type" in variant.model_fields else ""
+            tag = f", `type: {_type(variant)}`" if "type" in variant.model_fields else ""
             level = "#" * (2 + (prefix + name).count("."))
             yield f"{level} `{prefix}{name}`{tag}\n"
             yield f"{inspect.getdoc(variant)}\n"
             if about:
                 yield f"{about}\n"
             about = ""  # the description is the same for all variants
-            yield from _section(f"{prefix}{name}.", variant, own if isinstance(own, variant) else None)
+            values = own if isinstance(own, variant) else None
+            table = list(_table(f"{prefix}{name}.", variant, values))
+            below = list(_sections_below(f"{prefix}{name}.", variant, values))
+            yield from _without(table, below, told)
+            told.append((variant, table, below))
+
+
+def _without(
+    table: list[str], below: list[str], told: list[tuple[type[Config], list[str], list[str]]]
+) -> Iterator[str]:
+    """Yield what a variant has beyond an earlier one: the one with which it shares the most, if it is much."""
+    head, rows = table[:2], table[2:-1]
+    shared = [[row for row in rows if row in other] for _, other, _ in told]
+    most = max(range(len(told)), key=lambda index: len(shared[index]), default=None)
+    if most is None or len(shared[most]) < _SHARED:
+        yield from (*table, *below)
+        return
+    like, _, sections = told[most]
+    keys = ", ".join(row.split("|")[1].strip() for row in shared[most])
+    yield f"As for `type: {_type(like)}`: {keys}{', and the sections below' if below and below == sections else ''}.\n"
+    if own := [row for row in rows if row not in shared[most]]:
+        yield from (*head, *own, "")
+    if below != sections:
+        yield from below
+
+
+def _type(variant: type[BaseModel]) -> str:
+    return str(variant.model_fields["type"].default)
 
 
 def _table(prefix: str, schema: type[BaseModel], default: object = None) -> Iterator[str]:

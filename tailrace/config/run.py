@@ -82,7 +82,9 @@ class RunConfig(OnDevice):
     @property
     def resolved_algorithm(self) -> AlgorithmConfig:
         """The algorithm, with what the recipe leaves open chosen, such as a correction for stale responses."""
-        return self.algorithm.resolved(self.pipeline.max_staleness)
+        return self.algorithm.resolved(
+            max_staleness=self.pipeline.max_staleness, max_new_tokens=self.sampling.max_new_tokens
+        )
 
     @property
     def resolved(self) -> Self:

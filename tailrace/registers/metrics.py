@@ -270,6 +270,14 @@ METRICS = (
         meaning="mean probability ratio of the current weights and those at the start of the step",
     ),
     Metric(
+        name="ratio_overflow",
+        group=_UPDATE,
+        title="Tokens beyond e^20",
+        meaning="tokens whose ratio is beyond e^±20, and is bounded there; only where there is one",
+        is_fraction=True,
+        shown=Shown.WARNING,
+    ),
+    Metric(
         name="clip_fraction_low",
         group=_UPDATE,
         title="Tokens clipped low",

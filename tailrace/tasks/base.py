@@ -35,10 +35,12 @@ class Task(ABC):
         *,
         actor: str | None = None,
         workers: int = 1,
+        rows: int | None = None,
     ) -> None:
         """`name`: the task's name in the table. `actor`: its row in the timeline, by default `name`.
 
-        `workers`: the number of claims that are computed at the same time.
+        `workers`: the number of claims that are computed at the same time. `rows`: the most rows of a claim, for a
+        policy that gathers as many.
         """
         self._name = name
         self._queue = context.queue
@@ -47,6 +49,7 @@ class Task(ABC):
         self._samples_per_step = context.samples_per_step
         self._actor = actor or name
         self._workers = workers
+        self._rows = rows
 
     async def run(self) -> None:
         """Serve until the queue is closed."""
@@ -65,7 +68,7 @@ class Task(ABC):
 
     async def _claim(self) -> Claim | None:
         with self._activity.waiting("data"):
-            return await next_claim(self._queue, self._name)
+            return await next_claim(self._queue, self._name, limit=self._rows)
 
     @abstractmethod
     async def compute(self, claim: Claim, span: Event) -> Outputs:

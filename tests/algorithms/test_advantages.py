@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.algorithms.advantages import group_normalized
+from tailrace.algorithms.advantages import group_normalized, leave_one_out, mean_normalized, whitened
 
 rewards = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
 EPS = 1e-6
@@ -46,3 +46,28 @@ def test_a_failed_grading_takes_no_part_and_gets_zero(group: list[float], place:
 @pytest.mark.parametrize("group", [[1.0], [1.0, math.nan, math.nan], [math.nan, math.nan]])
 def test_fewer_than_two_graded_samples_have_no_advantage(group: list[float]) -> None:
     assert group_normalized(group, normalize_std=True, eps=EPS) == [0.0] * len(group)
+
+
+def test_each_sample_is_compared_with_the_others_of_its_group() -> None:
+    # RLOO: 3 - (1 + 2) / 2, 1 - (3 + 2) / 2, 2 - (3 + 1) / 2; the sample that was not graded counts for nothing
+    assert leave_one_out([3.0, math.nan, 1.0, 2.0]) == pytest.approx([1.5, 0.0, -1.5, 0.0])
+    assert leave_one_out([3.0, math.nan]) == [0.0, 0.0]
+
+
+def test_the_rarer_a_right_response_the_more_it_counts() -> None:
+    # MaxRL: one of four is right, so the mean is 1/4
+    assert mean_normalized([1, 0, 0, 0], eps=1e-9) == pytest.approx([3.0, -1.0, -1.0, -1.0])
+    assert mean_normalized([1, 1, 0, 1], eps=1e-9) == pytest.approx([1 / 3, 1 / 3, -1.0, 1 / 3])
+    assert mean_normalized([0, 0, 0], eps=1e-9) == [0.0, 0.0, 0.0]
+    with pytest.raises(ValueError, match=r"max_rl needs rewards of 0 or more, and one is -0\.5"):
+        mean_normalized([1, -0.5], eps=1e-9)
+
+
+def test_whitening_counts_the_tokens_of_the_masks_alone() -> None:
+    values = [np.array([1.0, 99.0], np.float32), np.array([3.0, 5.0, math.nan], np.float32)]
+    masks = [np.array([1.0, 0.0], np.float32), np.array([1.0, 1.0, 0.0], np.float32)]
+    first, second = whitened(values, masks, eps=0.0)
+    assert first.tolist() == pytest.approx([-1.0, 0.0])  # of 1, 3 and 5: the mean is 3, the deviation 2
+    assert second.tolist() == pytest.approx([0.0, 1.0, 0.0])
+    assert whitened([values[0]], [masks[0]], eps=0.0)[0].tolist() == [0.0, 0.0]
+    assert whitened([], [], eps=0.0) == []

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
-from tailrace.algorithms.losses import clipped_policy_loss
+from tailrace.algorithms.losses import policy_loss
+from tailrace.algorithms.surrogates import clipped
 from tailrace.config.algorithm import KlConfig, LossAggMode, NoCorrection, RolloutCorrection, TruncatedCorrection
 
 MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
@@ -56,10 +57,9 @@ def loss_of(
     kl: KlConfig | None = None,
     correction: RolloutCorrection | None = None,
 ) -> LossOutput:
-    return clipped_policy_loss(
+    return policy_loss(
         inputs,
-        clip_low=LOW,
-        clip_high=HIGH,
+        clipped(inputs, clip_low=LOW, clip_high=HIGH),
         mode=mode,
         kl=kl or KlConfig(),
         correction=correction or NoCorrection(),

@@ -131,7 +131,7 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("queue={type: service, storage: {max_bytes: 99}}", "queue.storage.max_bytes is 99: input should be greater"),
         ("engine.kv_cache_gib=1.0e300", "input should be less than or equal to 1000000"),
         ("trainer.lr=.nan", "trainer.lr is .nan: input should be a finite number"),
-        ("algorithm.group_size=1", "algorithm.group_size is 1: GRPO compares the samples of a group"),
+        ("algorithm.group_size=1", "algorithm.group_size is 1: this algorithm compares the samples of a group"),
         ("trainer.train_batch_size=30", "does not divide into groups of algorithm.group_size 8; use 24 or 32"),
         ("trainer.mini_batch_size=12", "trainer.mini_batch_size 12 must be a multiple of algorithm.group_size 8"),
         ("queue.max_rows=16", "queue.max_rows 16 cannot hold the 32 rows of a step"),

@@ -258,7 +258,7 @@ class Broken(Plain):
     ("how", "error", "says"),
     [
         ("raises", AlgorithmError, r"task 'advantage' of the algorithm has failed: ValueError: no such group \(tests/"),
-        ("few", AlgorithmError, r"returned cells for 1 rows of a group, and it was called with 4; return one"),
+        ("few", AlgorithmError, r"returned cells for 1 rows, and it was called with 4; return one"),
         ("other", QueueError, r"advantages"),
     ],
 )

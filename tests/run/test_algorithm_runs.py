@@ -1,0 +1,51 @@
+"""Every algorithm of the package in whole runs of the small model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.cluster.local import LocalCluster
+from tailrace.run.train import train
+from tests.conftest import TinyModel
+from tests.helpers.runs import assert_same_run, small_run, steps_of, write_prompts
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "dr_grpo": {},
+    "rloo": {"kl": {"coefficient": 0.1, "part_of": "reward"}},
+    "reinforce_plus_plus": {"kl": {"coefficient": 0.1, "part_of": "reward", "estimator": "k1"}},
+    "reinforce_plus_plus with a baseline": {"baseline": "group", "kl": {"coefficient": 0.1, "estimator": "k2"}},
+    "gspo": {},
+    "cispo": {},
+    "max_rl": {},
+}
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run workers as tasks of this process, without Ray."""
+    monkeypatch.setattr("tailrace.run.separated.make_cluster", lambda config, _: LocalCluster(config))
+
+
+@pytest.mark.usefixtures("local")
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_separated_without_staleness_learns_what_colocated_does(
+    name: str, tmp_path: Path, tiny_model: TinyModel
+) -> None:
+    algorithm = {"type": name.split(" ")[0], "group_size": 4, **ALGORITHMS[name]}
+    prompts, model = write_prompts(tmp_path / "prompts.jsonl"), tiny_model("llama")
+    for placement in ("colocated", "separated"):
+        run = small_run(
+            tmp_path / placement,
+            model,
+            prompts,
+            algorithm=algorithm,
+            pipeline={"placement": placement, "max_staleness": 0},
+            trainer__steps=2,
+            trainer__mini_batch_size=4,
+        )
+        assert train(run, resume=False) == 0
+    steps = steps_of(tmp_path / "colocated")
+    assert all(step.metrics["grad_norm"] > 0 for step in steps)
+    assert all(("ref_kl" in step.metrics) == ("kl" in algorithm) for step in steps)
+    assert_same_run(tmp_path / "colocated", tmp_path / "separated")
