@@ -10,6 +10,7 @@ from tailrace.algorithms.dr_grpo import DrGrpo
 from tailrace.algorithms.grpo import Grpo
 from tailrace.algorithms.gspo import Gspo
 from tailrace.algorithms.max_rl import MaxRl
+from tailrace.algorithms.ppo import Ppo
 from tailrace.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from tailrace.algorithms.rloo import Rloo
 from tailrace.config.algorithm import (
@@ -20,6 +21,7 @@ from tailrace.config.algorithm import (
     GrpoConfig,
     GspoConfig,
     MaxRlConfig,
+    PpoConfig,
     ReinforcePlusPlusConfig,
     RlooConfig,
 )
@@ -51,6 +53,8 @@ def make_algorithm(config: AlgorithmConfig) -> Algorithm:
             return Cispo(config)
         case MaxRlConfig():
             return MaxRl(config)
+        case PpoConfig():
+            return Ppo(config)
         case AdapterAlgorithmConfig():
             return _open_adapter(config)
 

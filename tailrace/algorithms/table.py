@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
+from tailrace.config.algorithm import CriticConfig
 from tailrace.config.queue_table import FirstInConfig, PolicyConfig, TokenBudgetConfig, WholeGroupsConfig
 from tailrace.config.run import RunConfig
 from tailrace.types import TaskSpec
@@ -63,10 +64,10 @@ class Train:
 
     loss: Callable[[LossInputs], LossOutput]
     """The loss of a micro-batch."""
-    make_trainer: Callable[[RunConfig, Path], Any] | None = None
-    """Makes the model's `tailrace.trainer.base.Trainer` from the run's configuration and the directory of its model.
-    None: the task trains the policy with the recipe's trainer (`trainer`). A table has one such task, in the pool
-    `trainer`.
+    make_trainer: Callable[[RunConfig, Path], Any] | CriticConfig | None = None
+    """Makes the model's `tailrace.trainer.base.Trainer` from the run's configuration and the directory of its model. A
+    `CriticConfig`: the model is Tailrace's own critic. None: the task trains the policy with the recipe's trainer
+    (`trainer`). A table has one such task, in the pool `trainer`.
     """
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tailrace.config.base import Batch, Config, Count, Keywords
+from tailrace.config.base import Batch, Config, Count, CountFromZero, Keywords, PathText
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -180,6 +180,46 @@ class MaxRlConfig(_OfGroups):
         return kl
 
 
+class CriticConfig(Config):
+    """The critic: a model with a value head, trained on the same steps as the policy with the trainer's settings."""
+
+    path: PathText | None = None
+    """Directory of its initial weights; by default the run's model. Its tokenizer must be the same."""
+    lr: Annotated[float, Field(ge=1e-15, le=10)] = 1e-5
+    """Peak learning rate of its AdamW."""
+    warmup_steps: CountFromZero = 0
+    """Number of its optimizer steps in which the learning rate rises linearly from 0."""
+    clip: Annotated[float, Field(ge=1e-6, le=1e6)] | None = 0.5
+    """How far a value may move from the one that the advantages were computed with, before its loss is clipped; null
+    does not clip."""
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class PpoConfig(PolicyGradientConfig):
+    """Proximal Policy Optimization with a critic (Schulman et al. 2017; Ouyang et al. 2022)."""
+
+    type: Literal["ppo"] = "ppo"
+    group_size: Batch = 1
+    """Number of samples of a prompt."""
+    discount: Share = 1.0
+    """The factor by which what a token later counts less, γ."""
+    gae_lambda: Share = 0.95
+    """λ of generalized advantage estimation, for the advantages. 1 trusts the reward alone, 0 the critic alone."""
+    critic_gae_lambda: Share | None = None
+    """λ of what the critic learns, as in VAPO, which has 1 here; by default gae_lambda."""
+    length_adaptive: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
+    """α of VAPO: a response of l tokens has 1 - 1 / (α l) for λ of its advantages, so that credit reaches the beginning
+    of long ones. VAPO has 0.05; by default λ is the same for all."""
+    normalize_advantages: bool = True
+    """Normalize advantages over all tokens of a training step. With pipeline.streaming, training then waits for the
+    last response of its step."""
+    advantage_eps: Eps = 1e-8
+    """Constant added to the variance of the step's tokens."""
+    critic: CriticConfig = CriticConfig()
+
+
 class AdapterAlgorithmConfig(_Algorithm):
     """Your own algorithm, see docs/algorithms.md. `f(group_size=…, **options)` makes it."""
 
@@ -200,6 +240,7 @@ AlgorithmConfig = Annotated[
     | GspoConfig
     | CispoConfig
     | MaxRlConfig
+    | PpoConfig
     | AdapterAlgorithmConfig,
     Field(discriminator="type"),
 ]

@@ -42,5 +42,8 @@ COLUMNS: Mapping[str, ColumnKind] = {
     # reference and advantage
     "ref_log_probs": ColumnKind.FLOATS,
     "advantages": ColumnKind.FLOATS,
+    # critic
+    "values": ColumnKind.FLOATS,
+    "returns": ColumnKind.FLOATS,
 }
 """The columns of a row and the contents of their cells. A row is one sample."""

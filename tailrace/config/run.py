@@ -76,8 +76,13 @@ class RunConfig(OnDevice):
 
     @property
     def mini_batches_per_step(self) -> int:
-        """Optimizer steps of a training step."""
+        """Parts of a training step, each of which makes an optimizer step."""
         return self.trainer.train_batch_size // self.mini_batch_size
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of a training step."""
+        return self.mini_batches_per_step * self.trainer.epochs
 
     @property
     def resolved_algorithm(self) -> AlgorithmConfig:

@@ -51,6 +51,10 @@ class TrainerConfig(Config):
     """Number of samples of a step: prompts times group_size."""
     mini_batch_size: Count | None = None
     """Number of samples of an optimizer step; train_batch_size by default."""
+    epochs: Count = 1
+    """How often each training step goes through its samples."""
+    frozen_steps: CountFromZero = 0
+    """Number of training steps at the beginning that leave the policy as it is, so that a critic learns first."""
     micro_batch_tokens: Count = 4096
     """Token budget of one forward and backward pass; a shared prompt counts once."""
     precision: Literal["bf16", "fp32"] = "bf16"

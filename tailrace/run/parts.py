@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.table import TableTask, Train
+from tailrace.config.algorithm import CriticConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import AlgorithmError
 from tailrace.events import EventLog
@@ -29,6 +30,7 @@ from tailrace.tasks.prompts import PromptFeeder
 from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.trainer.export import export_dtype
+from tailrace.trainer.factory import make_critic
 from tailrace.transfer.queue.base import TransferQueue
 from tailrace.types import Prompt
 
@@ -151,6 +153,7 @@ def make_actor(context: TaskContext, task: TableTask, work: Train, trainer: Trai
         context.activity,
         batch_size=config.trainer.train_batch_size,
         mini_batch_size=config.mini_batch_size,
+        epochs=config.trainer.epochs,
         row=row,
     )
 
@@ -165,6 +168,8 @@ async def make_model_learner(task: TableTask, work: Train, context: TaskContext)
     make = work.make_trainer
 
     def made() -> Trainer:
+        if isinstance(make, CriticConfig):
+            return make_critic(context.config, context.model_dir, make)
         with making(f"the trainer of task {task.name!r}", AlgorithmError):
             trainer = make(context.config, context.model_dir)
         if not isinstance(trainer, Trainer):

@@ -13,8 +13,8 @@ row is not trained on again, only acked.
 The actor claims for all ranks of the trainer and hands it whole claims; the trainer shares their samples among its
 ranks.
 
-With several mini-batches a step, the ratio of the loss needs the log-probabilities of the weights at the start of the
-step. They are computed for each claim as it comes. The optimizer steps follow when the whole batch is there, in the
+With several optimizer steps a training step, the ratio of the loss needs the log-probabilities of the weights at its
+start. They are computed for each claim as it comes. The optimizer steps follow when the whole batch is there, in the
 order of the prompts: the groups that are complete first are mostly short ones.
 """
 
@@ -42,6 +42,9 @@ from tailrace.types import FloatArray, Value, WeightVersion
 
 T = TypeVar("T")
 
+POLICY_ROW = "trainer"
+"""The line in the timeline of the task that trains the policy."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
@@ -62,7 +65,7 @@ class Batch:
     rows: dict[int, Row] = field(default_factory=dict)
     """The rows to train on, by `order`."""
     samples: dict[int, TrainSample] = field(default_factory=dict)
-    """With several mini-batches, the samples that are still to be accumulated, by `order`."""
+    """With several optimizer steps, the samples that are still to be accumulated, by `order`."""
 
     def check_graded(self) -> None:
         """Raise NothingGraded where all gradings have failed."""
@@ -97,12 +100,13 @@ class Actor:
         *,
         batch_size: int,
         mini_batch_size: int,
-        row: str = "trainer",
+        epochs: int = 1,
+        row: str = POLICY_ROW,
     ) -> None:
         """`task`: its name in the table; `loss`: the task's. `executor`: the thread of the trainer's device.
 
         `activity`: that of the pool's worker. `batch_size`: samples of a training step. `mini_batch_size`: samples of
-        an optimizer step. `row`: the line in the timeline.
+        an optimizer step. `epochs`: how often a step goes through its samples. `row`: the line in the timeline.
         """
         self.unacked: set[int] = set()
         """Rows that are in the weights and that the queue may hand out again, by `order`."""
@@ -119,6 +123,7 @@ class Actor:
         self._activity = activity
         self._batch_size = batch_size
         self._mini_batch_size = mini_batch_size
+        self._epochs = epochs
         self._row = row
 
     @asynccontextmanager
@@ -132,7 +137,7 @@ class Actor:
         async with holding(self._queue) as hold:
             try:
                 async for rows in self._new_rows(batch, hold):
-                    if self._has_mini_batches:
+                    if self._has_several_updates:
                         batch.samples |= await self._with_old_log_probs(step, rows)
                     else:
                         await self._accumulate(step, [train_sample(row, step) for row in rows])
@@ -145,15 +150,15 @@ class Actor:
                 raise
 
     @property
-    def _has_mini_batches(self) -> bool:
-        return self._mini_batch_size < self._batch_size
+    def _has_several_updates(self) -> bool:
+        return self._mini_batch_size < self._batch_size or self._epochs > 1
 
     async def apply(self, batch: Batch) -> StepResult:
         """Make the optimizer steps. From then on the rows are in the weights, and in `unacked` until they are acked.
 
         An error of an optimizer step, or between two, is kept in `torn_by`.
         """
-        updates = await (self._optimize(batch) if self._has_mini_batches else self._update(batch))
+        updates = await (self._optimize(batch) if self._has_several_updates else self._update(batch))
         self.unacked.update(batch.rows)
         return StepResult(rows=batch.in_order, updates=tuple(updates))
 
@@ -169,7 +174,7 @@ class Actor:
         updates: list[UpdateResult] = []
         samples = [batch.samples[order] for order in sorted(batch.samples)]
         try:
-            for start in range(0, len(samples), self._mini_batch_size):
+            for start in list(range(0, len(samples), self._mini_batch_size)) * self._epochs:
                 await self._accumulate(batch.step, samples[start : start + self._mini_batch_size])
                 updates.append(await self._apply(batch.step))
         except BaseException as error:
@@ -213,6 +218,8 @@ class Actor:
             with self._log.span(EventKind.OPTIMIZER, self._row, step=step, version=step) as span:
                 result = await self._compute(self._trainer.apply)
                 span.metrics = {"loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr}
+                if self._row != POLICY_ROW:  # those of the policy are in the event of its step
+                    span.metrics |= result.metrics
         except NonFiniteError:  # raised in place of the optimizer step: no weight has changed
             raise
         except BaseException as error:  # after any other error some weights may have changed, or all

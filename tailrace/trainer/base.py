@@ -34,6 +34,8 @@ class TrainerArgs:
     """The sampling temperature, at which log-probabilities are taken. 0, greedy, counts as 1."""
     total_updates: int
     """Optimizer steps of the whole run, for the schedule of the learning rate."""
+    frozen_updates: int = 0
+    """Optimizer steps at the beginning whose learning rate is 0."""
     device: str
     """A torch device."""
 
@@ -44,7 +46,8 @@ class TrainerArgs:
             model_dir=model_dir,
             config=config.trainer,
             temperature=config.sampling.temperature,
-            total_updates=config.trainer.steps * config.mini_batches_per_step,
+            total_updates=config.trainer.steps * config.updates_per_step,
+            frozen_updates=config.trainer.frozen_steps * config.updates_per_step,
             device=config.device,
         )
 

@@ -1,8 +1,10 @@
 """Makes a trainer from its configuration."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailrace.config.algorithm import CriticConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.trainer import AdapterTrainerBackend, SingleTrainerBackend, TrainerConfig
 from tailrace.trainer.backends.adapter import load_trainer_factory, open_adapter
@@ -35,6 +37,19 @@ def make_trainer(args: TrainerArgs) -> Trainer:
             return SingleTrainer(args)
         case AdapterTrainerBackend() as backend:
             return open_adapter(backend, args)
+
+
+def make_critic(config: RunConfig, model_dir: Path, critic: CriticConfig) -> Trainer:
+    """Make the critic of a run; `model_dir`: the policy's initial weights.
+
+    Raises:
+        ModelError: its model cannot be trained.
+    """
+    from tailrace.trainer.backends.critic import Critic  # slow: only where one is trained
+
+    own = {"lr": critic.lr, "warmup_steps": critic.warmup_steps}
+    args = TrainerArgs.of(config, model_dir if critic.path is None else Path(critic.path))
+    return Critic(replace(args, config=args.config.model_copy(update=own), frozen_updates=0))
 
 
 def make_run_trainer(config: RunConfig, model_dir: Path) -> Trainer:

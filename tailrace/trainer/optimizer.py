@@ -15,12 +15,15 @@ def make_optimizer(model: torch.nn.Module, config: TrainerConfig) -> torch.optim
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
-def learning_rate(config: TrainerConfig, update: int, total_updates: int) -> float:
+def learning_rate(config: TrainerConfig, update: int, total_updates: int, frozen_updates: int = 0) -> float:
     """The learning rate of optimizer step `update`, counted from 0.
 
-    It rises linearly and reaches the peak with the last warm-up step. Then it decays so that it would be 0 at
-    `total_updates`, one step after the last.
+    It is 0 for `frozen_updates`. Then it rises linearly and reaches the peak with the last warm-up step. Then it decays
+    so that it would be 0 at `total_updates`, one step after the last.
     """
+    if update < frozen_updates:
+        return 0.0
+    update, total_updates = update - frozen_updates, total_updates - frozen_updates
     if update < config.warmup_steps:
         return config.lr * (update + 1) / config.warmup_steps
     progress = min(1.0, (update - config.warmup_steps) / max(1, total_updates - config.warmup_steps))

@@ -18,6 +18,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "gspo": {},
     "cispo": {},
     "max_rl": {},
+    "ppo": {"kl": {"coefficient": 0.1, "part_of": "reward"}, "critic": {"lr": 1e-3}},
 }
 
 

@@ -114,7 +114,7 @@ def test_a_dry_run_shows_an_algorithm_of_ones_own(
     assert not (tmp_path / "run").exists()
 
 
-PPO: dict[str, Any] = {"type": "adapter", "path": "my_ppo.Ppo", "group_size": 4}
+PPO: dict[str, Any] = {"type": "ppo", "group_size": 4}
 
 
 @pytest.mark.usefixtures("module", "local")

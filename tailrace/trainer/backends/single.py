@@ -7,6 +7,7 @@ apply: .grad / denominator, clip, AdamW, schedule
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ class SingleTrainer(Scorer, Trainer):
             ModelError: see `Scorer`.
         """
         super().__init__(args)
-        self._total_updates = args.total_updates
+        self._rate = partial(
+            learning_rate, self._config, total_updates=args.total_updates, frozen_updates=args.frozen_updates
+        )
         self._optimizer = self.make_optimizer(self._model)
         self._counters = state.Counters()
         self._sums = _Sums()
@@ -110,7 +113,7 @@ class SingleTrainer(Scorer, Trainer):
 
     def _apply(self) -> UpdateResult:
         sums, self._sums = self._sums, _Sums()
-        rate = learning_rate(self._config, self._counters.updates, self._total_updates)
+        rate = self._rate(self._counters.updates)
         self._counters.updates += 1
         if not sums.denominator:
             return self._skipped(sums, 0.0, 0.0, rate)
