@@ -23,13 +23,22 @@ trainer.eps | adam_epsilon |  |  |  |
 trainer.weight_decay | weight_decay | optim.weight_decay | l2 | optim.weight_decay |
 trainer.max_grad_norm | max_grad_norm | grad_clip, clip_grad | max_norm | optim.max_norm |
 trainer.precision | bf16, fp16 | fsdp_config.model_dtype |  |  | : it is bf16 or fp32
+trainer.epochs | num_iterations, num_ppo_epochs | ppo_epochs | max_epochs |  |
+trainer.frozen_steps |  | critic_warmup | freezing_actor_steps |  |
 trainer.gradient_checkpointing | gradient_checkpointing | enable_gradient_checkpointing | gradient_checkpointing | model.ac |
-algorithm.kl.coefficient | beta | kl_loss_coef, kl_ctrl.kl_coef, kl_coef, use_kl_loss | init_kl_coef, use_kl_loss | kl_tau | kl_coef : 0 is off
+algorithm.kl.coefficient | beta | kl_loss_coef, kl_ctrl.kl_coef, kl_coef | init_kl_coef | kl_tau | kl_coef : 0 is off
 algorithm.kl.estimator |  | kl_loss_type, kl_penalty | kl_estimator |  |
 algorithm.clip_low |  | clip_ratio_low |  |  |
 algorithm.clip_low | epsilon | clip_ratio | eps_clip, eps_clip_low_high |  | clip_range, cliprange : the bound above is algorithm.clip_high; set both
 algorithm.clip_high | epsilon_high | clip_ratio_high |  |  |
 algorithm.normalize_std | scale_rewards | norm_adv_by_std_in_grpo | no_advantage_std_norm |  |
+algorithm.discount |  | gamma | gamma |  |
+algorithm.gae_lambda |  | lam | lambd |  |
+algorithm.critic.lr |  | critic.optim.lr | critic_learning_rate |  |
+algorithm.critic.clip | cliprange_value | cliprange_value | value_clip |  |
+algorithm.critic.path | value_model_path | critic.model.path | critic_pretrain |  |
+algorithm.kl.part_of |  | use_kl_in_reward | use_kl_loss |  | : it is loss or reward
+algorithm.loss_norm_tokens |  | loss_scale_factor |  |  |
 algorithm.loss_agg_mode | loss_type | loss_agg_mode |  |  |
 algorithm.type |  | adv_estimator | advantage_estimator |  | : the algorithm's name here
 algorithm.rollout_correction.type | vllm_importance_sampling_correction | rollout_correction.rollout_is | enable_vllm_is_correction |  |
@@ -70,8 +79,6 @@ _ELSEWHERE = {
         "a mode is a choice of pipeline.placement, pipeline.max_staleness, pipeline.streaming and weights.mode: see "
         "docs/async.md"
     ),
-    "num_iterations": "a batch is trained on once; several optimizer steps on it are trainer.mini_batch_size",
-    "ppo_epochs": "a batch is trained on once; several optimizer steps on it are trainer.mini_batch_size",
     "resume_from_checkpoint": "give --resume, or --resume-from CHECKPOINT",
     "val_only": "to evaluate without training: tailrace eval MODEL --recipe RECIPE",
     "resume_mode": "give --resume, or --resume-from CHECKPOINT",

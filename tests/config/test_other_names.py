@@ -197,7 +197,7 @@ def test_a_key_of_another_framework_as_its_recipes_have_it_is_told_ours(theirs: 
         ("algorithm.clip_ratio_low=0.1", "clip_ratio_low is called algorithm.clip_low here"),
         ("evaluation.n=4", "evaluation.n is called evaluation.samples here"),
         ("pipeline.mode=async", "a mode is a choice of pipeline.placement"),
-        ("trainer.num_iterations=2", "several optimizer steps on it are trainer.mini_batch_size"),
+        ("trainer.num_iterations=2", "num_iterations is called trainer.epochs here"),
     ],
 )
 def test_the_hint_says_what_to_write(override: str, says: str) -> None:
