@@ -274,11 +274,14 @@ def in_fast_dtype(engine: Any) -> Any:
     return with_default(engine, "dtype", "float32") if key_of(engine, "type", "native") in _IN_BFLOAT16 else engine
 
 
-def _in_bfloat16() -> frozenset[str]:
-    """Return the types of the engines whose dtype is bfloat16 by default."""
+def _in_bfloat16() -> tuple[str, ...]:
+    """Return the types of the engines whose dtype is bfloat16 by default.
+
+    It is no set: a recipe may have a list as its type, which is refused later.
+    """
     schemas: tuple[type[Config], ...] = get_args(get_args(EngineConfig)[0])
     dtypes = {schema.model_fields["type"].default: schema.model_fields.get("dtype") for schema in schemas}
-    return frozenset(name for name, dtype in dtypes.items() if dtype is not None and dtype.default == "bfloat16")
+    return tuple(name for name, dtype in dtypes.items() if dtype is not None and dtype.default == "bfloat16")
 
 
 _IN_BFLOAT16 = _in_bfloat16()

@@ -8,6 +8,8 @@ import torch
 from pydantic import TypeAdapter
 
 from tailrace.config.engine import AdapterEngineConfig, EngineConfig, NativeEngineConfig, SamplingConfig
+from tailrace.config.generate import ServeConfig
+from tailrace.config.load import parse_as
 from tailrace.engine.backends.base import Backend
 from tailrace.engine.factory import make_backend
 from tailrace.errors import ConfigError
@@ -99,3 +101,11 @@ def test_an_engine_in_bfloat16_computes_in_float32_where_a_cpu_is_slow_in_that(m
         dtypes[name] = run.engine.computing_dtype
     assert dtypes == {"native": "float32", "vllm": "float32", "hf": "float32", "fake": None}
     assert NativeEngineConfig().computing_dtype == "bfloat16"
+
+
+def test_a_list_as_a_type_is_refused_in_one_line_where_a_cpu_is_slow_in_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tailrace.config.base.multiplies_bfloat16", lambda: False)
+    with pytest.raises(ConfigError, match=r"^serve\.yaml: engine\.type is .*; expected one of .*$"):
+        parse_as(ServeConfig, {"engine": {"type": ["native"]}}, source="serve.yaml")
