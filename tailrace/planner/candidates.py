@@ -210,6 +210,7 @@ class Candidates:
             replace(self._problem.load.batches, micro_batch_tokens=tokens),
             memory,
             mini_batches=self._problem.config.mini_batches_per_step,
+            epochs=self._problem.config.trainer.epochs,
         )
 
     def quickest(self, pool: Pool, devices: int, *, streaming: bool) -> list[Training]:
@@ -355,25 +356,33 @@ class Candidates:
 
 
 def training_of(
-    times: AnalyticTrainingTimes, layout: Layout, pool: Pool, batches: Batches, memory: Memory, *, mini_batches: int
+    times: AnalyticTrainingTimes,
+    layout: Layout,
+    pool: Pool,
+    batches: Batches,
+    memory: Memory,
+    *,
+    mini_batches: int,
+    epochs: int,
 ) -> Training:
-    """Return a trainer with the seconds of its step, which has so many optimizer steps."""
+    """Return a trainer with the seconds of its step, which goes so often through so many mini-batches."""
+    updates = mini_batches * epochs
     own = batches.tokens / layout.dp / mini_batches
     count = max(1, math.ceil(own / batches.micro_batch_tokens))
     batch = MicroBatch(tokens=own / count, squares=own / count * batches.mean_length)
     optimizer_s = times.optimizer_s()
     stage_s = (times.step_s([batch]) - optimizer_s) / layout.pp
-    score_s = times.log_probs_s([batch]) if mini_batches > 1 else 0.0
-    whole_s = mini_batches * ((count + layout.pp - 1) * stage_s + count * score_s)
+    score_s = times.log_probs_s([batch]) if updates > 1 else 0.0
+    whole_s = updates * (count + layout.pp - 1) * stage_s + mini_batches * count * score_s
     return Training(
         pool=pool,
         layout=layout,
         micro_batch_tokens=batches.micro_batch_tokens,
         memory=memory,
         whole_s=whole_s,
-        streamed_s=count * layout.pp * stage_s if mini_batches == 1 else whole_s,
+        streamed_s=count * layout.pp * stage_s if updates == 1 else whole_s,
         claims=float(count),
-        optimizer_s=mini_batches * optimizer_s,
+        optimizer_s=updates * optimizer_s,
     )
 
 

@@ -84,8 +84,16 @@ class _Looking:
         run = self.run
         pool = self._pool(self._part(run.config.cluster.trainer))
         times, memory = self._training_times(pool), largest_update(run)
-        mini_batches = run.config.mini_batches_per_step
-        return training_of(times, run.setup.layout, pool, run.load.batches, memory, mini_batches=mini_batches)
+        config = run.config
+        return training_of(
+            times,
+            run.setup.layout,
+            pool,
+            run.load.batches,
+            memory,
+            mini_batches=config.mini_batches_per_step,
+            epochs=config.trainer.epochs,
+        )
 
     def _training_times(self, pool: Pool) -> AnalyticTrainingTimes:
         """Rates that were measured are those that matrix products reached here: nothing is lost on top."""

@@ -114,7 +114,9 @@ class Scenario:
     groups_per_step: int
     group_size: int
     mini_batches: int = 1
-    """Optimizer steps of a training step."""
+    """Parts of a training step, each of which makes an optimizer step."""
+    epochs: int = 1
+    """How often a training step goes through its samples."""
     micro_batch_tokens: int = 4096
     placement: Literal["colocated", "separated"] = "separated"
     max_staleness: int = 0

@@ -108,6 +108,7 @@ def _played(config: RunConfig, steps: int, *, engines: tuple[EngineKind, ...], t
         groups_per_step=config.groups_per_step,
         group_size=config.algorithm.group_size,
         mini_batches=config.mini_batches_per_step,
+        epochs=config.trainer.epochs,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         placement=config.pipeline.placement,
         max_staleness=config.pipeline.max_staleness,

@@ -73,19 +73,20 @@ class SimulatedTrainer:
         """Train on the groups of a step, and publish the weights. Return the groups."""
         scenario, times = self._scenario, self._scenario.trainer.times
         yield scenario.step_s
+        once = scenario.mini_batches * scenario.epochs == 1
         groups: list[Group] = []
         while len(groups) < scenario.groups_per_step:
             claim = yield from self._claim(step, len(groups))
             groups += claim
             # before several updates, the loss needs log-probabilities of the weights before the first
-            work_s = self._update_s if scenario.mini_batches == 1 else self._score_s
+            work_s = self._update_s if once else self._score_s
             yield from self._compute(step, EventKind.ACTOR, work_s(claim), claim)
-        if scenario.mini_batches == 1:
+        if once:
             yield from self._compute(step, EventKind.OPTIMIZER, times.optimizer_s(), [])
         else:
             groups.sort(key=lambda group: group.number)
             size = -(-len(groups) // scenario.mini_batches)
-            for first in range(0, len(groups), size):
+            for first in list(range(0, len(groups), size)) * scenario.epochs:
                 part = groups[first : first + size]
                 yield from self._compute(step, EventKind.ACTOR, self._update_s(part), part)
                 yield from self._compute(step, EventKind.OPTIMIZER, times.optimizer_s(), [])

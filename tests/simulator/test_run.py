@@ -87,6 +87,13 @@ def test_a_synchronous_run_has_the_schedule_worked_out_by_hand() -> None:
     assert spans(events, EventKind.ACTOR, EventKind.OPTIMIZER, EventKind.STEP) == expected
 
 
+def test_each_epoch_goes_through_all_mini_batches() -> None:
+    _, events = played(replace(SMALL, mini_batches=2, epochs=2), lengths([3], [5], [2], [2]))
+    scored, *updates = [e.tokens for e in events if e.task == EventKind.ACTOR and e.step == 0]
+    assert (scored, updates) == (8, [3, 5, 3, 5])
+    assert sum(e.task == EventKind.OPTIMIZER and e.step == 0 for e in events) == 4
+
+
 def test_a_streaming_trainer_begins_with_the_first_group() -> None:
     _, events = played(replace(SMALL, streaming=True, micro_batch_tokens=13), lengths([3], [5], [2], [2]))
     actors = [event for event in events if event.task == EventKind.ACTOR and event.step == 0]
@@ -232,6 +239,7 @@ SCENARIOS = st.builds(
     groups_per_step=st.integers(1, 5),
     group_size=st.integers(1, 4),
     mini_batches=st.integers(1, 2),
+    epochs=st.integers(1, 2),
     micro_batch_tokens=st.integers(1, 200),
     placement=st.sampled_from(["colocated", "separated"]),
     max_staleness=st.integers(0, 3),
