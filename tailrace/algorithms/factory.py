@@ -1,11 +1,12 @@
 """Makes an algorithm from its configuration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.checks import check_algorithm
 from tailrace.algorithms.cispo import Cispo
+from tailrace.algorithms.dapo import Dapo
 from tailrace.algorithms.dr_grpo import DrGrpo
 from tailrace.algorithms.grpo import Grpo
 from tailrace.algorithms.gspo import Gspo
@@ -17,10 +18,12 @@ from tailrace.config.algorithm import (
     AdapterAlgorithmConfig,
     AlgorithmConfig,
     CispoConfig,
+    DapoConfig,
     DrGrpoConfig,
     GrpoConfig,
     GspoConfig,
     MaxRlConfig,
+    PolicyGradientConfig,
     PpoConfig,
     ReinforcePlusPlusConfig,
     RlooConfig,
@@ -29,6 +32,18 @@ from tailrace.errors import UserError
 from tailrace.host.user_code import check_call, load_callable, making
 
 _KEY = "algorithm.path"
+_MADE: Mapping[type[PolicyGradientConfig], Callable[[Any], Algorithm]] = {
+    GrpoConfig: Grpo,
+    DrGrpoConfig: DrGrpo,
+    RlooConfig: Rloo,
+    ReinforcePlusPlusConfig: ReinforcePlusPlus,
+    GspoConfig: Gspo,
+    CispoConfig: Cispo,
+    DapoConfig: Dapo,
+    MaxRlConfig: MaxRl,
+    PpoConfig: Ppo,
+}
+"""The algorithms of the package, by the schema of their section."""
 
 
 def make_algorithm(config: AlgorithmConfig) -> Algorithm:
@@ -38,25 +53,9 @@ def make_algorithm(config: AlgorithmConfig) -> Algorithm:
         UserError: an adapter's path names nothing, or something that cannot be called or makes no algorithm; or see
             `check_algorithm`.
     """
-    match config:
-        case GrpoConfig():
-            return Grpo(config)
-        case DrGrpoConfig():
-            return DrGrpo(config)
-        case RlooConfig():
-            return Rloo(config)
-        case ReinforcePlusPlusConfig():
-            return ReinforcePlusPlus(config)
-        case GspoConfig():
-            return Gspo(config)
-        case CispoConfig():
-            return Cispo(config)
-        case MaxRlConfig():
-            return MaxRl(config)
-        case PpoConfig():
-            return Ppo(config)
-        case AdapterAlgorithmConfig():
-            return _open_adapter(config)
+    if isinstance(config, AdapterAlgorithmConfig):
+        return _open_adapter(config)
+    return _MADE[type(config)](config)
 
 
 def _open_adapter(config: AdapterAlgorithmConfig) -> Algorithm:

@@ -44,6 +44,19 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Remake:
+    """When a group is thrown away, and another prompt takes its place in the training step.
+
+    The new group is generated while everything else goes on, so nothing waits for a second round.
+    """
+
+    wanted: Callable[[Sequence[Cells]], bool]
+    """Whether a group is to be remade, from the cells that the task reads."""
+    most: int
+    """How often a place is remade. After that its group stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class Compute:
     """A function computes columns of rows that belong together."""
 
@@ -56,6 +69,8 @@ class Compute:
     """The rows that the function gets: each claimed row of one group, or all rows of a training step. The latter need
     `whole_steps` as `claims`. With `pipeline.streaming`, training then waits for the last response of its step.
     """
+    remake: Remake | None = None
+    """Groups that are remade, and not computed. With `of: group` alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,45 @@ class CispoConfig(GroupNormalizedConfig):
     """The weight is clipped above 1 + clip_high."""
 
 
+class DynamicSamplingConfig(Config):
+    """Groups without signal, whose rewards are all equal, are thrown away, and other prompts take their places."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=1000)] = 8
+    """How often a place is given another prompt. After that it keeps a group without signal."""
+
+
+class OverlongConfig(Config):
+    """What becomes of responses that are as long as they may be, or nearly so."""
+
+    penalty_tokens: CountFromZero = 0
+    """The last tokens of sampling.max_new_tokens, over which a penalty of the reward rises linearly to
+    penalty_factor. 0: there is none."""
+    penalty_factor: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    """The penalty of a response that has them all."""
+    filter: bool = False
+    """Responses that were cut off take no part in the loss. Their rewards count in their groups."""
+
+
+class DapoConfig(GroupNormalizedConfig):
+    """Decoupled clip and dynamic sampling policy optimization (Yu et al. 2025)."""
+
+    type: Literal["dapo"] = "dapo"
+    clip_high: Annotated[float, Field(ge=0, le=1e6)] = 0.28
+    """The ratio is clipped above 1 + clip_high."""
+    dynamic_sampling: DynamicSamplingConfig | None = DynamicSamplingConfig()
+    """Null keeps groups without signal."""
+    overlong: OverlongConfig = OverlongConfig()
+    max_response_tokens: Count | None = None
+    """The length to which `overlong` refers; by default sampling.max_new_tokens."""
+
+    def resolved(self, *, max_staleness: int, max_new_tokens: int) -> Self:
+        """See `PolicyGradientConfig`; with the longest response."""
+        found = super().resolved(max_staleness=max_staleness, max_new_tokens=max_new_tokens)
+        if found.max_response_tokens is not None:
+            return found
+        return found.model_copy(update={"max_response_tokens": max_new_tokens})
+
+
 class MaxRlConfig(_OfGroups):
     """Maximum likelihood reinforcement learning: rare right responses count more (Tajwar et al. 2026). For rewards of 0
     and 1."""
@@ -239,6 +278,7 @@ AlgorithmConfig = Annotated[
     | ReinforcePlusPlusConfig
     | GspoConfig
     | CispoConfig
+    | DapoConfig
     | MaxRlConfig
     | PpoConfig
     | AdapterAlgorithmConfig,

@@ -42,6 +42,7 @@ COLUMNS: Mapping[str, ColumnKind] = {
     # reference and advantage
     "ref_log_probs": ColumnKind.FLOATS,
     "advantages": ColumnKind.FLOATS,
+    "kept": ColumnKind.FLOATS,
     # critic
     "values": ColumnKind.FLOATS,
     "returns": ColumnKind.FLOATS,

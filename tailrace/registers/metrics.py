@@ -181,6 +181,17 @@ METRICS = (
         better="lower",
     ),
     Metric(
+        name="remade_groups",
+        group=_SAMPLES,
+        title="Groups remade",
+        unit="groups",
+        meaning=(
+            "groups without signal that were thrown away since the step before, and whose places other prompts got; "
+            "with `algorithm.dynamic_sampling` only"
+        ),
+        chart="Learning",
+    ),
+    Metric(
         name="response_tokens",
         of=(EventKind.EVALUATION,),
         title="Response length",

@@ -14,27 +14,35 @@ from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import STALENESS, TIME
 from tailrace.rewards.base import CORRECT, failure_kind
 from tailrace.tasks.actor import StepResult
+from tailrace.tasks.compute import REMADE
 from tailrace.trainer.base import UpdateResult
 from tailrace.transfer.queue.base import Row
 from tailrace.types import FinishReason
 
 
 class TaskTimes:
-    """A sink that adds up the seconds of each task and writes them into passing `step` events. It must be the first.
+    """A sink that adds up figures of events since the step before, for passing `step` events. It must be the first.
 
-    `time/<task>`: seconds of each task since the step before; tasks overlap, so they may exceed the wall clock.
+    `time/<task>`: seconds of each task; tasks overlap, so they may exceed the wall clock. `remade_groups`: groups that
+    were thrown away, where an algorithm does that.
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+        self._sums: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
         """Count one span, or add the sums to a `step` event."""
+        if event.task == EventKind.STEP:
+            event.metrics |= self._sums
+            self._sums = {}
+            return
         if event.about.is_timed:
-            self._seconds[event.task] = self._seconds.get(event.task, 0.0) + event.end - event.start
-        elif event.task == EventKind.STEP:
-            event.metrics |= {f"{TIME.prefix}{task}": seconds for task, seconds in self._seconds.items()}
-            self._seconds = {}
+            self._add(f"{TIME.prefix}{event.task}", event.end - event.start)
+        if REMADE in event.metrics:
+            self._add(REMADE, event.metrics[REMADE])
+
+    def _add(self, name: str, value: float) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + value
 
 
 def step_metrics(result: StepResult, step: int, seconds: float) -> dict[str, float]:

@@ -1,7 +1,10 @@
 """Admission of prompts: the rows of a training step enter the queue once the weights are new enough for it.
 
 put(step)          its groups ──▶ queue: they wait for weight version `step` - `max_staleness`, then for room
-put_lost_groups    groups whose rows were lost ──▶ queue: made again from their positions; they wait for room only
+put_lost_groups    groups whose rows were lost or remade ──▶ queue, at once
+
+A group that was lost comes again as it was. One that was remade comes with another prompt, at the same place of the
+run: each time of the run has a seeded order of its own, so that the n-th remaking of a place is always the same.
 """
 
 import asyncio
@@ -85,13 +88,17 @@ class PromptFeeder:
                 raise
         self.next_step = step + 1
 
-    def group_again(self, group_id: int) -> list[NewRow]:
-        """The rows of a group that was admitted before and lost."""
-        return self._group(group_id, not_before=0)
+    def group_again(self, group_id: int, remade: int) -> list[NewRow]:
+        """The rows of a group that was admitted before, and was lost, or remade so often."""
+        return self._group(group_id, not_before=0, remade=remade)
 
-    def _group(self, position: int, *, not_before: WeightVersion) -> list[NewRow]:
-        prompt = self._prompts[self._order[position]]
-        return group_rows(prompt, position, group_size=self._group_size, seed=self._seed, not_before=not_before)
+    def _group(self, position: int, *, not_before: WeightVersion, remade: int = 0) -> list[NewRow]:
+        seed = remade_seed(self._seed, remade)
+        order = self._order
+        if remade:
+            order = PromptOrder(count=len(self._prompts), seed=seed, shuffle=True)
+        prompt = self._prompts[order[position]]
+        return group_rows(prompt, position, group_size=self._group_size, seed=seed, not_before=not_before)
 
 
 class PromptLine:
@@ -132,27 +139,36 @@ class PromptLine:
                     await self._queue.put([row for k in range(position, end) for row in self._group(k, oldest)])
                     position = end
 
-    def group_again(self, group_id: int) -> list[NewRow]:
-        """The rows of a group that was admitted before and lost."""
-        return self._group(group_id, 0)
+    def group_again(self, group_id: int, remade: int) -> list[NewRow]:
+        """The rows of a group that was admitted before, and was lost, or remade so often: with other seeds then.
 
-    def _group(self, position: int, not_before: WeightVersion) -> list[NewRow]:
+        It keeps its prompt, since all prompts are the caller's.
+        """
+        return self._group(group_id, 0, remade)
+
+    def _group(self, position: int, not_before: WeightVersion, remade: int = 0) -> list[NewRow]:
         prompt, size = self._prompts[position], self._group_size
-        return group_rows(prompt, position, group_size=size, seed=self._seed, not_before=not_before)
+        seed = remade_seed(self._seed, remade)
+        return group_rows(prompt, position, group_size=size, seed=seed, not_before=not_before)
 
 
-async def put_lost_groups(queue: TransferQueue, group_again: Callable[[int], Sequence[NewRow]]) -> None:
-    """Put groups again whose rows were lost with a storage unit, as soon as there is room, until the queue is closed.
+async def put_lost_groups(queue: TransferQueue, group_again: Callable[[int, int], Sequence[NewRow]]) -> None:
+    """Put groups again that were lost with a storage unit or remade, until the queue is closed.
 
     A group that finds no room within the queue's limit stays lost, and is tried again. `group_again`: returns the rows
-    of a group, which wait for no weights.
+    of a group that was remade so often; they wait for no weights.
     """
     with suppress(QueueClosed):
         while True:
             with suppress(*_NOT_YET):  # nothing was lost for that long, or there was no room
-                for group_id in await queue.lost_groups():
+                for group_id, remade in (await queue.lost_groups()).items():
                     with suppress(GroupExists):  # the first step of a resumed run may have put it meanwhile
-                        await queue.put(group_again(group_id))
+                        await queue.put(group_again(group_id, remade))
+
+
+def remade_seed(seed: int, remade: int) -> int:
+    """The seed in place of the run's for groups that were remade so often."""
+    return sample_seed(seed, -remade, 0) if remade else seed
 
 
 def group_rows(prompt: Prompt, position: int, *, group_size: int, seed: int, not_before: WeightVersion) -> list[NewRow]:

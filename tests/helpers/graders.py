@@ -8,6 +8,11 @@ def digit_fraction(response: str, answer: Any, prompt: str, metadata: dict[str, 
     return sum(character in "0123456789" for character in response) / max(len(response), 1)
 
 
+def one_in_four(response: str, answer: Any) -> float:
+    """1 for about a quarter of all responses, whatever they say."""
+    return float(sum(map(ord, response)) % 4 == 0)
+
+
 def fails_on_even_length(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) -> float:
     """Raise for responses of even length."""
     if len(response) % 2 == 0:

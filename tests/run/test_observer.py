@@ -80,9 +80,9 @@ async def test_the_end_of_the_queue_is_seen_at_once_with_what_came_back_until_th
 
 async def test_groups_that_stay_lost_are_not_looked_at_again_and_again(log: EventLog, events: list[Event]) -> None:
     class Lossy(Queue):
-        async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
+        async def lost_groups(self, *, timeout: float | None = None) -> dict[int, int]:
             await asyncio.sleep(0)
-            return [1]
+            return {1: 0}
 
     queue = Lossy()
     observing = asyncio.create_task(Observer(queue, log, every_s=3600.0).run())

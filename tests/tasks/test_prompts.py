@@ -95,10 +95,10 @@ class Losing(LocalQueue):
         super().__init__(make_tasks(), LocalQueueConfig())
         self.lost, self.full, self.error = list(lost), full, error or QueueTimeout("no room")
 
-    async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
+    async def lost_groups(self, *, timeout: float | None = None) -> dict[int, int]:
         if not self.lost:
             raise QueueClosed("closed")
-        return self.lost.pop(0)
+        return dict.fromkeys(self.lost.pop(0), 0)
 
     async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
         if self.full:
@@ -141,3 +141,17 @@ async def test_a_lost_group_is_put_again_as_it_was_whatever_the_version() -> Non
     assert [row.order for row in again] == [0, 1, 2, 3]
     assert all(row.cells["seed"] == before[row.order]["seed"] for row in again)
     assert all(row.cells["prompt"] == before[row.order]["prompt"] for row in again)
+
+
+async def test_a_remade_group_has_another_prompt_each_time_always_the_same() -> None:
+    feeder, again = make(make_queue()), make(make_queue())
+
+    def cells(of: PromptFeeder, remade: int) -> list[tuple[int, int, str]]:
+        return [(row.order, row.cells["seed"], row.cells["prompt"]) for row in of.group_again(1, remade)]  # type: ignore[misc]
+
+    times = [cells(feeder, remade) for remade in range(4)]
+    assert times == [cells(again, remade) for remade in range(4)]
+    assert {order for rows in times for order, _, _ in rows} == {order for order, _, _ in times[0]}
+    seeds = [seed for rows in times for _, seed, _ in rows]
+    assert len(set(seeds)) == len(seeds)
+    assert len({prompt for rows in times for _, _, prompt in rows}) > 1

@@ -118,7 +118,7 @@ async def test_what_is_not_a_sound_snapshot_is_refused_and_changes_nothing() -> 
         (b"", "0 bytes are not a snapshot"),
         (b"\x00garbage", "are not a snapshot"),
         (snapshot[:-5], "are not a snapshot"),
-        (changed(snapshot, version=1), "version 1; expected 'tailrace transfer queue' version 3"),
+        (changed(snapshot, version=1), "version 1; expected 'tailrace transfer queue' version 4"),
         (changed(snapshot, format="other"), "the snapshot is 'other'"),
         (changed(snapshot, control=without_slots), "contradicts itself"),
         (changed(snapshot, parts=[b"123", *sound["parts"][1:]]), "corrupt"),

@@ -14,7 +14,7 @@ woken by events, never by polling, and raise QueueTimeout after a limit.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -190,11 +190,25 @@ class TransferQueue(ABC):
         """Admit rows that wait for weights of `version`, which are now available. An older version is ignored."""
 
     @abstractmethod
-    async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
-        """Wait until rows are lost with their storage unit, and return the group_ids that have to be put again.
+    async def remake(self, claim: Claim, groups: Collection[int], *, most: int) -> list[int]:
+        """Take whole groups of `claim` out of the queue, from all tasks, to be put again with other rows.
 
-        A group stays lost until it is put again, whole. A task whose outputs no task reads (the actor) does not get
-        rows again that it has consumed. All other tasks get all rows of the group again.
+        They are in `lost_groups` from then on. A group that was remade `most` times before stays under the lease.
+        Return the group_ids that were taken.
+
+        Raises:
+            QueueError: a group is not wholly under the lease.
+            LeaseError: the lease has ended.
+        """
+
+    @abstractmethod
+    async def lost_groups(self, *, timeout: float | None = None) -> dict[int, int]:
+        """Wait until groups have to be put again. Return their group_ids, each with how often it was remade.
+
+        They were lost with a storage unit, or taken out by `remake`. A group that was never remade is put with the same
+        rows as before. It stays lost until it is put again, whole. A task whose outputs no task reads (the actor) does
+        not get rows again that it has consumed, unless the group was remade since. All other tasks get all rows of the
+        group again.
 
         Raises:
             QueueTimeout, QueueClosed

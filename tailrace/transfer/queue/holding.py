@@ -6,7 +6,7 @@ another worker may claim them. The work that was done on them is then lost.
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from tailrace.errors import LeaseError, PeerLost, QueueClosed, QueueTimeout, StaleRowError, TailraceWarning
@@ -93,6 +93,14 @@ async def ack_if_held(queue: TransferQueue, claim: Claim, outputs: Mapping[RowId
         )
         return False
     return True
+
+
+async def remake_if_held(queue: TransferQueue, claim: Claim, groups: Collection[int], *, most: int) -> list[int]:
+    """Have groups of a claim made again; see `TransferQueue.remake`. None is where the claim is void."""
+    try:
+        return await queue.remake(claim, groups, most=most)
+    except (LeaseError, StaleRowError):
+        return []  # the rows are claimed again, and the question comes up again
 
 
 async def _give_back(queue: TransferQueue, claim: Claim) -> None:

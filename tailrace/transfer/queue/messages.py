@@ -1,7 +1,7 @@
 """The messages between controller, units and clients of a queue, besides those of the wire itself.
 
-    client ──▶ controller   ReadTable, Admit, Withdraw, Claim, Ack, Nack, Renew, Advance, Lost, Stats, Close, Dismiss
-                            Export, Release, Restore
+    client ──▶ controller   ReadTable, Admit, Withdraw, Claim, Ack, Nack, Renew, Remake, Advance, Lost, Stats, Close
+                            Dismiss, Export, Release, Restore
     client ──▶ unit         Reserve, Write, Read, Done
     unit ──▶ controller     Join, Written
     controller ──▶ unit     Settle, Inventory
@@ -208,6 +208,17 @@ class Renew(Message, frozen=True):
     lease_id: int
 
 
+class Remake(Message, frozen=True):
+    """Take whole groups of a lease out of the queue, to be put again with other rows."""
+
+    mutates: ClassVar[bool] = True
+    lease_id: int
+    groups: bytes
+    """[n]: the group_ids."""
+    most: Count
+    """A group that was remade so often stays under the lease."""
+
+
 class Stats(Message, frozen=True):
     """Ask for the counts of the queue."""
 
@@ -231,10 +242,10 @@ class Lost(Message, frozen=True):
 
 
 class Groups(Message, frozen=True):
-    """Answer to Lost."""
+    """Answer to Lost and Remake."""
 
     ids: bytes
-    """[n]: the group_ids."""
+    """[n, 2]: group_id, and how often the group was remade."""
 
 
 class Close(Message, frozen=True):
@@ -396,6 +407,7 @@ Request = (
     | Ack
     | Nack
     | Renew
+    | Remake
     | Advance
     | Lost
     | Stats

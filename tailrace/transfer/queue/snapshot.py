@@ -12,7 +12,7 @@ from tailrace.transfer.queue.rows.state import ControlState, check_state
 from tailrace.types import TaskSpec
 
 _FORMAT = "tailrace transfer queue"
-_VERSION = 3
+_VERSION = 4
 
 
 class _Header(msgspec.Struct):

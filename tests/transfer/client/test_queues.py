@@ -283,7 +283,7 @@ def test_a_dead_unit_holds_up_nobody_until_the_limit(tmp_path: Path, face: Face)
         served.stop_unit(1)
         with pytest.raises(StaleRowError):
             queue.ack(second, outputs(second, response_ids=tokens(5)))
-        assert queue.lost_groups(timeout=LIMIT_S) == [0]
+        assert queue.lost_groups(timeout=LIMIT_S) == {0: 0}
 
 
 def test_groups_that_went_with_a_unit_are_put_again(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ STATE = ControlState(
     ],
     seen=[(7, 8)],
     lost=[],
+    remade={},
     consumed=[0, 0, 0],
     expired=[0, 0, 0],
 )

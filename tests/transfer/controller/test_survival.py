@@ -1,6 +1,7 @@
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tailrace.errors import (
@@ -10,6 +11,7 @@ from tailrace.errors import (
     StaleRowError,
 )
 from tailrace.planning.balance import partition
+from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.messages import (
     NO_UNIT,
     Admitted,
@@ -22,6 +24,7 @@ from tailrace.transfer.queue.messages import (
     Groups,
     Lost,
     Release,
+    Remake,
     Renew,
     Restore,
     pack,
@@ -61,7 +64,7 @@ def test_rows_of_a_unit_that_falls_silent_are_lost_and_put_again(tmp_path: Path)
     lease, held = claim(queue, "rollout")
     alive(queue, LIMIT_S + 1, other)
     answer: Groups = queue.answer(waiting)
-    assert unpack(answer.ids, 1).tolist() == [[1]]
+    assert unpack(answer.ids, 2).tolist() == [[1, 0]]
     assert stats(queue).lost_groups == 1
     assert [unit.number for unit in stats(queue).units] == [other.number]
     with pytest.raises(StaleRowError):
@@ -431,3 +434,21 @@ def test_a_unit_that_fails_to_forget_parts_is_asked_what_it_has(tmp_path: Path) 
     assert unit.parts
     alive(queue, 2, unit)
     assert not unit.parts
+
+
+def test_groups_that_were_remade_are_so_after_a_restart_of_the_controller(tmp_path: Path) -> None:
+    queue = site(tmp_path, lasting=True)
+    [unit] = queue.units
+    rows = store(queue, group(1, 2)) + store(queue, group(2, 2))
+    lease, held = claim(queue, "rollout")
+    assert len(held) == 4
+    taken: Groups = queue.ask(Remake(lease, pack(np.array([1], dtype=np.int64)), 1))
+    assert unpack(taken.ids, 2).tolist() == [[1, 0]]
+    queue.tick(1.0)
+    assert {RowId(*part[:2]) for part in unit.parts} == set(rows[2:]), "the unit has dropped the others"
+    queue.start()
+    queue.tick(1.0)
+    answer: Groups = queue.ask(Lost(0.0))
+    assert unpack(answer.ids, 2).tolist() == [[1, 1]]
+    store(queue, group(1, 2))
+    assert (stats(queue).rows, stats(queue).lost_groups) == (4, 0)

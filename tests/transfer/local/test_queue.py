@@ -576,3 +576,17 @@ async def test_close_wakes_every_rank() -> None:
     for waiter in waiters:
         with pytest.raises(QueueClosed):
             await waiter
+
+
+async def test_a_remade_group_enters_a_full_queue_before_those_who_wait_for_room() -> None:
+    queue = LocalQueue(table(WholeGroups(9), WholeGroups(9)), LocalQueueConfig(max_rows=2))
+    await queue.put(group(1, 2))
+    blocked = asyncio.create_task(queue.put(group(2, 2)))
+    claim = await queue.claim("rollout")
+    assert await queue.remake(claim, [1], most=1) == [1]
+    await blocked
+    assert await queue.lost_groups() == {1: 1}
+    await queue.put(group(1, 2))
+    assert (await queue.stats()).rows == 4
+    claims = [await queue.claim("rollout", limit=2) for _ in range(2)]
+    assert sorted(row.group_id for one in claims for row in one.rows) == [1, 1, 2, 2]

@@ -52,6 +52,7 @@ STATE = ControlState(
     ],
     seen=[(10**9, 10**9 + 1)],
     lost=[LostGroup(group_id=10**9 + 5, group_size=1, left={0: [2]})],
+    remade={},
     consumed=[0, 0, 0],
     expired=[0, 0, 0],
 )

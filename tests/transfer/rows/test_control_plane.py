@@ -241,7 +241,7 @@ def test_rows_of_a_dead_unit_leave_with_their_groups_whatever_their_state_and_ot
     lease = plane.claim("rollout", limit=1, now=0.0)
     assert lease is not None
     assert plane.lose(1) == (dict.fromkeys(first, ()), [1])
-    assert (len(plane), plane.lost_groups) == (2, [1])
+    assert (len(plane), plane.lost_groups) == (2, {1: 0})
     with pytest.raises(StaleRowError):
         plane.ack(lease.id, {first[1]: facts(response_ids=3)})
     counts = plane.stats()
@@ -265,7 +265,7 @@ def test_a_lost_group_is_put_again_whole_and_passes_all_but_those_who_have_the_l
     with pytest.raises(QueueError, match="group_size 2, but 1"):
         plane.put(headers(rows[:1]), [facts(prompt_ids=2)])
     stored_on(plane, 2, rows)
-    assert plane.lost_groups == []
+    assert plane.lost_groups == {}
     assert len(worked(plane, "rollout", response_ids=3)) == 2
     while "reward" in plane.ready_tasks:
         worked(plane, "reward", reward=1)
@@ -345,7 +345,7 @@ def test_leases_that_go_on_are_leased_after_a_restore() -> None:
 def state(**changes: Any) -> ControlState:
     rows = [record(consumed={0: 2})]
     fields: dict[str, Any] = {"generations": [4, 2], "next_lease": 3, "rows": rows, "consumed": [9, 8, 7]}
-    fields |= {"version": 5, "seen": [(0, 2), (4, 5)], "lost": [], "expired": [0, 0, 1]}
+    fields |= {"version": 5, "seen": [(0, 2), (4, 5)], "lost": [], "remade": {}, "expired": [0, 0, 1]}
     return ControlState(**{**fields, **changes})
 
 
@@ -491,3 +491,65 @@ def test_a_row_keeps_its_version_through_an_export() -> None:
     restored = ControlPlane(table(), lease_s=LEASE_S)
     restored.restore(state)
     assert restored.export() == state
+
+
+def remaking() -> tuple[ControlPlane, int]:
+    """Two groups of 2 that have passed `rollout`, and a lease of both for `reward`."""
+    plane, _ = plane_of(table(WholeGroups(9), WholeGroups(9)), [*group(1, 2), *group(2, 2)])
+    worked(plane, "rollout", response_ids=3)
+    lease = plane.claim("reward", limit=None, now=0.0)
+    assert lease is not None
+    return plane, lease.id
+
+
+def test_a_remade_group_leaves_all_tasks_and_comes_to_all_of_them_again() -> None:
+    plane, lease = remaking()
+    loss = plane.remake(lease, [1], most=1)
+    assert (loss.groups, len(loss.rows), len(plane), plane.lost_groups) == ([1], 2, 2, {1: 1})
+    assert [plane.facts(row).lengths["prompt_ids"] for row in plane.leased(lease)] == [2, 2], "of the other group"
+    plane.put(headers(group(1, 2)), [facts(prompt_ids=5)] * 2)
+    assert plane.lost_groups == {}
+    assert len(worked(plane, "rollout", response_ids=3)) == 2
+    assert plane.stats()["reward"].ready == 2
+
+
+def test_a_group_is_remade_as_often_as_is_allowed_also_after_a_restore() -> None:
+    plane, lease = remaking()
+    assert plane.remake(lease, [1, 2], most=0).groups == []
+    assert plane.remake(lease, [1], most=2).groups == [1]
+    restored = ControlPlane(table(WholeGroups(9), WholeGroups(9)), lease_s=LEASE_S)
+    restored.restore(plane.export())
+    assert restored.lost_groups == {1: 1}
+    restored.put(headers(group(1, 2)), [facts(prompt_ids=5)] * 2)
+    worked(restored, "rollout", response_ids=3)
+    again = restored.claim("reward", limit=None, now=0.0)
+    assert again is not None
+    assert restored.remake(again.id, [1, 2], most=1).groups == [2]
+    assert restored.remake(again.id, [1], most=2).groups == [1]
+    assert restored.lost_groups == {1: 2, 2: 1}
+
+
+def test_how_often_a_group_was_remade_is_forgotten_when_it_has_left() -> None:
+    plane, lease = remaking()
+    plane.remake(lease, [1], most=1)
+    plane.put(headers(group(1, 2)), [facts(prompt_ids=5)] * 2)
+    assert plane.export().remade == {1: 1}
+    plane.nack(lease, None)
+    worked(plane, "rollout", response_ids=3)
+    while "reward" in plane.ready_tasks:
+        worked(plane, "reward", reward=1)
+    while "actor" in plane.ready_tasks:
+        worked(plane, "actor", limit=2)
+    assert len(plane) == 0
+    assert plane.export().remade == {}
+
+
+def test_a_part_of_a_group_is_not_remade() -> None:
+    plane, lease = remaking()
+    plane.ack(lease, {plane.leased(lease)[0]: facts(reward=1)})
+    with pytest.raises(QueueError, match="1 rows of group 1 are under lease"):
+        plane.remake(lease, [2, 1], most=9)
+    with pytest.raises(LeaseError, match="has ended"):
+        plane.remake(99, [2], most=9)
+    assert plane.lost_groups == {}
+    assert len(plane) == 4

@@ -53,6 +53,7 @@ STATE = ControlState(
     ],
     seen=[(0, 5)],
     lost=[LostGroup(group_id=3, group_size=2, left={7: [0]})],
+    remade={},
     consumed=[1],
     expired=[0],
 )

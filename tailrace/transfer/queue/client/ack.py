@@ -6,15 +6,17 @@ Outputs that find no room are written again until the ack's timeout. A nack or a
 controller. Bad input is refused before anything is sent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+
+import numpy as np
 
 from tailrace.errors import ColumnError, LeaseError, PeerLost, StaleRowError, StorageFull, TailraceError
 from tailrace.transfer.queue import base
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.client.writing import Batch, Writing, packed_versions, write
-from tailrace.transfer.queue.messages import Ack, Nack, Renew, pack
+from tailrace.transfer.queue.messages import Ack, Groups, Nack, Remake, Renew, pack, unpack
 from tailrace.transfer.queue.rows.schema import check_outputs
 from tailrace.transfer.wire.calls import Call, Operation, ask
 from tailrace.transfer.wire.messages import Accepted
@@ -93,6 +95,15 @@ def nack_rows(session: Session, claimed: base.Claim, rows: Sequence[RowId] | Non
     if rows is None and session.acked.all_of(claimed):
         return
     yield from session.tell(Nack(claimed.lease_id, None if rows is None else pack(rows)))
+
+
+def remake_groups(session: Session, claimed: base.Claim, groups: Collection[int], most: int) -> Operation[list[int]]:
+    """See `TransferQueue.remake`."""
+    packed = pack(np.array(list(groups), dtype=np.int64))
+    taken = yield from ask(Call(session.controller, Remake(claimed.lease_id, packed, most)), Groups)
+    ids = [number for number, _ in unpack(taken.ids, 2).tolist()]
+    session.acked.add(claimed.lease_id, sum(row.group_id in ids for row in claimed.rows))
+    return ids
 
 
 def renew_lease(session: Session, lease_id: int) -> Operation[None]:

@@ -71,6 +71,19 @@ def limit_seconds(value: float) -> float:
     raise QueueError(f"limit_s: got {value!r:.80}, expected more than 0 seconds")
 
 
+def check_remake(groups: Iterable[int], most: int) -> None:
+    """Check the arguments of `remake`.
+
+    Raises:
+        QueueError: a number is not an integer, or `most` is below 0.
+    """
+    for group_id in groups:
+        check_integer("groups", group_id)
+    check_integer("most", most)
+    if most < 0:
+        raise QueueError(f"most: got {most}, expected 0 or more")
+
+
 def check_claim(task: str, limit: int | None, rank: int | None) -> None:
     """Check the arguments of a claim.
 

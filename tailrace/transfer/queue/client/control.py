@@ -17,10 +17,10 @@ def dismiss(session: Session, name: str) -> Operation[None]:
     yield from session.tell(Dismiss(name))
 
 
-def lost_groups(session: Session, *, timeout: float) -> Operation[list[int]]:
+def lost_groups(session: Session, *, timeout: float) -> Operation[dict[int, int]]:
     """See `TransferQueue.lost_groups`."""
     groups = yield from ask(Call(session.controller, Lost(timeout), wait_s=timeout), Groups)
-    return [number for [number] in unpack(groups.ids, 1).tolist()]
+    return {number: remade for number, remade in unpack(groups.ids, 2).tolist()}
 
 
 def stats(session: Session) -> Operation[QueueStats]:

@@ -8,7 +8,7 @@ does not answer. A program that blocks its loop for longer than `limit_s` counts
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self, TypeVar
@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 from tailrace.transfer.queue import holding
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId, TransferQueue
 from tailrace.transfer.queue.client import checks, control, snapshots
-from tailrace.transfer.queue.client.ack import ack_rows, nack_rows, renew_lease
+from tailrace.transfer.queue.client.ack import ack_rows, nack_rows, remake_groups, renew_lease
 from tailrace.transfer.queue.client.base import QueueClient
 from tailrace.transfer.queue.client.claim import claim_rows, lease_rows
 from tailrace.transfer.queue.client.put import put_rows
@@ -112,6 +112,11 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
         """See `TransferQueue.renew`."""
         await self._run(renew_lease(self._session, claim.lease_id))
 
+    async def remake(self, claim: Claim, groups: Collection[int], *, most: int) -> list[int]:
+        """See `TransferQueue.remake`."""
+        checks.check_remake(groups, most)
+        return await self._run(remake_groups(self._session, claim, groups, most))
+
     async def advance(self, version: WeightVersion) -> None:
         """See `TransferQueue.advance`."""
         check_integer("version", version)
@@ -124,7 +129,7 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
         """
         await self._run(control.dismiss(self._session, name))
 
-    async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
+    async def lost_groups(self, *, timeout: float | None = None) -> dict[int, int]:
         """See `TransferQueue.lost_groups`."""
         return await self._run(control.lost_groups(self._session, timeout=self._limit(timeout)))
 

@@ -10,7 +10,7 @@ reading or writing stays taken for that hour.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -20,7 +20,7 @@ from tailrace.config.columns import ColumnKind
 from tailrace.errors import LeaseError, PeerLost, TailraceError
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId
 from tailrace.transfer.queue.client import checks, control, snapshots
-from tailrace.transfer.queue.client.ack import ack_rows, nack_rows, renew_lease
+from tailrace.transfer.queue.client.ack import ack_rows, nack_rows, remake_groups, renew_lease
 from tailrace.transfer.queue.client.base import QueueClient
 from tailrace.transfer.queue.client.claim import claim_rows, fetch_rows
 from tailrace.transfer.queue.client.put import put_rows
@@ -108,12 +108,17 @@ class SyncQueue(QueueClient[SyncClient]):
         """See `TransferQueue.renew`."""
         self._run(renew_lease(self._session, claim.lease_id))
 
+    def remake(self, claim: Claim, groups: Collection[int], *, most: int) -> list[int]:
+        """See `TransferQueue.remake`."""
+        checks.check_remake(groups, most)
+        return self._run(remake_groups(self._session, claim, groups, most))
+
     def advance(self, version: WeightVersion) -> None:
         """See `TransferQueue.advance`."""
         check_integer("version", version)
         self._run(control.advance(self._session, version))
 
-    def lost_groups(self, *, timeout: float | None = None) -> list[int]:
+    def lost_groups(self, *, timeout: float | None = None) -> dict[int, int]:
         """See `TransferQueue.lost_groups`."""
         return self._run(control.lost_groups(self._session, timeout=self._limit(timeout)))
 

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import msgspec
 
 from tailrace.errors import UNREADABLE, QueueError, one_line
-from tailrace.transfer.queue.messages import Ack, Admit, Answer
+from tailrace.transfer.queue.messages import Ack, Admit, Answer, Groups
 from tailrace.transfer.queue.rows.state import ControlState
 from tailrace.types import TaskSpec
 
@@ -33,7 +33,7 @@ _HEADER_BYTES = _RECORD.size + _CHECK.size
 _LEAST_BYTES = 64 * 2**20
 """A journal shorter than this is not replaced."""
 
-VERSION = 2
+VERSION = 3
 """The version of the format, raised with every change of a record or its meaning. Other versions are refused."""
 
 _log = logging.getLogger(__name__)
@@ -121,6 +121,17 @@ class RowsReturned(Record, frozen=True):
     """Whether this counts as an expiry."""
 
 
+class GroupsRemade(Record, frozen=True):
+    """Groups under a lease left, to be put again with other rows."""
+
+    client: str
+    number: int
+    lease_id: int
+    groups: list[int]
+    """Those that were taken."""
+    answer: Groups
+
+
 class UnitGone(Record, frozen=True):
     """A unit died, and its copies of rows are lost."""
 
@@ -174,6 +185,7 @@ Change: TypeAlias = (
     | RowsLeased
     | RowsAcked
     | RowsReturned
+    | GroupsRemade
     | UnitGone
     | RowsGone
     | Restored

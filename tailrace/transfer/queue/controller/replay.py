@@ -12,6 +12,7 @@ from tailrace.transfer.queue.controller.journal import (
     Change,
     ClientWatched,
     Closed,
+    GroupsRemade,
     PutAdmitted,
     PutWithdrawn,
     RequestAnswered,
@@ -33,6 +34,9 @@ from tailrace.transfer.queue.rows.state import ControlState, RowHeader
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.wire.messages import Accepted
 from tailrace.transfer.wire.server import Ticket
+
+_ANY = 2**62
+"""A bound that no group has reached: the groups were chosen before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,13 +152,22 @@ class _Player:
                 plane.end(change.lease_id)
             case RowsReturned():
                 plane.nack(change.lease_id, row_ids(change.rows))
+            case UnitGone() | RowsGone() | GroupsRemade():
+                self._lose(change)
+            case _:
+                self._note(change)
+
+    def _lose(self, change: UnitGone | RowsGone | GroupsRemade) -> None:
+        found, plane = self._found, self._plane
+        match change:
             case UnitGone():
                 plane.lose(change.unit)
                 found.units = {name: number for name, number in found.units.items() if number != change.unit}
             case RowsGone():
                 plane.lose(change.unit, row_ids(change.rows))
-            case _:
-                self._note(change)
+            case GroupsRemade():
+                plane.remake(change.lease_id, change.groups, _ANY)
+                found.answers[Ticket(change.client, change.number)] = change.answer
 
     def _note(self, change: Base | Change) -> None:
         found = self._found

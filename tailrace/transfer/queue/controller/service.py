@@ -53,6 +53,7 @@ from tailrace.transfer.queue.messages import (
     Nack,
     ReadTable,
     Release,
+    Remake,
     Renew,
     Restore,
     Stats,
@@ -61,6 +62,7 @@ from tailrace.transfer.queue.messages import (
     Written,
     pack,
     row_ids,
+    unpack,
 )
 from tailrace.transfer.queue.rows.control_plane import ControlPlane
 from tailrace.transfer.queue.rows.schema import put_columns
@@ -82,7 +84,7 @@ class _LossWanted(Waiter):
     def attempt(self) -> Groups | Wait:
         """See `Waiter.attempt`."""
         lost = self._control.lost_groups
-        return Groups(pack(np.array(lost, dtype=np.int64))) if lost else Wait.HERE
+        return _groups(lost) if lost else Wait.HERE
 
     def late(self) -> QueueError:
         """See `Waiter.late`."""
@@ -160,6 +162,7 @@ class Controller(Service):
             Ack: self._ack,
             Nack: self._leases.nack,
             Renew: self._leases.renew,
+            Remake: self._remake,
             Restore: self._puts.restore,
             Advance: self._advance,
             Lost: self._lost,
@@ -221,6 +224,17 @@ class Controller(Service):
             raise QueueClosed("the queue was closed")
         self._losses.join(_LossWanted(incoming.ticket, message.wait_s, self._context.control))
         self._losses.serve()
+
+    def _remake(self, incoming: Incoming) -> Reply:
+        message: Remake = incoming.message
+        groups = [number for [number] in unpack(message.groups, 1).tolist()]
+        loss = self._context.control.remake(message.lease_id, groups, message.most)
+        answer = _groups(dict.fromkeys(loss.groups, 0))
+        if loss.groups:
+            self._context.journal.append(log.GroupsRemade(*incoming.ticket, message.lease_id, loss.groups, answer))
+            self._take_loss(loss)
+            self._leases.serve()
+        return Reply(answer)
 
     def _stats(self, incoming: Incoming) -> Reply:
         context = self._context
@@ -418,3 +432,8 @@ class Controller(Service):
         has lost its part.
         """
         return lease.task not in self._split
+
+
+def _groups(remade: Mapping[int, int]) -> Groups:
+    """Pack groups, each with how often it was remade."""
+    return Groups(pack(np.array(list(remade.items()), dtype=np.int64).reshape(-1, 2)))

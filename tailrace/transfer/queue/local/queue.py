@@ -13,12 +13,12 @@ waits behind them. Acks never wait for room, although their outputs count: other
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.transfer import LocalQueueConfig
-from tailrace.errors import QueueTimeout
+from tailrace.errors import QueueClosed, QueueTimeout
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, Row, RowId, TaskStats, TransferQueue
 from tailrace.transfer.queue.local.data_plane import Cells, DataPlane
 from tailrace.transfer.queue.local.lines import AsyncLine, VersionGate
@@ -80,7 +80,10 @@ class LocalQueue(TransferQueue):
             async with asyncio.timeout(limit):
                 if not_before > self._control.version and not self._closed:
                     await self._gate.wait(not_before)
-                ids = await self._producers.wait(lambda: self._try_put(headers, cells))
+                if self._control.is_lost(headers):  # their room was theirs before, and others may wait for them
+                    ids = self._put(headers, cells)
+                else:
+                    ids = await self._producers.wait(lambda: self._try_put(headers, cells))
         except TimeoutError:
             raise late_put(len(rows), limit, self._obstacle(not_before)) from None
         self._put_wait_s += self._clock() - start
@@ -133,12 +136,22 @@ class LocalQueue(TransferQueue):
         self._control.advance(version)
         self._gate.open(self._control.version)
 
-    async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
-        """See `TransferQueue.lost_groups`. Rows are lost only with the process, so this waits until the timeout."""
+    async def remake(self, claim: Claim, groups: Collection[int], *, most: int) -> list[int]:
+        """See `TransferQueue.remake`."""
+        self._expire()
+        loss = self._control.remake(claim.lease_id, groups, most)
+        for row in loss.rows:
+            self._data.drop(row)
+        self._losses.call()
+        self._producers.call()
+        return loss.groups
+
+    async def lost_groups(self, *, timeout: float | None = None) -> dict[int, int]:
+        """See `TransferQueue.lost_groups`. No unit can die here."""
         limit = self._limit(timeout)
         try:
             async with asyncio.timeout(limit):
-                return await self._losses.wait(_nothing_lost)
+                return await self._losses.wait(lambda: self._control.lost_groups or None)
         except TimeoutError:
             raise QueueTimeout(f"in {limit:g} s no group was lost") from None
 
@@ -151,6 +164,7 @@ class LocalQueue(TransferQueue):
             blocked_by=self._blocked_by(),
             put_wait_s=self._put_wait_s,
             version=self._control.version,
+            lost_groups=len(self._control.lost_groups),
             closed=self._closed,
             tasks={task: self._with_waits(task, counts) for task, counts in self._control.stats().items()},
         )
@@ -171,6 +185,7 @@ class LocalQueue(TransferQueue):
         for row in state.rows:
             self._data.store(row.id, parts[row.id], row.facts)
         self._gate.open(self._control.version)
+        self._losses.call()
         self._call_consumers()
 
     async def close(self) -> None:
@@ -191,6 +206,11 @@ class LocalQueue(TransferQueue):
         total = self._data.nbytes + sum(cell.nbytes for cell in cells)
         if len(self._control) + len(rows) > self._config.max_rows or total > self._config.max_bytes:
             return None
+        return self._put(rows, cells)
+
+    def _put(self, rows: Sequence[RowHeader], cells: Sequence[Cells]) -> list[RowId]:
+        if self._closed:
+            raise QueueClosed("the queue was closed")
         ids = self._control.put(rows, cells)
         for row_id, cell in zip(ids, cells, strict=True):
             self._data.write(row_id, cell)
@@ -250,7 +270,3 @@ class LocalQueue(TransferQueue):
             return f"weight version {self._control.version}; its rows are for {not_before}"
         rows, nbytes = len(self._control), self._data.nbytes
         return f"{rows} of {self._config.max_rows} rows and {nbytes} of {self._config.max_bytes} bytes are taken"
-
-
-def _nothing_lost() -> list[int] | None:
-    return None

@@ -3,14 +3,14 @@
     reserve ─enter─▶ WAITING ──last input column written──▶ READY ──claim──▶ LEASED ──ack──▶ CONSUMED
         └─withdraw─▶ gone                                     ▲                │              (by every task: retired)
                                                               └── nack, expiry ┘
-    a storage unit dies: its rows, in any state, leave with their groups, which may be put again
+    a storage unit dies, or a group is remade: rows, in any state, leave with their groups, which may be put again
 
 The cost of a put, a claim, an ack and an expiry is proportional to the rows that they change. A written column counts
 down the missing inputs of its readers, a policy indexes the ready rows of its task, and leases are kept in the order in
 which they expire. Rare operations scan all rows: the loss of a unit, the inventory of a unit, a snapshot.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -148,9 +148,9 @@ class ControlPlane:
         }
 
     @property
-    def lost_groups(self) -> list[int]:
-        """The ids of the groups that have to be put again."""
-        return [group.group_id for group in self._groups.lost]
+    def lost_groups(self) -> dict[int, int]:
+        """The groups that have to be put again, each with how often it was remade."""
+        return {group.group_id: self._groups.remade.get(group.group_id, 0) for group in self._groups.lost}
 
     def advance(self, version: WeightVersion) -> None:
         """Note that weights of `version` are available; a version older than the newest one is ignored."""
@@ -312,6 +312,28 @@ class ControlPlane:
             self._give_back(row, self._leases[lease_id])
         return [row.meta.id for row in held]
 
+    def remake(self, lease_id: int, groups: Collection[int], most: int) -> Loss:
+        """Take whole groups under a lease out, but those that were remade `most` times; see `TransferQueue.remake`.
+
+        Raises:
+            QueueError, LeaseError: see `TransferQueue.remake`; nothing was changed.
+        """
+        taken = [group_id for group_id in dict.fromkeys(groups) if self._groups.remade.get(group_id, 0) < most]
+        lease = self._leases.get(lease_id)
+        if groups and lease is None:
+            raise LeaseError(f"lease {lease_id} has ended, so that no group of it can be remade; {_HOLD}")
+        held = Counter(row.group_id for row in lease.rows.values()) if lease is not None else Counter[int]()
+        sizes = {self._row(row_id).meta.group_id: self._row(row_id).group_size for row_id in self.leased(lease_id)}
+        for group_id in groups:
+            if held[group_id] != sizes.get(group_id, -1):
+                raise QueueError(
+                    f"{held[group_id]} rows of group {group_id} are under lease {lease_id}, and a group is remade as a "
+                    "whole; claim whole groups"
+                )
+        for group_id in taken:
+            self._groups.remake(group_id)
+        return self._lose_groups(taken, remade=True)
+
     def leased(self, lease_id: int) -> list[RowId]:
         """The rows that a lease still holds; empty where it has ended."""
         lease = self._leases.get(lease_id)
@@ -402,6 +424,7 @@ class ControlPlane:
             rows=[row.record() for row in self._slots],
             seen=self._groups.seen,
             lost=self._groups.lost,
+            remade=self._groups.remade.copy(),
             consumed=[task.counts[TaskState.CONSUMED] for task in self._tasks.values()],
             expired=[task.expired for task in self._tasks.values()],
         )
@@ -548,13 +571,14 @@ class ControlPlane:
         task.counts[old] -= 1
         task.counts[state] += 1
 
-    def _lose_groups(self, groups: Collection[int]) -> Loss:
+    def _lose_groups(self, groups: Collection[int], *, remade: bool = False) -> Loss:
         by_group: dict[int, list[_Row]] = {group_id: [] for group_id in groups}
         for row in self._slots:
             if row.meta.group_id in by_group:
                 by_group[row.meta.group_id].append(row)
         for group_id, rows in by_group.items():
-            left = {row.meta.order: [index for index in row.consumed if index in self._last] for row in rows}
+            last = () if remade else self._last  # tasks that do not get again what they have consumed
+            left = {row.meta.order: [index for index in row.consumed if index in last] for row in rows}
             self._groups.lose(LostGroup(group_id=group_id, group_size=rows[0].group_size, left=left))
             for task in self._tasks.values():
                 self._lose_rows_of(rows, task)

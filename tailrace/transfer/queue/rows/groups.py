@@ -1,13 +1,14 @@
 """The groups that are in a queue, that have left it, and that were lost.
 
 put ──▶ in the queue ──all rows left──▶ seen: it cannot be put again
-             └── its storage unit dies ──▶ lost ──put again, whole──▶ in the queue
+             └── its storage unit dies, or it is remade ──▶ lost ──put again, whole──▶ in the queue
 """
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 
 from tailrace.errors import GroupExists, QueueError
 from tailrace.transfer.queue.rows.state import ControlState, LostGroup, RowHeader, RowRecord
@@ -30,17 +31,23 @@ class Groups:
     """The groups of one control plane. Those of reserved rows count as in the queue."""
 
     def __init__(
-        self, rows: Iterable[RowRecord] = (), seen: Iterable[tuple[int, int]] = (), lost: Iterable[LostGroup] = ()
+        self,
+        rows: Iterable[RowRecord] = (),
+        seen: Iterable[tuple[int, int]] = (),
+        lost: Iterable[LostGroup] = (),
+        remade: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         """The arguments are as in a ControlState."""
         self._rows = Counter(row.group_id for row in rows)
         self._seen = Intervals(seen)
         self._lost = {group.group_id: group for group in lost}
+        self.remade = dict(remade)
+        """See `ControlState.remade`."""
 
     @classmethod
     def of(cls, state: ControlState) -> "Groups":
         """Make the groups of an exported state."""
-        return cls(state.rows, state.seen, state.lost)
+        return cls(state.rows, state.seen, state.lost, state.remade)
 
     @property
     def seen(self) -> list[tuple[int, int]]:
@@ -105,10 +112,16 @@ class Groups:
         self._rows[group_id] -= 1
         if not self._rows[group_id]:
             del self._rows[group_id]
+            if group_id not in self._lost:
+                self.remade.pop(group_id, None)
 
     def lose(self, group: LostGroup) -> None:
         """Note that a group has to be put again."""
         self._lost[group.group_id] = group
+
+    def remake(self, group_id: int) -> None:
+        """Count that a group is put again with other rows."""
+        self.remade[group_id] = self.remade.get(group_id, 0) + 1
 
     def consumed_before(self, row: RowHeader, last: Sequence[int]) -> dict[int, int]:
         """The tasks that consumed a row before its group was lost and do not get it again; each with lease 0.

@@ -91,6 +91,8 @@ class ControlState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     seen: list[tuple[int, int]]
     """The groups that were ever in the queue: ascending ranges of group_id, the end not included."""
     lost: list[LostGroup]
+    remade: dict[int, int]
+    """How often groups that are in the queue or lost were remade, by group_id, where that is not 0."""
     consumed: list[int]
     """The number of rows that each task has consumed since the queue was made."""
     expired: list[int]
@@ -122,7 +124,7 @@ class Ended(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The rows and groups that were lost with a storage unit."""
+    """The rows and groups that have left, to be put again."""
 
     rows: dict[RowId, tuple[int, ...]]
     """The rows that left the queue, each with the other units that have it."""
@@ -140,7 +142,7 @@ def check_state(state: ControlState, tasks: Sequence[TaskSpec]) -> None:
     if not (counts_fit and _rows_fit(state, tasks) and _groups_fit(state, tasks)):
         raise QueueError("the snapshot contradicts itself: its rows do not fit its slots and tasks")
     names = chain(*((row.group_id, row.order) for row in state.rows), (lost.group_id for lost in state.lost))
-    if not all(-(2**63) <= name < 2**63 for name in names):
+    if not all(-(2**63) <= name < 2**63 for name in (*names, *state.remade)):
         raise QueueError("the snapshot has a group_id or an order that is no int64")
     if state.next_lease < 1 or not all(0 <= count < _MAX_COUNT for count in (state.next_lease, *state.generations)):
         raise QueueError(f"the snapshot counts leases from below 1, generations from below 0, or up to {_MAX_COUNT}")
@@ -160,4 +162,5 @@ def _rows_fit(state: ControlState, tasks: Sequence[TaskSpec]) -> bool:
 def _groups_fit(state: ControlState, tasks: Sequence[TaskSpec]) -> bool:
     ends = list(chain.from_iterable(state.seen))
     lost_fit = all(0 <= task < len(tasks) for lost in state.lost for left in lost.left.values() for task in left)
+    lost_fit = lost_fit and all(0 < times < _MAX_COUNT for times in state.remade.values())
     return lost_fit and all(before < after for before, after in pairwise(ends))
