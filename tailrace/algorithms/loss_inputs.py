@@ -50,6 +50,10 @@ class LossInputs:
         """The column `rollout_log_probs`, from the engine while sampling."""
         return self.columns_N.get("rollout_log_probs")
 
+    def sums_S(self, values_N: "torch.Tensor") -> "torch.Tensor":
+        """[S] the sum of the values of each sample's tokens."""
+        return values_N.new_zeros(self.samples).index_add_(0, self.sample_N, values_N)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOutput:
@@ -59,4 +63,18 @@ class LossOutput:
     """Scalar; loss = loss_sum / denominator over the whole batch."""
     denominator: float
     metrics: dict[str, float]
-    """Sums over masked tokens, each to be divided by `metrics["tokens"]` of the whole batch."""
+    """Sums over masked tokens, each to be divided by `metrics["tokens"]` of the whole batch. Those whose name ends with
+    `_max` are maxima over tokens instead, 0 or more.
+    """
+
+
+def is_maximum(metric: str) -> bool:
+    """Whether a metric of a loss is a maximum, by its name."""
+    return metric.endswith("_max")
+
+
+def add_metrics(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
+    """Add the metrics of one more part of a batch to the totals of the others."""
+    for name, value in metrics.items():
+        before = totals.get(name, 0.0)
+        totals[name] = max(before, value) if is_maximum(name) else before + value

@@ -1,66 +1,80 @@
 """The policy loss of packed response tokens, and its aggregation to one number."""
 
+from collections.abc import Callable, Mapping
+
 import torch
 
 from tailrace.algorithms.kl import kl_estimate
 from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
-from tailrace.algorithms.off_policy import truncated_importance
+from tailrace.algorithms.mismatch import mismatch
+from tailrace.algorithms.off_policy import importance_weights, without_rejected
 from tailrace.algorithms.surrogates import MOST_LOG_RATIO, Surrogate
-from tailrace.config.algorithm import KlConfig, LossAggMode, RolloutCorrection
+from tailrace.config.algorithm import KlConfig, LossAggMode, RolloutCorrection, RolloutRejection
 
 
 def policy_loss(
     inputs: LossInputs,
-    surrogate: Surrogate,
+    surrogate: Callable[[LossInputs], Surrogate],
     *,
     mode: LossAggMode,
     kl: KlConfig,
     correction: RolloutCorrection,
+    rejection: RolloutRejection | None = None,
     norm_tokens: int | None = None,
 ) -> LossOutput:
-    """The surrogate, times the correction, plus the KL penalty, token by token, then aggregated.
+    """The surrogate, times the correction's weights, plus the KL penalty, token by token, then aggregated.
 
-    `norm_tokens`: see `aggregate`.
+    What is rejected is taken out of the mask before all else. `norm_tokens`: see `aggregate`.
 
-    The metrics are sums over the N tokens of the mask:
+    The metrics are those of `mismatch`, which also counts what is rejected, and sums over the tokens trained on:
 
-        always                              `tokens`, `policy_loss`, `ratio`, `clip_fraction_low`, `clip_fraction_high`,
-                                            `approx_kl` (k3 of the old weights and the current ones)
-        with a ratio beyond e^±20           `ratio_overflow`, the tokens where it is bounded
-        with a penalty                      `ref_kl`
-        with the engine's log-probabilities `rollout_mismatch`, the distance of the old log-probabilities from them
-        and where `on_policy_N` is known    `on_policy`, `on_policy_mismatch` (that distance on on-policy tokens)
-        with a correction                   `correction_weight`, `correction_truncated`
+        always                       `tokens`, `policy_loss`, `ratio`, `clip_fraction_low`, `clip_fraction_high`,
+                                     `approx_kl` (k3 of the old weights and the current ones)
+        with a ratio beyond e^±20    `ratio_overflow`, the tokens where it is bounded
+        with a penalty               `ref_kl`
+        with a weighting correction  `correction_weight`, its square, and `correction_truncated` or `correction_masked`
     """
-    log_ratio = surrogate.log_ratio_N
-    per_token = {
-        "tokens": torch.ones_like(surrogate.loss_N),
-        "policy_loss": surrogate.loss_N,
-        "ratio": surrogate.ratio_N,
-        "clip_fraction_low": surrogate.clipped_low_N,
-        "clip_fraction_high": surrogate.clipped_high_N,
-        "approx_kl": kl_estimate(torch.zeros_like(log_ratio), log_ratio, "k3"),
-    }
-    if (overflow := log_ratio.abs() > MOST_LOG_RATIO).any():
-        per_token["ratio_overflow"] = overflow
-    loss = surrogate.loss_N
-    if correction.type == "truncated":
-        factors = truncated_importance(inputs, limit=correction.limit)
-        per_token |= {"correction_weight": factors.weight_N, "correction_truncated": factors.truncated_N}
-        loss = loss * factors.weight_N
+    trained = without_rejected(inputs, rejection)
+    tokens = surrogate(trained)
+    per_token = _of_surrogate(tokens)
+    loss = tokens.loss_N
+    if correction.type != "none":
+        weights = importance_weights(inputs, correction)
+        weight = torch.where(trained.mask_N > 0, weights.weight_N, 1.0)  # that of a rejected token may be NaN
+        loss = loss * weight
+        per_token |= {
+            "correction_weight": weight,
+            "correction_weight_squared": weight.square(),
+            f"correction_{correction.type}": weights.bounded_N,
+        }
     if kl.coefficient:
-        per_token["ref_kl"] = reference_kl(inputs, kl)
+        per_token["ref_kl"] = reference_kl(trained, kl)
         if kl.part_of == "loss":
             loss = loss + kl.coefficient * per_token["ref_kl"]
-    loss_sum, denominator = aggregate(loss, inputs, mode, norm_tokens)
-    if inputs.rollout_log_probs_N is not None:
-        mismatch = (inputs.old_log_probs_N - inputs.rollout_log_probs_N).abs()
-        per_token["rollout_mismatch"] = mismatch
-        if inputs.on_policy_N is not None:
-            per_token["on_policy"] = inputs.on_policy_N
-            per_token["on_policy_mismatch"] = torch.where(inputs.on_policy_N > 0, mismatch, 0.0)
-    metrics = {name: masked_sum(value.detach(), inputs.mask_N).item() for name, value in per_token.items()}
+    loss_sum, denominator = aggregate(loss, trained, mode, norm_tokens)
+    metrics = {**_sums(per_token, trained.mask_N), **mismatch(inputs, trained.mask_N)}
     return LossOutput(loss_sum=loss_sum, denominator=denominator, metrics=metrics)
+
+
+def _of_surrogate(tokens: Surrogate) -> dict[str, torch.Tensor]:
+    """[N] each, by the name of the metric."""
+    log_ratio = tokens.log_ratio_N.detach()
+    bounded = log_ratio.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
+    found = {
+        "tokens": torch.ones_like(tokens.loss_N),
+        "policy_loss": tokens.loss_N,
+        "ratio": tokens.ratio_N,
+        "clip_fraction_low": tokens.clipped_low_N,
+        "clip_fraction_high": tokens.clipped_high_N,
+        "approx_kl": kl_estimate(torch.zeros_like(bounded), bounded, "k3"),
+    }
+    if (overflow := log_ratio.abs() > MOST_LOG_RATIO).any():
+        found["ratio_overflow"] = overflow
+    return found
+
+
+def _sums(per_token: Mapping[str, torch.Tensor], mask_N: torch.Tensor) -> dict[str, float]:
+    return {name: masked_sum(value.detach(), mask_N).item() for name, value in per_token.items()}
 
 
 def reference_kl(inputs: LossInputs, kl: KlConfig) -> torch.Tensor:
@@ -92,7 +106,7 @@ def aggregate(
     mask = inputs.mask_N
     if mode == "token-mean":
         return masked_sum(loss_N, mask), mask.sum().item()
-    tokens_S = mask.new_zeros(inputs.samples).index_add_(0, inputs.sample_N, mask)
+    tokens_S = inputs.sums_S(mask)
     samples = float((tokens_S > 0).sum())
     if mode == "seq-mean-token-sum":
         return masked_sum(loss_N, mask), samples

@@ -97,9 +97,10 @@ class PolicyGradient(Algorithm):
         config = self.common
         return policy_loss(
             inputs,
-            self.surrogate(inputs),
+            self.surrogate,
             mode=config.loss_agg_mode,
             kl=config.kl,
             correction=config.rollout_correction or NoCorrection(),
+            rejection=config.rollout_rejection,
             norm_tokens=config.loss_norm_tokens,
         )

@@ -56,9 +56,7 @@ def sequence_clipped(inputs: LossInputs, *, clip_low: float, clip_high: float) -
     Source: GSPO, Zheng et al. 2025, equations 7 and 13 to 15.
     """
     own = log_ratios(inputs)
-    sums = own.new_zeros(inputs.samples).index_add_(0, inputs.sample_N, own.detach())
-    tokens = own.new_zeros(inputs.samples).index_add_(0, inputs.sample_N, inputs.mask_N.to(own.dtype))
-    of_response = (sums / tokens.clamp(min=1))[inputs.sample_N]
+    of_response = (inputs.sums_S(own.detach()) / inputs.sums_S(inputs.mask_N).clamp(min=1))[inputs.sample_N]
     log_ratio = torch.where(inputs.mask_N > 0, of_response + (own - own.detach()), 0.0)
     return _clipped(inputs, log_ratio, own, clip_low, clip_high)
 

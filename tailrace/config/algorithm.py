@@ -23,23 +23,75 @@ class KlConfig(Config):
     with the log-probabilities of the engine."""
 
 
+RatioLevel = Literal["token", "geometric", "sequence"]
+Lower = Annotated[float, Field(ge=0, le=1)]
+Upper = Annotated[float, Field(ge=1, le=1e6)]
+
+
 class NoCorrection(Config):
     """Every token counts the same, whichever weights made it. This is the default with pipeline.max_staleness 0."""
 
     type: Literal["none"] = "none"
 
 
-class TruncatedCorrection(Config):
-    """Truncated importance sampling. The policy loss of a token is multiplied by a factor up to a limit: the
-    probability under the weights at the start of the step over that under the weights that sampled the token. This is
-    the default with a larger pipeline.max_staleness."""
+class _Weighted(Config):
+    level: RatioLevel = "token"
+    """What has a ratio. token: each token. geometric: all tokens of a response have the geometric mean of their ratios.
+    sequence: all have the product, which has the least bias and the most variance."""
+
+
+class TruncatedCorrection(_Weighted):
+    """Truncated importance sampling. The policy loss of a token is multiplied by a factor up to a limit. The factor is
+    the ratio of its probability under the weights at the start of the step to that under the weights that sampled it.
+    This is the default with a larger pipeline.max_staleness."""
 
     type: Literal["truncated"] = "truncated"
-    limit: Annotated[float, Field(ge=1, le=1e6)] = 2.0
+    limit: Upper = 2.0
     """The largest factor. A lower limit bounds the variance more, and leaves more of the bias."""
 
 
-RolloutCorrection = NoCorrection | TruncatedCorrection
+class MaskedCorrection(_Weighted):
+    """Masked importance sampling. The policy loss of a token is multiplied by that ratio where it is within two bounds,
+    and by 0 elsewhere. Such a token still counts in what the loss is divided by; see rollout_rejection."""
+
+    type: Literal["masked"] = "masked"
+    lower: Lower = 0.5
+    """The least ratio that is not masked; 0 is no bound."""
+    upper: Upper = 5.0
+    """The greatest ratio that is not masked."""
+
+
+RolloutCorrection = NoCorrection | TruncatedCorrection | MaskedCorrection
+
+
+class RatioBounds(Config):
+    """Bounds on the ratio: the probability under the weights at the start of the step over that under the weights that
+    sampled."""
+
+    type: Literal["ratio"] = "ratio"
+    level: RatioLevel = "sequence"
+    """What has a ratio. sequence: a response, the product of its tokens' ratios. geometric: a response, their geometric
+    mean. token: each token, which alone is rejected."""
+    lower: Lower = 0.5
+    """The least ratio that is trained on; 0 is no bound."""
+    upper: Upper = 2.0
+    """The greatest ratio that is trained on."""
+
+
+class KlBound(Config):
+    """A bound on the estimated divergence of the weights that sampled from those at the start of the step."""
+
+    type: Literal["kl"] = "kl"
+    estimator: KlEstimator = "k3"
+    """Estimator of the divergence; k1 may be negative, k2 and k3 cannot."""
+    level: RatioLevel = "geometric"
+    """What has a divergence. geometric: a response, the mean over its tokens. sequence: a response, their sum. token:
+    each token, which alone is rejected."""
+    upper: Annotated[float, Field(gt=0, le=1e6)] = 0.01
+    """The greatest divergence that is trained on, in nats."""
+
+
+RolloutRejection = RatioBounds | KlBound
 
 
 class _Algorithm(Config):
@@ -66,6 +118,9 @@ class PolicyGradientConfig(_Algorithm):
     rollout_correction: RolloutCorrection | None = Field(default=None, discriminator="type")
     """Correction for responses that were sampled by other weights than those they train. By default it is truncated
     where pipeline.max_staleness lets that happen, and none at 0."""
+    rollout_rejection: RolloutRejection | None = Field(default=None, discriminator="type")
+    """Responses, or tokens, that are too far off the policy to be trained on. They count for nothing, also in what the
+    loss is divided by. By default none is."""
 
     def resolved(self, *, max_staleness: int, max_new_tokens: int) -> Self:
         """The section with a correction for stale responses, and the number of tokens to divide by, where open."""

@@ -41,8 +41,14 @@ algorithm.kl.part_of |  | use_kl_in_reward | use_kl_loss |  | : it is loss or re
 algorithm.loss_norm_tokens |  | loss_scale_factor |  |  |
 algorithm.loss_agg_mode | loss_type | loss_agg_mode |  |  |
 algorithm.type |  | adv_estimator | advantage_estimator |  | : the algorithm's name here
-algorithm.rollout_correction.type | vllm_importance_sampling_correction | rollout_correction.rollout_is | enable_vllm_is_correction |  |
-algorithm.rollout_correction.limit | vllm_importance_sampling_cap | rollout_is_threshold | vllm_is_truncated_threshold |  |
+algorithm.rollout_correction.type | vllm_importance_sampling_correction, vllm_importance_sampling_mode |  | enable_vllm_is_correction, vllm_is_correction_type |  | use_tis, use_decoupled_loss : it is none, truncated or masked, and rollout_correction.level says of what
+algorithm.rollout_correction.level |  | rollout_correction.rollout_is, rollout_is | | ratio_type | : it is token, geometric or sequence
+algorithm.rollout_correction.limit | vllm_importance_sampling_cap, vllm_importance_sampling_clip_max | rollout_is_threshold | vllm_is_truncated_threshold |  | tis_clip
+algorithm.rollout_correction.lower | vllm_importance_sampling_clip_min |  |  |  | tis_clip_low
+algorithm.rollout_correction.upper |  |  |  |  | behav_imp_weight_cap : with type masked
+algorithm.rollout_rejection |  | rollout_correction.rollout_rs, rollout_rs |  |  | : its type is ratio or kl, and its level token, geometric or sequence
+algorithm.rollout_rejection.lower |  |  |  | token_mask_low, geo_mask_low, sequence_mask_low |
+algorithm.rollout_rejection.upper |  | rollout_rs_threshold |  | token_mask_high, geo_mask_high, sequence_mask_high |
 sampling.stop |  |  |  | sampling.stop |
 model.path | model_name_or_path | actor_rollout_ref.model.path | pretrain | model.name | model_name
 prompts.source | dataset_name | data.train_files, train_files | prompt_data | env | train_dataset : it has a type, such as jsonl, parquet, dataset or hub

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from tailrace.config.algorithm import AlgorithmConfig, GrpoConfig, TruncatedCorrection
+from tailrace.config.algorithm import AlgorithmConfig, GrpoConfig, NoCorrection, PolicyGradientConfig
 from tailrace.config.base import Config, Device, PathText, Processes, Seed, is_slow_in_bfloat16, key_of, with_default
 from tailrace.config.cluster import ROLLOUT, ClusterConfig, NamedPoolConfig
 from tailrace.config.engine import DType, EngineConfig, NativeEngineConfig, OnDevice, SamplingConfig, in_fast_dtype
@@ -212,12 +212,14 @@ class RunConfig(OnDevice):
 
     @model_validator(mode="after")
     def _corrections_compare_like_with_like(self) -> Self:
-        name, correction = self._cut_by, getattr(self.resolved_algorithm, "rollout_correction", None)
-        if isinstance(correction, TruncatedCorrection) and name is not None:
+        name, algorithm = self._cut_by, self.resolved_algorithm
+        if name is None or not isinstance(algorithm, PolicyGradientConfig):
+            return self
+        if algorithm.rollout_rejection is not None or not isinstance(algorithm.rollout_correction, NoCorrection):
             raise ValueError(
                 f"sampling.{name} raises the probabilities of what is sampled, which algorithm.rollout_correction "
-                f"truncated compares with those of the whole softmax: every factor would be too low; leave "
-                f"sampling.{name} out, or give algorithm.rollout_correction.type=none"
+                f"and rollout_rejection compare with those of the whole softmax: every ratio would be too low; leave "
+                f"sampling.{name} out, or give algorithm.rollout_correction.type=none and no rollout_rejection"
             )
         return self
 

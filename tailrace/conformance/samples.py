@@ -41,8 +41,8 @@ def make_samples(
     return samples
 
 
-def with_log_probs(samples: Sequence[TrainSample], *, old: bool = True, ref: bool = True) -> list[TrainSample]:
-    """Add random old and reference log-probabilities, far enough from each other that ratios are clipped."""
+def with_log_probs(samples: Sequence[TrainSample]) -> list[TrainSample]:
+    """Add random log-probabilities of all other weights, far enough from each other that ratios are clipped."""
     rng = np.random.default_rng(1)
 
     def draw(sample: TrainSample) -> FloatArray:
@@ -51,8 +51,8 @@ def with_log_probs(samples: Sequence[TrainSample], *, old: bool = True, ref: boo
     return [
         replace(
             sample,
-            old_log_probs=draw(sample) if old else None,
-            columns={**sample.columns, **({"ref_log_probs": draw(sample)} if ref else {})},
+            old_log_probs=draw(sample),
+            columns={**sample.columns, "ref_log_probs": draw(sample), "rollout_log_probs": draw(sample)},
         )
         for sample in samples
     ]

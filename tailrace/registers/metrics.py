@@ -352,8 +352,54 @@ METRICS = (
         name="on_policy",
         group=_UPDATE,
         title="On-policy tokens",
-        meaning="their part of the trained tokens",
+        meaning="their part of the tokens, before any is rejected",
         is_fraction=True,
+    ),
+    *(
+        Metric(
+            name=f"{of}_{name}", group=_UPDATE, title=title, unit=unit, meaning=f"{meaning}, {tokens}", better="lower"
+        )
+        for of, tokens in (
+            ("rollout", "over all tokens"),
+            ("on_policy", "over the responses of the weights of the step alone"),
+        )
+        for name, title, unit, meaning in (
+            (
+                "kl",
+                f"KL of {of.replace('_', ' ')}",
+                "nats",
+                "estimate k3 of the divergence of the engine's distribution from that of the start of the step",
+            ),
+            (
+                "probs_diff_mean",
+                "",
+                "",
+                "mean distance of the engine's probability of a token from that of the start of the step",
+            ),
+            ("probs_diff_std", "", "", "standard deviation of the same"),
+            ("probs_diff_max", "", "", "the greatest"),
+        )
+    ),
+    Metric(
+        name="rollout_overflow",
+        group=_UPDATE,
+        title="Sampled tokens beyond e^20",
+        meaning=(
+            "tokens whose ratio of the two probabilities is beyond e^±20, and is bounded there; only where there is one"
+        ),
+        is_fraction=True,
+        shown=Shown.WARNING,
+    ),
+    Metric(
+        name="effective_sample_size",
+        group=_UPDATE,
+        title="Effective sample size",
+        meaning=(
+            "(mean of w)² / mean of w² over the tokens, with w the factor of `algorithm.rollout_correction`, or "
+            "without one the ratio of the two probabilities; 1 where all weigh the same"
+        ),
+        is_fraction=True,
+        better="higher",
     ),
     Metric(
         name="correction_weight",
@@ -371,13 +417,43 @@ METRICS = (
         better="lower",
         chart="Optimization",
     ),
+    Metric(
+        name="correction_masked",
+        group=_UPDATE,
+        title="Masked corrections",
+        meaning="tokens whose factor is 0, since their ratio is out of bounds; with `type: masked`",
+        is_fraction=True,
+        better="lower",
+        chart="Optimization",
+    ),
+    Metric(
+        name="rejected_tokens",
+        group=_UPDATE,
+        title="Rejected tokens",
+        meaning="tokens that were not trained on because of `algorithm.rollout_rejection`, of all",
+        is_fraction=True,
+        better="lower",
+        chart="Optimization",
+    ),
+    Metric(
+        name="rejected_samples",
+        group=_UPDATE,
+        title="Rejected responses",
+        meaning="responses of which no token was trained on for that reason, of all",
+        is_fraction=True,
+        better="lower",
+        chart="Optimization",
+    ),
     Metric(name="tokens", group=_UPDATE, meaning="tokens that an optimizer step trained on"),
     Metric(
         name="skipped_updates",
         group=_UPDATE,
         title="Skipped updates",
         unit="updates",
-        meaning=("optimizer steps that were left out: nothing to train on, or a loss or a gradient that is not finite"),
+        meaning=(
+            "optimizer steps that were left out: nothing to train on, because of failed gradings or of "
+            "`algorithm.rollout_rejection`, or a loss or a gradient that is not finite"
+        ),
         better="lower",
         shown=Shown.WARNING,
     ),

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from tailrace.algorithms.figures import step_figures
 from tailrace.events import Event
 from tailrace.planning.admission import staleness
 from tailrace.registers.events import EventKind
@@ -128,19 +129,11 @@ def _staleness_metrics(rows: Sequence[Row], step: int) -> dict[str, float]:
 
 
 def _update_metrics(updates: Sequence[UpdateResult]) -> Mapping[str, float]:
-    """Means over the optimizer steps that were applied."""
+    """The figures of the optimizer steps that were applied, and those of the batch where nothing of it was left."""
     applied = [
         {**update.metrics, "loss": update.loss, "grad_norm": update.grad_norm, "lr": update.lr}
         for update in updates
         if update.applied
     ]
-    names = dict.fromkeys(name for update in applied for name in update)  # a loss may have some only now and then
-    means = {name: statistics.fmean(update[name] for update in applied if name in update) for name in names}
-    return {**_of_on_policy_tokens(means), "skipped_updates": float(len(updates) - len(applied))}
-
-
-def _of_on_policy_tokens(means: Mapping[str, float]) -> dict[str, float]:
-    """Convert `on_policy_mismatch` to the mean over the on-policy tokens; leave it out where there are none."""
-    part, others = means.get("on_policy", 0.0), dict(means)
-    mismatch = others.pop("on_policy_mismatch", 0.0)
-    return {**others, "on_policy_mismatch": mismatch / part} if part else others
+    untrained = [update.metrics for update in updates if not update.applied and update.metrics.get("tokens") == 0]
+    return {**step_figures(applied, untrained), "skipped_updates": float(len(updates) - len(applied))}

@@ -84,7 +84,9 @@ class UpdateResult:
     """Norm of the whole gradient, before clipping."""
     lr: float
     metrics: dict[str, float]
-    """The means of the loss's metrics over the trained tokens, and the number of these, `tokens`."""
+    """The means of the loss's metrics over the trained tokens, and the number of these, `tokens`. Where that is 0, sums
+    stand in the place of means. Maxima stay as they are (`tailrace.algorithms.loss_inputs.is_maximum`).
+    """
 
 
 class Trainer(ABC):

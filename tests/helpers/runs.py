@@ -63,11 +63,13 @@ def learned(event: Event) -> dict[str, float]:
 
     Sharing changes the rounding of the engine's log-probabilities, but nothing that is learned.
     """
-    rounded = ("sampling_entropy", "rollout_mismatch", "on_policy_mismatch")
-    counted = ("remade_groups",)  # by the clock: since the step before
-    measured = ("time/", "share/", "memory/")
-    timed = [name for name in event.metrics if name.startswith(measured) or name.endswith("_per_s")]
-    return {name: value for name, value in event.metrics.items() if name not in (*timed, *rounded, *counted)}
+    rounded = ("sampling_entropy", "effective_sample_size", "rollout_", "on_policy_")
+    measured = ("time/", "share/", "memory/", "remade_groups")  # by the clock
+    return {
+        name: value
+        for name, value in event.metrics.items()
+        if not name.startswith((*rounded, *measured)) and not name.endswith("_per_s")
+    }
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:

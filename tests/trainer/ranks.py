@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from tailrace.algorithms.loss_inputs import add_metrics
 from tailrace.trainer.backends.single import SingleTrainer
 from tailrace.trainer.base import Loss, TrainerArgs, TrainSample, UpdateResult
 from tailrace.types import FloatArray
@@ -34,8 +35,7 @@ class TwoRanks(SingleTrainer):
         ours.losses += others.losses
         ours.groups += others.groups
         ours.denominator += others.denominator
-        for name, value in others.metrics.items():
-            ours.metrics[name] = ours.metrics.get(name, 0.0) + value
+        add_metrics(ours.metrics, others.metrics)
         self._other.discard()
         result = super().apply()
         self._share()

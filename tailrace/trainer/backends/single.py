@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput, add_metrics, is_maximum
 from tailrace.errors import NonFiniteError
 from tailrace.trainer import state
 from tailrace.trainer.base import Loss, Trainer, TrainerArgs, TrainSample, UpdateResult
@@ -40,13 +40,15 @@ class _Sums:
         self.losses.append(output.loss_sum.item())
         self.groups.append([part.samples[0].group_id for part in parts])
         self.denominator += output.denominator
-        for name, value in output.metrics.items():
-            self.metrics[name] = self.metrics.get(name, 0.0) + value
+        add_metrics(self.metrics, output.metrics)
 
     def means(self) -> dict[str, float]:
-        """The means of the metrics over the trained tokens."""
-        tokens = self.metrics["tokens"]
-        return {name: value / tokens for name, value in self.metrics.items() if name != "tokens"} | {"tokens": tokens}
+        """The means of the metrics over the trained tokens, or their sums where there is no such token."""
+        tokens = self.metrics.get("tokens") or 1.0
+        return {
+            name: value if name == "tokens" or is_maximum(name) else value / tokens
+            for name, value in self.metrics.items()
+        }
 
 
 class SingleTrainer(Scorer, Trainer):
@@ -221,8 +223,7 @@ class SingleTrainer(Scorer, Trainer):
 
     def _skipped(self, sums: _Sums, loss: float, norm: float, rate: float) -> UpdateResult:
         self._optimizer.zero_grad()
-        metrics = sums.means() if sums.metrics.get("tokens") else {}
-        return UpdateResult(applied=False, loss=loss, grad_norm=norm, lr=rate, metrics=metrics)
+        return UpdateResult(applied=False, loss=loss, grad_norm=norm, lr=rate, metrics=sums.means())
 
 
 def _json(value: float) -> float | str:
