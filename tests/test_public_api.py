@@ -58,6 +58,8 @@ PUBLIC = {
     "tailrace.config.engine": {"AdapterEngineConfig", "NativeEngineConfig", "SamplingConfig"},
     "tailrace.config.trainer": {"AdapterTrainerBackend", "TrainerConfig"},
     "tailrace.conformance.engine": {"EngineContract"},
+    "tailrace.conformance.loss": {"LossContract", "PolicyLossContract"},
+    "tailrace.conformance.loss_cases": {"ClosedForm"},
     "tailrace.conformance.trainer": {"TrainerContract"},
     "tailrace.engine.base": {"Engine", "EngineArgs"},
     "tailrace.engine.driver": {"Core", "DrivenEngine"},

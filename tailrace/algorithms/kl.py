@@ -9,11 +9,13 @@ policy(token) for a token drawn from the policy:
 
 This describes them as estimates of the value. Gradients of a penalty differ (Tang & Munos 2025, "On a few pitfalls in
 KL divergence gradient estimation for RL"). In the mean, the gradient of k1 is 0, that of k2 is the gradient of
-KL(policy || reference), and that of k3 is the gradient of KL(reference || policy).
+KL(policy || reference), and that of k3 is the gradient of KL(reference || policy). k3 would overflow where the policy
+has made a token nearly impossible; beyond e^20 it is constant.
 """
 
 import torch
 
+from tailrace.algorithms.surrogates import MOST_LOG_RATIO
 from tailrace.config.algorithm import KlEstimator
 
 
@@ -26,4 +28,5 @@ def kl_estimate(log_probs: torch.Tensor, ref_log_probs: torch.Tensor, estimator:
         case "k2":
             return log_r.square() / 2
         case "k3":
-            return log_r.expm1() - log_r
+            bounded = log_r.clamp(max=MOST_LOG_RATIO)
+            return bounded.expm1() - bounded

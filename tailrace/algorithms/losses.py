@@ -59,14 +59,13 @@ def policy_loss(
 def _of_surrogate(tokens: Surrogate) -> dict[str, torch.Tensor]:
     """[N] each, by the name of the metric."""
     log_ratio = tokens.log_ratio_N.detach()
-    bounded = log_ratio.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
     found = {
         "tokens": torch.ones_like(tokens.loss_N),
         "policy_loss": tokens.loss_N,
         "ratio": tokens.ratio_N,
         "clip_fraction_low": tokens.clipped_low_N,
         "clip_fraction_high": tokens.clipped_high_N,
-        "approx_kl": kl_estimate(torch.zeros_like(bounded), bounded, "k3"),
+        "approx_kl": kl_estimate(torch.zeros_like(log_ratio), log_ratio, "k3"),
     }
     if (overflow := log_ratio.abs() > MOST_LOG_RATIO).any():
         found["ratio_overflow"] = overflow

@@ -24,8 +24,7 @@ def mismatch(inputs: LossInputs, trained_N: torch.Tensor) -> dict[str, float]:
         return {}
     mask_N = inputs.mask_N
     log_ratio = rollout_log_ratios(inputs)
-    bounded = log_ratio.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
-    ratio = torch.where(mask_N > 0, bounded.exp(), 0.0)
+    ratio = torch.where(mask_N > 0, log_ratio.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO).exp(), 0.0)
     per_token = {
         "measured_tokens": mask_N,
         **_distances("rollout", inputs, mask_N),
@@ -58,11 +57,10 @@ def _distances(of: str, inputs: LossInputs, counted_N: torch.Tensor) -> dict[str
         torch.where(counted_N > 0, values.detach(), 0.0)
         for values in (inputs.old_log_probs_N, inputs.rollout_log_probs_N)
     )
-    bounded = (old - rollout).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
     probs_diff = (old.exp() - rollout.exp()).abs()
     return {
         f"{of}_mismatch": (old - rollout).abs(),
-        f"{of}_kl": kl_estimate(torch.zeros_like(bounded), bounded, "k3"),
+        f"{of}_kl": kl_estimate(rollout, old, "k3"),
         f"{of}_probs_diff_mean": probs_diff,
         f"{of}_probs_diff_squared": probs_diff.square(),
         f"{of}_probs_diff_max": probs_diff,

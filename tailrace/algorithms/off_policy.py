@@ -72,8 +72,7 @@ def without_rejected(inputs: LossInputs, rejection: RolloutRejection | None) -> 
         lower = math.log(rejection.lower) if rejection.lower else -math.inf
         kept = (value >= lower) & (value <= math.log(rejection.upper))
     else:
-        bounded = log_ratio.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
-        estimates = kl_estimate(torch.zeros_like(bounded), bounded, rejection.estimator)
+        estimates = kl_estimate(torch.zeros_like(log_ratio), log_ratio, rejection.estimator)
         kept = _at_level(estimates, inputs, rejection.level) <= rejection.upper
     return replace(inputs, mask_N=inputs.mask_N * kept)
 

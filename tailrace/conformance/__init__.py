@@ -1,4 +1,5 @@
-"""Contracts of engines and trainers, as tests that the authors of others can run; see docs/adapters.md.
+"""Contracts of engines, trainers and losses, as tests that the authors of others can run; see docs/adapters.md and
+docs/algorithms.md.
 
     class TestMyEngine(EngineContract):
         config = AdapterEngineConfig(path="my_engine.make_engine")
@@ -8,4 +9,9 @@ Needs pytest and pytest-asyncio (`pip install tailrace[conformance]`); nothing e
 
 import pytest
 
-pytest.register_assert_rewrite("tailrace.conformance.engine", "tailrace.conformance.trainer")
+pytest.register_assert_rewrite(
+    "tailrace.conformance.engine",
+    "tailrace.conformance.loss",
+    "tailrace.conformance.loss_cases",
+    "tailrace.conformance.trainer",
+)

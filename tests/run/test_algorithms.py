@@ -1,6 +1,8 @@
 """Algorithms that users write: the examples of docs/algorithms.md in whole runs, and early errors."""
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -33,6 +35,7 @@ from tests.helpers.runs import learned, small_run, steps_of, write_prompts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
+LIMIT_S = 120
 SECTION: dict[str, Any] = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0])["algorithm"]
 
 
@@ -103,6 +106,22 @@ def test_the_advantages_of_the_page_differ_from_token_to_token() -> None:
     low, high = (cells["advantages"] for cells in works["advantage"].function(rows))
     assert high[0] < high[1] < high[2] == pytest.approx(0.7071, abs=1e-3)
     np.testing.assert_allclose(low, -high)
+
+
+def test_the_loss_of_the_page_keeps_the_contract(tmp_path: Path) -> None:
+    """The test runs as the author of the algorithm would run it."""
+    for name, code in FILES.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_my_algorithm.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"2\d passed, 3 skipped", done.stdout), "the skipped ones compare with a closed form"
 
 
 @pytest.mark.usefixtures("module")
