@@ -65,7 +65,9 @@ def mean_normalized(rewards: Sequence[float], *, eps: float) -> list[float]:
     return _of_valid(rewards, normalized)
 
 
-def whitened(values: Sequence[FloatArray], masks: Sequence[FloatArray], *, eps: float) -> list[FloatArray]:
+def whitened(
+    values: Sequence[npt.NDArray[np.floating]], masks: Sequence[FloatArray], *, eps: float
+) -> list[FloatArray]:
     """Compute (v - mean) / sqrt(var + eps) over all tokens of the masks; 0 outside them.
 
     var has Bessel's correction. A single token, or none, gives 0.

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.algorithms.table import REFERENCE, REWARD, ROLLOUT, Cells, TableTask, actor, compute
 from tailrace.config.algorithm import NoCorrection, PolicyGradientConfig
-from tailrace.types import FloatArray
 
 if TYPE_CHECKING:
     from tailrace.algorithms.surrogates import Surrogate
@@ -68,21 +68,24 @@ class PolicyGradient(Algorithm):
             for row, advantage in zip(rows, self.credit(rewards), strict=True)
         ]
 
-    def penalties(self, row: Cells) -> FloatArray:
+    def penalties(self, row: Cells) -> npt.NDArray[np.float64]:
         """[R] what each token of a row loses of its reward for its divergence from the initial weights.
 
-        The estimate is that of the recipe, with the log-probabilities of the engine. It is 0 outside the mask.
+        The estimate is that of the recipe, with the log-probabilities of the engine. It is 0 outside the mask. In fp64,
+        since the penalties of a long response are added up.
         """
         kl, mask = self.common.kl, np.asarray(row["response_mask"])
         if not kl.coefficient or kl.part_of == "loss":
-            return np.zeros(len(mask), np.float32)
+            return np.zeros(len(mask))
         import torch
 
         from tailrace.algorithms.kl import kl_estimate
 
-        policy, reference = (torch.tensor(row[name]) for name in ("rollout_log_probs", "ref_log_probs"))
+        policy, reference = (
+            torch.tensor(row[name], dtype=torch.float64) for name in ("rollout_log_probs", "ref_log_probs")
+        )
         estimate = kl_estimate(policy, reference, kl.estimator).numpy()
-        return np.where(mask > 0, kl.coefficient * estimate, 0.0).astype(np.float32)
+        return np.where(mask > 0, kl.coefficient * estimate, 0.0)
 
     def surrogate(self, inputs: LossInputs) -> "Surrogate":
         """The loss of each token: the clipped surrogate."""
