@@ -1,10 +1,12 @@
-# Every target sets up what it needs in .venv or .venv-vllm, once; the second time nothing is installed.
+# Every target sets up what it needs in .venv, .venv-vllm or .venv-oracle, once; the second time nothing is installed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
+ORACLE_VENV := .venv-oracle
+ORACLE_READY := $(ORACLE_VENV)/.ready
 
 # The one that comes with Python 3.11 takes twice the time: it weighs each wheel of a package that there is.
 PIP := pip==26.3
@@ -30,7 +32,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-dispatch bench-elastic bench-serve bench-simulator bench-plan-local bench-workloads bench-breakdown reproduce-papers chaos clean
+.PHONY: help setup setup-vllm setup-oracle quickstart test test-vllm test-oracle test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-dispatch bench-elastic bench-serve bench-simulator bench-plan-local bench-workloads bench-breakdown reproduce-papers chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -45,6 +47,11 @@ setup-vllm: $(VLLM_READY) ## make .venv-vllm, with vLLM's CPU build and the olde
 $(VLLM_READY): requirements-vllm.lock pyproject.toml
 	$(call install,$(VLLM_VENV),requirements-vllm.lock)
 
+setup-oracle: $(ORACLE_READY) ## make .venv-oracle, with verl and what its algorithms import
+
+$(ORACLE_READY): requirements-oracle.lock pyproject.toml
+	$(call install,$(ORACLE_VENV),requirements-oracle.lock)
+
 quickstart: $(READY) ## train SmolLM2-135M on two-number sums, six minutes on 2 cores with AVX512-BF16
 	$(BIN)/tailrace train recipes/quickstart.yaml output_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
@@ -53,6 +60,9 @@ test: $(READY) ## the tests, one process for each core; any warning is an error
 
 test-vllm: $(VLLM_READY) ## the tests of the vLLM engine
 	$(VLLM_VENV)/bin/pytest tests/engine/test_vllm.py tests/engine/test_conformance.py -k vllm
+
+test-oracle: $(ORACLE_READY) ## advantages, losses and gradients beside verl's; ends with one JSON line
+	$(ORACLE_VENV)/bin/pytest -rs tests/oracle
 
 test-gpu: $(READY) ## the tests on an NVIDIA GPU, a few minutes; without one they are skipped
 	$(BIN)/pytest tests/*/test_cuda.py
@@ -72,7 +82,7 @@ check-install: $(READY) ## whether all this installs from PyPI alone; needs the 
 
 # check-install waits for PyPI most of the time; of the others, all but the last use one core.
 check: ## lint, types, layout, check-install and tests: what CI runs
-	@$(MAKE) --no-print-directory --jobs 3 check-install lint types layout test-vllm test
+	@$(MAKE) --no-print-directory --jobs 3 check-install lint types layout test-vllm test-oracle test
 
 docs: $(READY) ## write docs/recipes.md from the schemas, docs/metrics.md from the registers
 	$(BIN)/python -m tailrace.config.reference > docs/recipes.md
@@ -127,4 +137,4 @@ chaos: $(READY) ## 100 rounds of runs that lose a process of any kind, each chec
 	$(BIN)/python -m tests.chaos --rounds 100
 
 clean: ## remove what was built and installed, but no run
-	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(ORACLE_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

