@@ -13,7 +13,12 @@ from tailrace.types import FloatArray, IntArray
 
 
 def gae(
-    rewards: FloatArray, values: FloatArray, mask: IntArray | FloatArray, *, discount: float, gae_lambda: float
+    rewards: npt.NDArray[np.floating],
+    values: FloatArray,
+    mask: IntArray | FloatArray,
+    *,
+    discount: float,
+    gae_lambda: float,
 ) -> FloatArray:
     """Compute the advantage of each token of a response. 0 outside the mask, over which the recursion passes.
 

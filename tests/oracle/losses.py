@@ -32,7 +32,7 @@ def policy(
     inputs: LossInputs = responses.packed
     output = policy_loss(
         inputs,
-        surrogate(inputs, clip_low=responses.clip_low, clip_high=responses.clip_high),
+        partial(surrogate, clip_low=responses.clip_low, clip_high=responses.clip_high),
         mode=responses.mode,
         kl=KlConfig(coefficient=responses.kl_coefficient if has_kl else 0.0, estimator=responses.estimator),
         correction=TruncatedCorrection(limit=responses.limit) if has_correction else NoCorrection(),

@@ -4,14 +4,15 @@ from types import ModuleType
 
 import torch
 
-from tailrace.algorithms.off_policy import truncated_importance
+from tailrace.algorithms.off_policy import importance_weights
+from tailrace.config.algorithm import TruncatedCorrection
 from tests.helpers.responses import Responses
 from tests.oracle.entry import Entry
 
 
 def weights(responses: Responses) -> torch.Tensor:
     """Return [B, R]: our weights, 0 outside the mask as verl's are."""
-    factors = truncated_importance(responses.packed, limit=responses.limit)
+    factors = importance_weights(responses.packed, TruncatedCorrection(limit=responses.limit))
     return responses.padded(factors.weight_N) * responses.mask_BR
 
 
@@ -29,7 +30,7 @@ def verls_weights(verl: ModuleType, responses: Responses) -> torch.Tensor:
 
 ENTRIES = (
     Entry(
-        name="truncated_importance",
+        name="importance_weights",
         ours=weights,
         verls=verls_weights,
         differs="weights outside the mask are 1 here, 0 in verl; verl clamps log-ratios to 20, which no case reaches",
