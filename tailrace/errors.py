@@ -187,12 +187,12 @@ class NothingGraded(RewardError):
         Raises:
             NothingGraded: there are some, and all have failed; it quotes the error that most of them have.
         """
-        failed = Counter(error for error in errors if error)
-        if errors and failed.total() == len(errors):
+        if errors and all(errors):
+            failed = Counter(line for error in errors for line in (error or "").splitlines())
             (error, count) = failed.most_common(1)[0]
             raise cls(
                 f"all {len(errors)} gradings of {what} have failed, {count} of them with: {error}; mend the grader "
-                "(rewards.grader), and have it return a number for whatever a response may be"
+                "(rewards), and have it return a number for whatever a response may be"
             )
 
 

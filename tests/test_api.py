@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tailrace import Trainer
 from tailrace.cluster.local import LocalCluster, LocalHandle
 from tailrace.config.load import load_config
+from tailrace.config.rewards import GivenReward
 from tailrace.config.run import RunConfig
 from tailrace.conformance.requests import make_request
 from tailrace.errors import (
@@ -125,15 +126,16 @@ def test_a_function_and_rows_of_a_program_are_part_of_the_run(tmp_path: Path, sm
     rows = [{"prompt": f"n{number}", "answer": None} for number in range(12)]
     changes = ["trainer.steps=2", "checkpoint.every=1"]
     recipe = Trainer(small("run"), changes, reward=lambda response: float(wanted in response), prompts=rows)
-    assert recipe.config.rewards.grader.type == "given"
+    grader = recipe.config.rewards.grader
+    assert isinstance(grader, GivenReward)
     result = recipe.fit()
     steps = steps_of(result.directory)
     assert len(steps) == 2
     assert all(step.metrics["reward_failures"] == 0 for step in steps if "reward_failures" in step.metrics)
     shown = (result.directory / "events.jsonl").read_text()
-    assert recipe.config.rewards.grader.pickled not in shown
+    assert grader.pickled not in shown
     again = load_config(result.directory / "config.yaml", ["trainer.steps=3"])
-    assert again.rewards.grader == recipe.config.rewards.grader
+    assert again.rewards.grader == grader
     assert train(again, resume=True) == 0  # as the command does, without the program
     assert len(steps_of(result.directory)) == 3
     changes[0] = "trainer.steps=4"

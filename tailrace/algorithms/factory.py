@@ -11,6 +11,7 @@ from tailrace.algorithms.dr_grpo import DrGrpo
 from tailrace.algorithms.grpo import Grpo
 from tailrace.algorithms.gspo import Gspo
 from tailrace.algorithms.max_rl import MaxRl
+from tailrace.algorithms.named_rewards import WithNamedRewards
 from tailrace.algorithms.ppo import Ppo
 from tailrace.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from tailrace.algorithms.rloo import Rloo
@@ -28,6 +29,7 @@ from tailrace.config.algorithm import (
     ReinforcePlusPlusConfig,
     RlooConfig,
 )
+from tailrace.config.run import RunConfig
 from tailrace.errors import UserError
 from tailrace.host.user_code import check_call, load_callable, making
 
@@ -56,6 +58,17 @@ def make_algorithm(config: AlgorithmConfig) -> Algorithm:
     if isinstance(config, AdapterAlgorithmConfig):
         return _open_adapter(config)
     return _MADE[type(config)](config)
+
+
+def make_run_algorithm(config: RunConfig) -> Algorithm:
+    """Make the algorithm of a run, with a task for each of several rewards. A replay has no rewards by name.
+
+    Raises:
+        UserError: see `make_algorithm`.
+    """
+    algorithm = make_algorithm(config.resolved_algorithm)
+    names = [] if config.pipeline.replay is not None else list(config.rewards.graders)
+    return WithNamedRewards(algorithm, names) if names else algorithm
 
 
 def _open_adapter(config: AdapterAlgorithmConfig) -> Algorithm:

@@ -6,6 +6,7 @@ processes and the services in them from it. A task is one `TableTask`; its work 
     Generate      the engine makes a response            Grade     the recipe's grader judges a response
     Score         a model scores each token              Compute   a function of the rows of a group
     Train         the updates of a model                 Serve     a service of the algorithm's own
+    AddUp         the sum of several rewards by name
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,15 @@ class Generate:
 @dataclass(frozen=True, slots=True)
 class Grade:
     """The recipe's grader (`rewards`) makes rewards."""
+
+    reward: str = ""
+    """The reward of `rewards.graders`. Empty: that of `rewards.grader`, or of all `rewards.graders` together, for which
+    a run has a task each (algorithms/named_rewards.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddUp:
+    """The rewards of `rewards.graders`, which the task reads, are added up with their weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +108,7 @@ class Serve:
     """Whether the service computes on the run's device."""
 
 
-Work = Generate | Grade | Score | Compute | Train | Serve
+Work = Generate | Grade | AddUp | Score | Compute | Train | Serve
 
 Claims = Callable[[RunConfig], PolicyConfig]
 """Chooses the policy by which a task claims rows, in a run of this configuration."""

@@ -26,7 +26,7 @@ from tailrace.planning.model_shape.hugging_face import read_shape
 from tailrace.planning.step_times.basis import Kind
 from tailrace.report.text import counted, duration
 from tailrace.rewards.answers import check_answers
-from tailrace.rewards.pool import GraderPool
+from tailrace.rewards.graders import Graders
 from tailrace.run.checks import check_place, check_recipe
 from tailrace.run.directory import RunDirectory
 from tailrace.types import Prompt
@@ -93,9 +93,9 @@ def _unknown(run: SizedRun) -> Iterator[str]:
 
 
 async def _check_rewards(config: RunConfig, sources: Mapping[str, Sequence[Prompt]]) -> None:
-    """Make the grader in a process of its own, as a run does, and check answers with it."""
-    async with GraderPool(config.rewards.model_copy(update={"workers": 1})) as pool:
-        await check_answers(config.rewards, sources, pool)
+    """Make each grader in a process of its own, as a run does, and check answers with it."""
+    async with Graders(config.rewards.with_one_worker) as graders:
+        await check_answers(config.rewards, sources, graders)
 
 
 def _shown(text: str) -> list[str]:

@@ -38,7 +38,7 @@ from tailrace.prompts.load import load_evaluated, source_key
 from tailrace.report.tables import figures_table
 from tailrace.report.text import counted
 from tailrace.rewards.answers import check_answers
-from tailrace.rewards.pool import GraderPool
+from tailrace.rewards.graders import Graders
 from tailrace.run.evaluation import (
     Answer,
     Evaluator,
@@ -166,16 +166,16 @@ async def _evaluate(config: EvalConfig, inputs: Inputs, lines: JsonLines | None,
     """Fill `answers` as they are graded, and return the exit code."""
     async with AsyncExitStack() as stack:
         interrupt = stack.enter_context(Interrupt().watching())
-        pool = await stack.enter_async_context(GraderPool(config.rewards))
+        graders = await stack.enter_async_context(Graders(config.rewards))
         by_source = {source_key(name): prompts for name, prompts in inputs.sets.items()}
-        await check_answers(config.rewards, by_source, pool)
+        await check_answers(config.rewards, by_source, graders)
         executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
         engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
         stack.push_async_callback(engine.close)
         check_context(engine, longest_prompt=inputs.longest_prompt)
         evaluator = Evaluator(
             engine,
-            pool,
+            graders,
             inputs.sets,
             ways_of(config.evaluation, config.sampling),
             inputs.decode,

@@ -97,7 +97,7 @@ def simulate(
         basis=source.basis,
         engines=run.present,
         summary=summing.summary(
-            preemptions=sum(engine.preemptions for engine in run.engines), graders=config.rewards.workers
+            preemptions=sum(engine.preemptions for engine in run.engines), graders=config.rewards.least_workers
         ),
     )
 

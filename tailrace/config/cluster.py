@@ -13,6 +13,8 @@ _NAME = r"^[a-z][a-z0-9_]{0,40}$"
 """The names of pools that a recipe gives."""
 ROLLOUT = "rollout"
 """The pool of rollout workers that is not named, and the kind of work of all that are."""
+REWARD = "reward"
+"""The pool of workers that grade, and the first part of the names of the pools of several rewards."""
 MOST_WORKERS = 1024
 """Worker processes of a pool at most."""
 _RAY_UNIT = 0.0001
@@ -160,7 +162,22 @@ class RolloutPoolConfig(EnginePoolConfig):
         return self
 
 
-_USUAL = (ROLLOUT, "trainer", "reward", "reference")
+class RewardPoolConfig(PoolConfig):
+    """Workers that grade."""
+
+    cpus: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """CPUs that Ray reserves for each worker."""
+
+
+class RewardPoolsConfig(RewardPoolConfig):
+    """The workers that grade."""
+
+    pools: dict[Annotated[str, Field(pattern=_NAME)], RewardPoolConfig] = {}
+    """The workers of each of `rewards.graders` by its name, with the keys of `cluster.reward` but `pools`, and the same
+    defaults. The sum is then made in `cluster.reward`."""
+
+
+_USUAL = (ROLLOUT, "trainer", REWARD, "reference")
 """Pools with a key of their own; those of an algorithm are in `pools`."""
 
 
@@ -173,8 +190,13 @@ def pool_key(name: str) -> str:
 
 
 def kind_of_pool(name: str) -> str:
-    """The kind of work of a pool, which is its name in an algorithm's table: rollout for rollout.large."""
+    """The kind of work of a pool: rollout for rollout.large, reward for reward.judge."""
     return name.partition(".")[0]
+
+
+def pool_in_table(name: str) -> str:
+    """The name of a pool in a run's table of tasks: all rollout pools have the same tasks, each reward has its own."""
+    return ROLLOUT if kind_of_pool(name) == ROLLOUT else name
 
 
 class ClusterConfig(Config):
@@ -187,7 +209,7 @@ class ClusterConfig(Config):
     """Each has an engine, and generates."""
     trainer: PoolConfig = PoolConfig()
     """The worker that updates the weights; there is exactly one."""
-    reward: PoolConfig = PoolConfig(cpus=0.0)
+    reward: RewardPoolsConfig = RewardPoolsConfig()
     """Workers that grade and compute advantages; each grades in `rewards.workers` processes of its own."""
     reference: PoolConfig = PoolConfig()
     """Workers with the initial weights, for the KL penalty; without a penalty none is started."""
@@ -207,6 +229,9 @@ class ClusterConfig(Config):
         """Return the pool of this name."""
         if kind_of_pool(name) == ROLLOUT:
             return self.rollout.each[name]
+        kind, _, reward = name.partition(".")
+        if kind == REWARD and reward:
+            return self.reward.pools.get(reward, RewardPoolConfig())
         if name in _USUAL:
             pool: PoolConfig = getattr(self, name)
             return pool

@@ -61,6 +61,7 @@ evaluation.greedy |  | val_kwargs.do_sample |  |  |
 prompts.shuffle | shuffle_dataset | data.shuffle |  |  |
 prompts.chat_template |  |  | apply_chat_template |  |
 rewards.grader | reward_funcs | custom_reward_function.path, custom_reward_function.name, reward_manager | remote_rm_url, reward_pretrain |  | reward_func, reward_function : a function of your own is {type: function, path: my_module.my_function}
+rewards.graders | reward_weights |  |  |  | : each has a grader and a weight
 engine.type | use_vllm | rollout.name |  |  | : it is native or vllm, among others
 engine.tp | vllm_tensor_parallel_size | tensor_model_parallel_size | vllm_tensor_parallel_size | parallel.tp |
 engine.kv_cache_gib | vllm_gpu_memory_utilization | gpu_memory_utilization | vllm_gpu_memory_utilization | gpu_memory_utilization | : it is the size of the cache

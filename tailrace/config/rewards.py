@@ -1,8 +1,9 @@
 """Schemas of rewards."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from tailrace.config.base import Config, Keywords, Processes, Seconds
 from tailrace.config.patterns import Pattern, Which
@@ -90,10 +91,9 @@ Grader = Annotated[
 ]
 
 
-class RewardsConfig(Config):
-    """The reward function and the processes that run it."""
+class _Grading(Config):
+    """The processes of a grader, and what its gradings count."""
 
-    grader: Grader
     workers: Processes = 2
     """Processes that grade; each can be killed without harm."""
     timeout_s: Seconds = 10.0
@@ -106,3 +106,81 @@ class RewardsConfig(Config):
     failure_reward: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
     """Reward of a response whose grading failed; null leaves the sample out of its group and of the update. A step
     without a successful grading ends the run all the same."""
+
+
+class GradingConfig(_Grading):
+    """A grader and the processes that run it."""
+
+    grader: Grader
+
+
+class NamedRewardConfig(GradingConfig):
+    """One of several rewards that are added up."""
+
+    weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
+    """Factor of the reward in the sum."""
+
+
+RewardName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")]
+MAX_REWARDS = 16
+"""Rewards of a run at most."""
+_TAKEN_NAME = "correct"
+"""The name of the verdict on a response, which stands beside the rewards by name."""
+
+
+class RewardsConfig(_Grading):
+    """The reward of a response: that of one `grader`, or the weighted sum of those of several `graders`."""
+
+    grader: Grader | None = None
+    """The grader, where there is one."""
+    graders: Annotated[dict[RewardName, NamedRewardConfig], Field(max_length=MAX_REWARDS)] = {}
+    """Several rewards by name. Each has a `grader`, a `weight` (1 by default), and the keys `workers`, `timeout_s`,
+    `retries`, `correct_at` and `failure_reward` of its own. Beside them, `rewards` has `correct_at` alone, which is for
+    the sum."""
+
+    @property
+    def each(self) -> Mapping[str, GradingConfig]:
+        """The graders by the name of their reward; a single one has the empty name."""
+        if self.grader is None:
+            return self.graders
+        return {"": GradingConfig.model_construct(**{name: getattr(self, name) for name in GradingConfig.model_fields})}
+
+    @property
+    def least_workers(self) -> int:
+        """The processes of the grader that has the fewest."""
+        return min(grading.workers for grading in self.each.values())
+
+    @property
+    def with_one_worker(self) -> Self:
+        """The same with one process for each grader."""
+        graders = {name: grading.model_copy(update={"workers": 1}) for name, grading in self.graders.items()}
+        return self.model_copy(update={"workers": 1, "graders": graders})
+
+    @field_validator("graders")
+    @classmethod
+    def _names_are_free(cls, graders: dict[str, NamedRewardConfig]) -> dict[str, NamedRewardConfig]:
+        if _TAKEN_NAME in graders:
+            raise ValueError(
+                f"has a reward named {_TAKEN_NAME!r}, which the verdict on a response is called; rename it"
+            )
+        return graders
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> Self:
+        if self.grader is None and not self.graders:
+            raise ValueError("has no grader; give grader, or several rewards in graders")
+        if self.grader is not None and self.graders:
+            raise ValueError("has both grader and graders; leave one out (grader=null, graders={})")
+        for name, field in _Grading.model_fields.items() if self.graders else ():
+            if name != "correct_at" and getattr(self, name) != field.default:
+                first = next(iter(self.graders))
+                raise ValueError(
+                    f"has {name} {getattr(self, name)!r} beside graders, and each of these has its own; "
+                    f"give graders.{first}.{name}"
+                )
+        return self
+
+
+def grader_key(name: str) -> str:
+    """Return the key of a reward's grader in a recipe. `name`: see `RewardsConfig.each`."""
+    return f"rewards.graders.{name}.grader" if name else "rewards.grader"

@@ -328,7 +328,7 @@ class Candidates:
             arrive_s=0.0 if mode.colocated else self._arrive_s(engines, training),
             install_s=install_s(problem.shape, engines.pool, engines.tp),
         )
-        graders = problem.config.rewards.workers
+        graders = problem.config.rewards.least_workers
         found = bound(mode, problem.table, parts)
         if load.grading_s:
             graders = min(MOST_GRADERS, max(1, math.ceil(_PEAK * load.grading_s / found.seconds)))

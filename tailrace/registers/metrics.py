@@ -151,7 +151,10 @@ METRICS = (
         name="reward/<part>",
         of=_LEARNED,
         group=_SAMPLES,
-        meaning="mean of a figure that the grader gave beside the reward, over the samples that have it",
+        meaning=(
+            "mean of a figure that the grader gave beside the reward, over the samples that have it. With several "
+            "rewards `<name>` is that of a reward, without its weight, and `<name>.<part>` a figure of its grader"
+        ),
     ),
     Metric(
         name="reward_failures",
@@ -159,7 +162,7 @@ METRICS = (
         group=_SAMPLES,
         title="Reward failures",
         unit="samples",
-        meaning="gradings that failed",
+        meaning="samples with a grading that failed",
         better="lower",
         shown=Shown.WARNING,
         chart="Reward failures",
@@ -169,7 +172,10 @@ METRICS = (
         of=_LEARNED,
         group=_SAMPLES,
         unit="samples",
-        meaning="the same by kind: `timeout`, `died`, or the name of the grader's exception",
+        meaning=(
+            "failed gradings by kind: `timeout`, `died`, or the name of the grader's exception; with several rewards "
+            "the name of the reward stands before it, as in `judge.timeout`"
+        ),
         better="lower",
     ),
     Metric(

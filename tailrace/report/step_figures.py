@@ -1,7 +1,7 @@
 """The figures of a mean training step, of a real run or of a simulated one: both emit the same events."""
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from tailrace.events import Event
@@ -65,8 +65,15 @@ def _of_tasks(spans: Sequence[Event], steps: int) -> dict[str, float]:
         "reward_s": _covered(graded) / steps,
         "reference_s": _covered(scored) / steps,
         "optimizer_s": _seconds(updates) / steps,
-        "grading_s": _seconds(graded) / max(1, sum(event.samples or 1 for event in graded)),
+        "grading_s": _seconds(graded) / max(1, *_samples_by_actor(graded).values()),
     }
+
+
+def _samples_by_actor(events: Sequence[Event]) -> Counter[str]:
+    samples: Counter[str] = Counter()
+    for event in events:
+        samples[event.actor] += event.samples or 1
+    return samples
 
 
 def _of_responses(responses: Sequence[Event], steps: int) -> dict[str, float]:

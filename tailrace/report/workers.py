@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tailrace.config.cluster import ROLLOUT, kind_of_pool
+from tailrace.config.cluster import ROLLOUT, kind_of_pool, pool_in_table
 from tailrace.events import Event
 from tailrace.registers.events import EventKind, title
 from tailrace.registers.phases import STATES, State
@@ -173,11 +173,12 @@ def weight_flights(events: Iterable[Event]) -> list[Event]:
 
 
 def _work_of(worker: str) -> str:
-    return kind_of_pool(kind_of(worker))
+    return pool_in_table(kind_of(worker))
 
 
 def _place(actor: str) -> int:
-    return _ACTORS.index(actor) if actor in _ACTORS else len(_ACTORS)
+    kind = kind_of_pool(actor)
+    return _ACTORS.index(kind) if kind in _ACTORS else len(_ACTORS)
 
 
 def _after_warm_up(run: RunData) -> Sequence[Event]:

@@ -10,15 +10,16 @@ from contextlib import AsyncExitStack
 
 from tailrace.config.rewards import (
     ExactReward,
-    FunctionReward,
-    GivenReward,
+    Grader,
     MathReward,
     ReasoningGymReward,
     RegexReward,
     RewardsConfig,
+    grader_key,
 )
 from tailrace.errors import TailraceWarning, UserError, quoted
 from tailrace.rewards.base import Grade, GradingRequest
+from tailrace.rewards.graders import Graders
 from tailrace.rewards.pool import GraderPool
 from tailrace.types import Prompt
 
@@ -26,56 +27,61 @@ _LOOKED_AT = 100
 """The most answers that are checked, spread over the prompts."""
 _LIMIT_S = 10.0
 """Seconds for the answers of one set. An answer whose check takes longer counts as fine."""
+_LOOKS_AT_ANSWERS = ExactReward | RegexReward | MathReward | ReasoningGymReward
 _WHY_NOT = {
     "exact": "are empty or have several lines, and a response has to be the answer letter for letter",
-    "regex": "can never be what rewards.grader.pattern finds",
+    "regex": "can never be what {key}.pattern finds",
     "math": "are no mathematical expression, or are a number among words, whose letters count as variables",
     "reasoning_gym": "are of no task of reasoning-gym",
 }
 
 
 async def check_answers(
-    config: RewardsConfig, sources: Mapping[str, Sequence[Prompt]], pool: GraderPool | None = None
+    config: RewardsConfig, sources: Mapping[str, Sequence[Prompt]], graders: Graders | None = None
 ) -> None:
     """Warn of prompts for which no response can be right.
 
     Args:
         sources: prompts, by the key of their source in the recipe.
-        pool: the graders to ask; by default a new pool.
+        graders: those to ask; by default new ones.
 
     Raises:
-        UserError: no prompt of a source has an answer that the grader compares with, or the grader cannot be made.
+        UserError: no prompt of a source has an answer that a grader compares with, or a grader cannot be made.
     """
     sets = {key: prompts for key, prompts in sources.items() if prompts}
-    if isinstance(config.grader, FunctionReward | GivenReward) or not sets:
-        return  # only a function itself knows how it uses an answer
-    for key, prompts in sets.items():
-        _check_there_are_some(config, key, prompts)
-    async with AsyncExitStack() as stack:
-        if pool is None:
-            pool = await stack.enter_async_context(GraderPool(config.model_copy(update={"workers": 1})))
+    for name, grading in config.each.items():
+        if not isinstance(grading.grader, _LOOKS_AT_ANSWERS) or not sets:
+            continue  # only the grader itself knows how it uses an answer
         for key, prompts in sets.items():
-            await _check(config, key, prompts, pool)
+            _check_there_are_some(grading.grader, name, key, prompts)
+        async with AsyncExitStack() as stack:
+            if graders is None:
+                alone = GraderPool(grading.model_copy(update={"workers": 1}), name)
+                pool = await stack.enter_async_context(alone)
+            else:
+                pool = graders.pools[name]
+            for key, prompts in sets.items():
+                await _check(grading.grader, name, key, prompts, pool)
 
 
-async def _check(config: RewardsConfig, key: str, prompts: Sequence[Prompt], pool: GraderPool) -> None:
+async def _check(grader: Grader, name: str, key: str, prompts: Sequence[Prompt], pool: GraderPool) -> None:
     looked_at = prompts[:: max(1, len(prompts) // _LOOKED_AT)][:_LOOKED_AT]
     grades = await _ask(pool, looked_at)
     doubted = [prompt for prompt, grade in zip(looked_at, grades, strict=True) if _is_doubtful(grade)]
-    if len(doubted) == len(looked_at) and isinstance(config.grader, ReasoningGymReward):
+    if len(doubted) == len(looked_at) and isinstance(grader, ReasoningGymReward):
         raise UserError(
-            f"rewards.grader.type reasoning_gym scores problems of its own tasks, and that of "
+            f"{grader_key(name)}.type reasoning_gym scores problems of its own tasks, and that of "
             f"{looked_at[0].prompt_id} is none; take another grader, or {key}.type=reasoning_gym"
         )
     if doubted:
-        warnings.warn(_doubt(config, key, doubted, len(looked_at)), TailraceWarning, stacklevel=3)
+        warnings.warn(_doubt(grader, name, key, doubted, len(looked_at)), TailraceWarning, stacklevel=3)
 
 
-def _check_there_are_some(config: RewardsConfig, key: str, prompts: Sequence[Prompt]) -> None:
-    compares = isinstance(config.grader, ExactReward | RegexReward | MathReward)
+def _check_there_are_some(grader: Grader, name: str, key: str, prompts: Sequence[Prompt]) -> None:
+    compares = isinstance(grader, ExactReward | RegexReward | MathReward)
     if compares and all(prompt.answer is None or not str(prompt.answer).strip() for prompt in prompts):
         raise UserError(
-            f"rewards.grader.type {config.grader.type} compares responses with answers, and none of the {len(prompts)} "
+            f"{grader_key(name)}.type {grader.type} compares responses with answers, and none of the {len(prompts)} "
             f"prompts of {key} has one; set {key}.answer_column, or grade with a function"
         )
 
@@ -109,10 +115,10 @@ def _is_doubtful(grade: Grade | None) -> bool:
     return not grade.reward
 
 
-def _doubt(config: RewardsConfig, key: str, doubted: Sequence[Prompt], looked_at: int) -> str:
+def _doubt(grader: Grader, name: str, key: str, doubted: Sequence[Prompt], looked_at: int) -> str:
     prompt = doubted[0]
-    why = _WHY_NOT.get(config.grader.type, "are such that no response gets the full reward")
-    fix = "the pattern, or " if isinstance(config.grader, RegexReward) else ""
+    why = _WHY_NOT[grader.type].format(key=grader_key(name))
+    fix = "the pattern, or " if isinstance(grader, RegexReward) else ""
     return (
         f"{len(doubted)} of {looked_at} answers of {key} that were looked at {why}, such as "
         f"that of {prompt.prompt_id}, {quoted(str(prompt.answer))}: a right response gets no reward; mend {fix}the "

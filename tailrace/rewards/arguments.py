@@ -9,25 +9,26 @@ from tailrace.config.rewards import FunctionReward, GivenReward
 from tailrace.errors import UserError, did_you_mean
 from tailrace.rewards.base import GradingRequest
 
-KEY = "rewards.grader.path"
 NAMES = GradingRequest.__struct_fields__
 """The arguments that a function can ask for."""
 
 
-def asked_for(config: FunctionReward | GivenReward, function: Callable[..., Any]) -> tuple[str, ...]:
+def asked_for(config: FunctionReward | GivenReward, function: Callable[..., Any], key: str) -> tuple[str, ...]:
     """The `NAMES` that `function` has parameters for; all of them if it takes any keyword.
+
+    `key`: that of the grader in the recipe.
 
     Raises:
         UserError: the function cannot be called with them and the recipe's arguments.
     """
-    named = f"reward {config.name!r}" if isinstance(config, GivenReward) else f"{KEY} {config.path!r}"
-    call = f"{named} is called by name with {', '.join(NAMES)} and rewards.grader.arguments"
+    named = f"reward {config.name!r}" if isinstance(config, GivenReward) else f"{key}.path {config.path!r}"
+    call = f"{named} is called by name with {', '.join(NAMES)} and {key}.arguments"
     try:
         parameters = inspect.signature(function).parameters
     except (ValueError, TypeError):  # a builtin may have none
         raise UserError(f"{call}, and does not say which of them it takes; write a function around it") from None
     if clash := config.arguments.keys() & NAMES:
-        raise UserError(f"rewards.grader.arguments has {sorted(clash)[0]!r}, which names a part of the data; rename it")
+        raise UserError(f"{key}.arguments has {sorted(clash)[0]!r}, which names a part of the data; rename it")
     any_keyword = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
     asked = tuple(name for name in NAMES if any_keyword or name in parameters)
     try:

@@ -36,7 +36,8 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
     parts: Mapping[str, float] = {}
     """Further figures of the grader, by name. `correct` among them is 1 or 0: whether the response is right."""
     error: str | None = None
-    """One line, its kind first: `timeout: …`, `died: …`, or `ErrorName: message` of the grader."""
+    """One line, its kind first: `timeout: …`, `died: …`, or `ErrorName: message` of the grader. The kind of a reward by
+    name has that name before it: `judge.timeout: …`. A sum of rewards has a line for each grading that failed."""
     traceback: str | None = None
     """The traceback of an error that the grader raised: the lines of the user's own files, of bounded length."""
 
@@ -109,9 +110,10 @@ class FailureReport:
         failed = [grade for grade in grades if grade.error]
         if not failed:
             return {}
+        errors = [line for grade in failed for line in (grade.error or "").splitlines()]
         return {
-            "failures": dict(Counter(failure_kind(grade.error or "") for grade in failed)),
-            "errors": [grade.error for grade in failed],
+            "failures": dict(Counter(map(failure_kind, errors))),
+            "errors": errors,
             **self._tracebacks(failed),
         }
 

@@ -12,8 +12,8 @@ from tailrace.config.rewards import Grader as GraderConfig
 from tailrace.rewards.base import AsyncGrader, Grader
 
 
-def make_grader(config: GraderConfig) -> Grader | AsyncGrader:
-    """Make the grader of `config.type`. Its libraries are imported only then.
+def make_grader(config: GraderConfig, key: str = "rewards.grader") -> Grader | AsyncGrader:
+    """Make the grader of `config.type`. Its libraries are imported only then. `key`: its key in the recipe.
 
     Raises:
         UserError: the grader cannot be made, such as for a dotted path that leads nowhere.
@@ -38,4 +38,4 @@ def make_grader(config: GraderConfig) -> Grader | AsyncGrader:
         case FunctionReward() | GivenReward():
             from tailrace.rewards.function import make_function_grader
 
-            return make_function_grader(config)
+            return make_function_grader(config, key)

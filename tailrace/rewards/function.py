@@ -6,13 +6,13 @@ from typing import Any
 
 from tailrace.config.rewards import FunctionReward, GivenReward
 from tailrace.host.user_code import load_callable
-from tailrace.rewards.arguments import KEY, asked_for
+from tailrace.rewards.arguments import asked_for
 from tailrace.rewards.base import AsyncGrader, Grader, GradingRequest
 from tailrace.rewards.given import given_function
 
 
-def make_function_grader(config: FunctionReward | GivenReward) -> Grader | AsyncGrader:
-    """Make a grader that calls the function of `config`.
+def make_function_grader(config: FunctionReward | GivenReward, key: str) -> Grader | AsyncGrader:
+    """Make a grader that calls the function of `config`. `key`: that of the grader in the recipe.
 
     The function gets the arguments that its parameters name, and those of the recipe. If it is asynchronous, the grader
     does several gradings at a time.
@@ -20,8 +20,8 @@ def make_function_grader(config: FunctionReward | GivenReward) -> Grader | Async
     Raises:
         UserError: there is no such module or attribute, or the signature is wrong.
     """
-    function = given_function(config) if isinstance(config, GivenReward) else load_callable(KEY, config.path)
-    asked = asked_for(config, function)
+    function = given_function(config) if isinstance(config, GivenReward) else load_callable(f"{key}.path", config.path)
+    asked = asked_for(config, function, key)
 
     def call(request: GradingRequest) -> Any:
         return function(**{name: getattr(request, name) for name in asked}, **config.arguments)

@@ -29,7 +29,7 @@ def reward_section(function: Callable[..., Any]) -> dict[str, Any]:
         raise ConfigError(f"reward is {quoted(function)}; expected a function, as in Trainer(recipe, reward=score)")
     name = str(getattr(function, "__qualname__", type(function).__name__))[:100]
     section = {"type": "given", "name": name, "python": _python(), "pickled": _pickled(name, function)}
-    asked_for(GivenReward.model_validate(section), function)
+    asked_for(GivenReward.model_validate(section), function, "rewards.grader")
     return section
 
 

@@ -15,10 +15,11 @@ import warnings
 from types import TracebackType
 from typing import Self
 
+import msgspec
 import psutil
 
 from tailrace.config.base import GIB
-from tailrace.config.rewards import FunctionReward, GivenReward, RewardsConfig
+from tailrace.config.rewards import FunctionReward, GivenReward, GradingConfig, RewardsConfig, grader_key
 from tailrace.errors import RewardError, TailraceWarning, UserError
 from tailrace.rewards.base import CORRECT, Grade, GradingRequest
 from tailrace.rewards.output import Printed
@@ -41,9 +42,11 @@ class _Slot:
 class GraderPool:
     """Worker processes for one grader: `async with GraderPool(config) as pool: grade = await pool.grade(request)`."""
 
-    def __init__(self, config: RewardsConfig) -> None:
+    def __init__(self, config: GradingConfig, name: str = "") -> None:
+        """`name`: see `RewardsConfig.each`. It stands before the kind of each failure, as in `judge.timeout: …`."""
         self._config = config
-        self._slots = [_Slot(f"grader-{number}") for number in range(config.workers)]
+        self._name = name
+        self._slots = [_Slot(f"{name or 'grader'}-{number}") for number in range(config.workers)]
         self._places: asyncio.Queue[_Slot] = asyncio.Queue()
         for slot in self._slots:
             self._places.put_nowait(slot)
@@ -60,13 +63,13 @@ class GraderPool:
         Raises:
             UserError: the grader cannot be made, or its process dies or hangs at the start.
         """
-        _check_room(self._config.workers)
+        _check_room(self._config.workers, self._name)
         try:
             async with asyncio.TaskGroup() as group:
                 workers = [group.create_task(self._worker_of(slot)) for slot in self._slots]
         except BaseException as error:
             await self.close()
-            raise _cause(error) from None
+            raise self._cause(error) from None
         concurrency = workers[0].result().concurrency
         for slot in self._slots * (concurrency - 1):
             self._places.put_nowait(slot)
@@ -134,7 +137,12 @@ class GraderPool:
             return Grade(reward=None, error=f"died: it cannot start again: {error}")
 
     def _judged(self, grade: Grade) -> Grade:
-        """Add whether the response is right, if the configuration has a threshold of the reward for it."""
+        """Add whether the response is right, if the configuration has a threshold of the reward for it.
+
+        Put the name of the reward before an error.
+        """
+        if grade.error is not None:
+            return msgspec.structs.replace(grade, error=f"{self._name}.{grade.error}") if self._name else grade
         threshold = self._config.correct_at
         if threshold is None or grade.reward is None:
             return grade
@@ -148,8 +156,15 @@ class GraderPool:
                     slot.worker = await GraderProcess.spawn(self._printed.of(slot.name))
                     if self._closed:
                         await slot.worker.kill()
-                    await slot.worker.prepare(self._config)
+                    await slot.worker.prepare(self._config, grader_key(self._name))
             return slot.worker
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """Take the user's error behind a failed start out of the task group's error."""
+        cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(cause, GraderDied):
+            return UserError(f"{grader_key(self._name)}: at the start its process {cause}")
+        return cause
 
     def _check_open(self) -> None:
         if self._closed:
@@ -157,36 +172,39 @@ class GraderPool:
 
 
 async def capacity_of(config: RewardsConfig) -> int:
-    """The `capacity` that a pool of `config` would have.
+    """The number of responses that all pools of `config` can grade at a time: the least `capacity` of a pool.
 
     Only a function itself knows whether it is asynchronous. A process finds out, and ends at once. A function that
     cannot be called here counts as a plain one, with a warning.
     """
+    return min([await _capacity_of(grading, name) for name, grading in config.each.items()])
+
+
+async def _capacity_of(config: GradingConfig, name: str) -> int:
     if not isinstance(config.grader, FunctionReward | GivenReward):
         return config.workers
     try:
-        async with GraderPool(config.model_copy(update={"workers": 1})) as pool:
+        async with GraderPool(config.model_copy(update={"workers": 1}), name) as pool:
             return config.workers * pool.capacity
     except UserError as error:
         warnings.warn(
             f"{error}; so it counts as a function without `async`: {config.workers} gradings at a time "
-            "(rewards.workers)",
+            f"({_workers(name)})",
             TailraceWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
         return config.workers
 
 
-def _check_room(workers: int) -> None:
+def _check_room(workers: int, name: str) -> None:
     available = psutil.virtual_memory().available
     if workers * _WORKER_BYTES > available:
         raise UserError(
-            f"rewards.workers {workers} would take about {workers * _WORKER_BYTES / GIB:.1f} GiB, and "
+            f"{_workers(name)} {workers} would take about {workers * _WORKER_BYTES / GIB:.1f} GiB, and "
             f"{available / GIB:.1f} GiB are free; lower it"
         )
 
 
-def _cause(error: BaseException) -> BaseException:
-    """Take the user's error behind a failed start out of the task group's error."""
-    cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
-    return UserError(f"rewards.grader: at the start its process {cause}") if isinstance(cause, GraderDied) else cause
+def _workers(name: str) -> str:
+    """The key that says how many processes the grader of a reward has."""
+    return f"{grader_key(name).rpartition('.')[0]}.workers"

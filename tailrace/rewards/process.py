@@ -18,7 +18,7 @@ from contextlib import suppress
 import msgspec
 import psutil
 
-from tailrace.config.rewards import RewardsConfig
+from tailrace.config.rewards import GradingConfig
 from tailrace.errors import UNREADABLE, RewardError, UserError, how_ended
 from tailrace.host.children import EXIT_LIMIT_S, kill_group, last_output, python_module
 from tailrace.host.descendants import kill_all, living
@@ -79,14 +79,14 @@ class GraderProcess:
         """Whether the process can take calls."""
         return not self._killed and self._process.returncode is None
 
-    async def prepare(self, config: RewardsConfig) -> None:
-        """Wait until the grader is made.
+    async def prepare(self, config: GradingConfig, key: str) -> None:
+        """Wait until the grader is made. `key`: see `Setup`.
 
         Raises:
             UserError: the grader cannot be made.
             GraderDied: the process died on the way, or was killed after START_LIMIT_S.
         """
-        setup = Setup(grader=config.grader.model_dump_json(), timeout_s=config.timeout_s)
+        setup = Setup(grader=config.grader.model_dump_json(), key=key, timeout_s=config.timeout_s)
         try:
             async with asyncio.timeout(START_LIMIT_S):
                 await self._send(setup)

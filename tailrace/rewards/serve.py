@@ -60,11 +60,11 @@ def _close(*descriptors: int) -> None:
 def _load(setup: Setup) -> tuple[Grader | AsyncGrader | None, Ready]:
     try:
         config: GraderConfig = TypeAdapter(GraderConfig).validate_json(setup.grader)
-        grader = make_grader(config)
+        grader = make_grader(config, setup.key)
     except UserError as error:
         return None, Ready(error=str(error))
     except BaseException as error:  # a user's module may raise anything while it is imported
-        return None, Ready(error=f"rewards.grader cannot be made: {describe(error)}")
+        return None, Ready(error=f"{setup.key} cannot be made: {describe(error)}")
     return grader, Ready(concurrency=grader.concurrency if isinstance(grader, AsyncGrader) else 1)
 
 

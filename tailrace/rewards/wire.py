@@ -19,6 +19,8 @@ class Setup(msgspec.Struct, frozen=True):
 
     grader: str
     """The grader's configuration, as JSON."""
+    key: str
+    """Its key in the recipe, for messages."""
     timeout_s: float
     """The time limit of one grading by an asynchronous grader. The pool itself times other graders."""
 

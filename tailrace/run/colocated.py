@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tailrace.activity import Activity, TimedExecutor
 from tailrace.algorithms.base import Algorithm
-from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.factory import make_run_algorithm
 from tailrace.config.run import RunConfig
 from tailrace.engine.base import Engine
 from tailrace.engine.checks import check_context
@@ -24,7 +24,7 @@ from tailrace.engine.opening import open_engine
 from tailrace.events import EventLog
 from tailrace.registers.events import EventKind
 from tailrace.rewards.answers import check_answers
-from tailrace.rewards.pool import GraderPool
+from tailrace.rewards.graders import Graders
 from tailrace.rollout.base import EngineFacts
 from tailrace.rollout.local import LocalPort
 from tailrace.run.endpoint import endpoint
@@ -58,7 +58,7 @@ class Parts:
     engine_work: TimedExecutor
     """Runs the engine's work on `device`."""
     algorithm: Algorithm
-    pool: GraderPool | None
+    graders: Graders | None
     """None where nothing is graded."""
     engine: Engine
     trainer: Trainer
@@ -70,10 +70,10 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     Raises:
         UserError: a part cannot be made as configured.
     """
-    algorithm = make_algorithm(config.resolved_algorithm)
-    pool = None
+    algorithm = make_run_algorithm(config)
+    graders = None
     if config.pipeline.replay is None or evaluated(config, inputs):
-        pool = await stack.enter_async_context(GraderPool(config.rewards))
+        graders = await stack.enter_async_context(Graders(config.rewards))
     device = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
     engine_work = TimedExecutor(device)
     executor = engine_work.during("generation")
@@ -83,7 +83,9 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     trainer = await asyncio.get_running_loop().run_in_executor(
         device, lambda: make_run_trainer(config, inputs.model_dir)
     )
-    return Parts(device=device, engine_work=engine_work, algorithm=algorithm, pool=pool, engine=engine, trainer=trainer)
+    return Parts(
+        device=device, engine_work=engine_work, algorithm=algorithm, graders=graders, engine=engine, trainer=trainer
+    )
 
 
 class Colocated(Placement):
@@ -98,7 +100,7 @@ class Colocated(Placement):
         _log.info("loading the model for engine and trainer")
         self._parts = await open_parts(self._config, self._inputs, stack)
         if self._config.pipeline.replay is None:  # otherwise nothing is graded
-            await check_answers(self._config.rewards, self._inputs.prompts.by_source, self._parts.pool)
+            await check_answers(self._config.rewards, self._inputs.prompts.by_source, self._parts.graders)
 
     async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
         """Connect the parts and the queue."""
@@ -132,7 +134,7 @@ async def build_pipeline(
         serving = endpoint(http, generation.service, inputs.model_dir, inputs.decode, newest, run)
         await stack.enter_async_context(serving)
     engines = generation.service.newest(lambda: learner.trained_steps)
-    evaluator = make_evaluator(config, inputs, engines, parts.pool, log, actor="engine")
+    evaluator = make_evaluator(config, inputs, engines, parts.graders, log, actor="engine")
     services = [
         service for pool, context in pools.items() for service in await make_services(parts.algorithm, pool, context)
     ]
@@ -190,7 +192,7 @@ def _context(
         memory=memory,
         executor=executor,
         stack=stack,
-        graders=parts.pool,
+        graders=parts.graders,
     )
 
 

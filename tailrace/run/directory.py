@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.factory import make_run_algorithm
 from tailrace.config.base import Config
 from tailrace.config.load import load_config
 from tailrace.config.recipe_text import in_yaml, write_yaml
@@ -254,7 +254,7 @@ def _identity(config: RunConfig) -> dict[str, object]:
         "model": config.model,
         "prompts": config.prompts,
         "algorithm.group_size": config.algorithm.group_size,
-        "the tasks of the algorithm": [task.name for task in make_algorithm(config.algorithm).tasks],
+        "the tasks of the algorithm": [task.name for task in make_run_algorithm(config).tasks],
         "trainer.train_batch_size": config.trainer.train_batch_size,
         "trainer.mini_batch_size": config.mini_batch_size,
     }

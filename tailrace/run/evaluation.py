@@ -20,7 +20,7 @@ from tailrace.prompts.order import evaluation_seed
 from tailrace.registers.events import EventKind
 from tailrace.report.samples import SampleRecord, samples_event
 from tailrace.rewards.base import FailureReport, Grade, GradingRequest
-from tailrace.rewards.pool import GraderPool
+from tailrace.rewards.graders import Graders
 from tailrace.run.step_metrics import failure_metrics, reward_metrics
 from tailrace.tasks.context import Decode
 from tailrace.types import Prompt, Request, Sample
@@ -84,7 +84,7 @@ class Evaluator:
     def __init__(
         self,
         engine: Generator,
-        pool: GraderPool,
+        graders: Graders,
         sets: Mapping[str, Sequence[Prompt]],
         ways: Sequence[Way],
         decode: Decode,
@@ -100,7 +100,7 @@ class Evaluator:
         none; it is given all answers and the number of trained steps.
         """
         self._engine = engine
-        self._pool = pool
+        self._graders = graders
         self._failures = FailureReport()
         self._has_graded = False
         """Whether a grading has ever succeeded. One set of prompts is small, and may fail as a whole by chance."""
@@ -170,7 +170,7 @@ class Evaluator:
     async def _graded(self, sample: Sample, each: Callable[[Answer], None] | None) -> Answer:
         set_name, number, prompt, way, index = self._asked[-1 - sample.request_id]
         response = self._decode(sample.response_ids.tolist())
-        grade = await self._pool.grade(
+        grade = await self._graders.grade(
             GradingRequest(
                 prompt=prompt.text,
                 question=prompt.question,

@@ -13,7 +13,7 @@ import torch
 
 from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget
-from tailrace.config.cluster import PoolConfig
+from tailrace.config.cluster import REWARD, PoolConfig, kind_of_pool
 from tailrace.config.run import RunConfig
 from tailrace.errors import (
     ClusterError,
@@ -178,7 +178,7 @@ class LoopRuntime:
         config, directory = self._config, RunDirectory(Path(self._config.output_dir))
         stack.enter_context(directory.locked())
         directory.check_new()  # again: another process may have been faster
-        if "reward" in self._pools:
+        if REWARD in map(kind_of_pool, self._pools):
             await check_answers(config.rewards, self._inputs.prompts.by_source)
         cluster = await stack.enter_async_context(make_cluster(config.cluster, self._pools))
         queue = await open_queue(config.queue, run_table(config), directory.queue, stack)

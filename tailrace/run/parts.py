@@ -13,7 +13,7 @@ from tailrace.config.run import RunConfig
 from tailrace.errors import AlgorithmError
 from tailrace.events import EventLog
 from tailrace.host.user_code import making
-from tailrace.rewards.pool import GraderPool
+from tailrace.rewards.graders import Graders
 from tailrace.run.checkpoint import Checkpointer
 from tailrace.run.directory import RunDirectory
 from tailrace.run.evaluation import Evaluator, Generator, ways_of
@@ -86,16 +86,16 @@ def evaluated(config: RunConfig, inputs: Inputs) -> dict[str, tuple[Prompt, ...]
 
 
 def make_evaluator(
-    config: RunConfig, inputs: Inputs, engine: Generator, pool: GraderPool | None, log: EventLog, *, actor: str
+    config: RunConfig, inputs: Inputs, engine: Generator, graders: Graders | None, log: EventLog, *, actor: str
 ) -> Evaluator | None:
-    """Make the evaluator, which answers prompts with `engine` and grades in `pool`; None without prompts."""
+    """Make the evaluator, which answers prompts with `engine` and has `graders` grade them; None without prompts."""
     sets = evaluated(config, inputs)
     if not sets:
         return None
-    assert pool is not None
+    assert graders is not None
     ways = ways_of(config.evaluation, config.sampling)
     keep = SampleRecorder.of(config).of_evaluation
-    return Evaluator(engine, pool, sets, ways, inputs.decode, log, seed=config.seed, actor=actor, keep=keep)
+    return Evaluator(engine, graders, sets, ways, inputs.decode, log, seed=config.seed, actor=actor, keep=keep)
 
 
 def make_learner(

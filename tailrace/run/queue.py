@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.factory import make_run_algorithm
 from tailrace.config.columns import COLUMNS
 from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.run import RunConfig
@@ -34,7 +34,7 @@ def run_table(config: RunConfig) -> TableConfig:
     Raises:
         UserError: the algorithm cannot be made, or one of its tasks uses a column that does not exist.
     """
-    algorithm = make_algorithm(config.algorithm)
+    algorithm = make_run_algorithm(config)
     return TableConfig(
         tasks=tuple(
             TaskConfig(name=task.name, reads=task.reads, writes=task.writes, policy=task.claims(config))

@@ -22,17 +22,17 @@ from typing import Any, Self
 
 import msgspec
 
-from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.factory import make_run_algorithm
 from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec, each
 from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
-from tailrace.config.cluster import ROLLOUT, PoolConfig, kind_of_pool
+from tailrace.config.cluster import ROLLOUT, PoolConfig, pool_in_table
 from tailrace.config.run import RunConfig
 from tailrace.errors import TailraceError, first_error
 from tailrace.events import EventLog
 from tailrace.report.workers import kind_of
 from tailrace.rewards.answers import check_answers
-from tailrace.rewards.pool import GraderPool
+from tailrace.rewards.graders import Graders
 from tailrace.rollout.base import EnginePort
 from tailrace.run.checkpoint import RunState
 from tailrace.run.control import control
@@ -163,7 +163,7 @@ class Separated(Placement):
             await stack.enter_async_context(serving)
         evaluator = None
         if evaluated(config, self._inputs):
-            graders = await stack.enter_async_context(GraderPool(config.rewards))
+            graders = await stack.enter_async_context(Graders(config.rewards))
             engines = generation.service.newest(lambda: learner.trained_steps)
             evaluator = make_evaluator(config, self._inputs, engines, graders, log, actor="driver")
         services: list[Service] = [*pools.services, generation, Observer(queue.queue, log)]
@@ -207,7 +207,7 @@ class Workers:
             checkpoints=str(checkpoints.resolve()),
         )
         self._configs = pools
-        self._algorithm = make_algorithm(config.algorithm)
+        self._algorithm = make_run_algorithm(config)
         self._trained = {task.pool for task, _ in self._algorithm.trained()}
         self._pools: dict[str, Pool] = {}
         """By kind: the workers of all rollout pools are together."""
@@ -242,7 +242,7 @@ class Workers:
         """
         try:
             async with asyncio.TaskGroup() as starting:
-                for kind in [kind for kind in self._configs if kind_of_pool(kind) != ROLLOUT]:
+                for kind in [kind for kind in self._configs if pool_in_table(kind) != ROLLOUT]:
                     self._pools[kind] = self._pool(kind, self._settings)
                     starting.create_task(self._pools[kind].start())
         except BaseExceptionGroup as errors:
@@ -308,7 +308,7 @@ class Workers:
             [
                 self._spec(name, settings, number)
                 for name, pool in self._configs.items()
-                if kind_of_pool(name) == kind
+                if pool_in_table(name) == kind
                 for number in range(pool.workers)
             ],
             self._config.cluster,

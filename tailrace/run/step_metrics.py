@@ -87,10 +87,14 @@ def reward_metrics(rewards: Sequence[float], parts: Sequence[Mapping[str, float]
 
 
 def failure_metrics(errors: Iterable[str | None]) -> dict[str, float]:
-    """`reward_failures`, and `reward_failures/<kind>` for each kind that occurred."""
-    kinds = Counter(failure_kind(error) for error in errors if error)
+    """`reward_failures`, the responses with a failed grading, and `reward_failures/<kind>` for each kind that occurred.
+
+    `errors`: of each response, a line for each of its gradings that failed.
+    """
+    failed = [error for error in errors if error]
+    kinds = Counter(failure_kind(line) for error in failed for line in error.splitlines())
     return {
-        "reward_failures": float(kinds.total()),
+        "reward_failures": float(len(failed)),
         **{f"reward_failures/{kind}": float(count) for kind, count in kinds.items()},
     }
 

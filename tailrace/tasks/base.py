@@ -37,7 +37,9 @@ class Task(ABC):
         workers: int = 1,
         rows: int | None = None,
     ) -> None:
-        """`name`: the task's name in the table. `actor`: its row in the timeline, by default `name`.
+        """`name`: the task's name in the table; its part before a dot is the kind of its events.
+
+        `actor`: its row in the timeline, by default `name`.
 
         `workers`: the number of claims that are computed at the same time. `rows`: the most rows of a claim, for a
         policy that gathers as many.
@@ -60,7 +62,8 @@ class Task(ABC):
     async def _serve(self) -> None:
         while (claim := await self._claim()) is not None:
             step = claim.rows[0].order // self._samples_per_step
-            with self._log.span(self._name, self._actor, step=step, samples=len(claim.rows)) as span:
+            kind = self._name.partition(".")[0]
+            with self._log.span(kind, self._actor, step=step, samples=len(claim.rows)) as span:
                 async with held(self._queue, claim):
                     outputs = await self.compute(claim, span)
                     if not await ack_if_held(self._queue, claim, outputs):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tailrace.activity import Activity, TimedExecutor
 from tailrace.config.run import RunConfig
 from tailrace.events import EventLog
+from tailrace.rewards.graders import Graders
 from tailrace.rewards.pool import GraderPool
 from tailrace.tasks.memory import MemoryUse
 from tailrace.transfer.queue.base import TransferQueue
@@ -43,7 +44,8 @@ class TaskContext:
     """The one thread of the device; its work counts as busy."""
     stack: AsyncExitStack
     """Closed with the process or the run."""
-    graders: GraderPool | None = None
+    graders: Graders | None = None
+    """All grading processes, where they are started with the run."""
     frozen: "Scorer | None" = None
     """A scorer with the initial weights."""
     trainers: "dict[str, Trainer]" = field(default_factory=dict)
@@ -54,11 +56,11 @@ class TaskContext:
         """Number of rows of a training step."""
         return self.config.trainer.train_batch_size
 
-    async def grader_pool(self) -> GraderPool:
-        """The grading processes of the recipe's grader, started at the first call."""
-        if self.graders is None:
-            self.graders = await self.stack.enter_async_context(GraderPool(self.config.rewards))
-        return self.graders
+    async def grader_pool(self, reward: str) -> GraderPool:
+        """The grading processes of a reward, started where there are none. `reward`: see `RewardsConfig.each`."""
+        if self.graders is not None:
+            return self.graders.pools[reward]
+        return await self.stack.enter_async_context(GraderPool(self.config.rewards.each[reward], reward))
 
     async def scorer(self, of: str | None) -> Score:
         """The scoring function of the model that task `of` trains; None: log-probabilities of the initial weights."""

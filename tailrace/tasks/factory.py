@@ -3,14 +3,14 @@
 import inspect
 
 from tailrace.algorithms.base import Algorithm
-from tailrace.algorithms.table import Compute, Generate, Grade, Score, Serve, TableTask, Train
+from tailrace.algorithms.table import AddUp, Compute, Generate, Grade, Score, Serve, TableTask, Train
 from tailrace.errors import AlgorithmError
 from tailrace.host.user_code import making
 from tailrace.rewards.pool import capacity_of
 from tailrace.tasks.base import Service
 from tailrace.tasks.compute import ComputeTask
 from tailrace.tasks.context import TaskContext
-from tailrace.tasks.reward import RewardTask
+from tailrace.tasks.reward import RewardTask, SumTask
 
 
 async def make_services(algorithm: Algorithm, pool: str, context: TaskContext) -> list[Service]:
@@ -33,8 +33,10 @@ async def _make(task: TableTask, context: TaskContext) -> Service:
             replay = load_replay(context.config.pipeline.replay)
             assert replay is not None
             return ReplayRewardTask(context, task.name, replay, workers=await capacity_of(context.config.rewards))
-        case Grade():
-            return RewardTask(context, task.name, await context.grader_pool())
+        case Grade(reward):
+            return RewardTask(context, task.name, await context.grader_pool(reward), reward)
+        case AddUp():
+            return SumTask(context, task.name)
         case Score():
             from tailrace.tasks.scoring import ScoringTask  # slow: only where something is scored
 

@@ -1,9 +1,13 @@
-"""The reward task: grades responses in worker processes."""
+"""The reward tasks: one grades responses in worker processes, one adds up several rewards."""
 
+import math
+from collections.abc import Mapping
 from typing import Any, cast
 
+from tailrace.algorithms.named_rewards import reward_columns
 from tailrace.events import Event
 from tailrace.rewards.base import FailureReport, Grade, GradingRequest
+from tailrace.rewards.graders import added_up
 from tailrace.rewards.pool import GraderPool
 from tailrace.tasks.base import Outputs, Task
 from tailrace.tasks.context import TaskContext
@@ -12,36 +16,70 @@ from tailrace.types import Value
 
 
 class RewardTask(Task):
-    """Writes `reward`, `reward_parts` and `reward_error` of each row.
+    """Writes the columns of a reward: the number, its error, its parts.
 
-    `reward_error` is empty unless the grading failed; then the reward is the configured one, or NaN. As many claims are
+    The error is empty unless the grading failed; then the reward is the configured one, or NaN. As many claims are
     graded at a time as the pool grades, so that a slow one holds back no other.
     """
 
-    def __init__(self, context: TaskContext, name: str, pool: GraderPool) -> None:
-        """`name`: see `Task`. `pool`: the grading processes."""
+    def __init__(self, context: TaskContext, name: str, pool: GraderPool, reward: str = "") -> None:
+        """`name`: see `Task`. `pool`: the grading processes. `reward`: its name; see `RewardsConfig.each`."""
         super().__init__(context, name, workers=pool.capacity)
         self._pool = pool
+        self._columns = reward_columns(reward)
         self._failures = FailureReport()
         self._group_size = context.config.algorithm.group_size
-        configured = context.config.rewards.failure_reward
-        self._on_failure = float("nan") if configured is None else configured
+        self._on_failure = context.config.rewards.each[reward].failure_reward
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
         """Grade the rows of the claim; it usually has one."""
         with self._activity.busy("reward"):
             grades = [await self._pool.grade(grading_request(row)) for row in claim.rows]
-        graded = [self._graded(row, grade) for row, grade in zip(claim.rows, grades, strict=True)]
+        graded = [told(row, grade.reward, self._group_size) for row, grade in zip(claim.rows, grades, strict=True)]
         span.info = {**self._failures.info(grades), "graded": graded}
         return {row.id: self._cells(grade) for row, grade in zip(claim.rows, grades, strict=True)}
 
-    def _graded(self, row: Row, grade: Grade) -> tuple[int, int, float | None]:
-        """Group, number in it, and reward of a row: the trace of a run finds its rewards by them."""
-        return row.group_id, row.order % self._group_size, grade.reward
-
     def _cells(self, grade: Grade) -> dict[str, Value]:
         reward = self._on_failure if grade.reward is None else grade.reward
-        return {"reward": reward, "reward_error": grade.error or "", "reward_parts": dict(grade.parts)}
+        return cells_of(Grade(reward=reward, parts=grade.parts, error=grade.error), self._columns)
+
+
+class SumTask(Task):
+    """Writes the columns of the sum of the rewards by name."""
+
+    def __init__(self, context: TaskContext, name: str) -> None:
+        """`name`: see `Task`."""
+        super().__init__(context, name)
+        self._config = context.config.rewards
+        self._group_size = context.config.algorithm.group_size
+
+    async def compute(self, claim: Claim, span: Event) -> Outputs:
+        """Add up the rewards of each row of the claim; it usually has one."""
+        sums = [
+            added_up({name: grade_of(row, name) for name in self._config.graders}, self._config) for row in claim.rows
+        ]
+        span.info = {
+            "graded": [told(row, one.reward, self._group_size) for row, one in zip(claim.rows, sums, strict=True)]
+        }
+        return {row.id: cells_of(one, reward_columns("")) for row, one in zip(claim.rows, sums, strict=True)}
+
+
+def told(row: Row, reward: float | None, group_size: int) -> tuple[int, int, float | None]:
+    """Group, number in it, and reward of a row: the trace of a run finds its rewards by them."""
+    return row.group_id, row.order % group_size, reward
+
+
+def cells_of(grade: Grade, columns: tuple[str, ...]) -> dict[str, Value]:
+    """The cells of a grade; a reward that is missing is NaN."""
+    reward = math.nan if grade.reward is None else grade.reward
+    return dict(zip(columns, (reward, grade.error or "", dict(grade.parts)), strict=True))
+
+
+def grade_of(row: Row, reward: str) -> Grade:
+    """The grade whose cells `cells_of` has made. `reward`: its name."""
+    number, error, parts = (row.cells[column] for column in reward_columns(reward))
+    known = None if math.isnan(cast(float, number)) else cast(float, number)
+    return Grade(reward=known, parts=cast("Mapping[str, float]", parts), error=cast(str, error) or None)
 
 
 def grading_request(row: Row) -> GradingRequest:

@@ -1,7 +1,8 @@
 """The trace of a run: its samples, as its events tell them.
 
     sample    a response: step, group, sample, tokens, versions, times
-    graded    its reward and the seconds of its grading, in the event of any task that grades
+    graded    its reward and the seconds of its grading, in the event of any task that grades; of several rewards, the
+              last is their sum
 
 A response that was made or graded again, since its row was lost, counts as it was the last time. The samples of a step
 count when it has ended: of a step that goes on, the short responses are finished first.
@@ -26,7 +27,8 @@ class RunSamples:
 
     def __init__(self) -> None:
         self._samples: dict[Key, dict[str, Any]] = {}
-        self._grades: dict[Key, dict[str, Any]] = {}
+        self._grades: dict[Key, dict[str, tuple[float | None, float]]] = {}
+        """Reward and seconds by the actor that graded, the last one at the end."""
         self.ended_steps = 0
         """The number of steps that have ended."""
 
@@ -41,14 +43,16 @@ class RunSamples:
             self._samples[_key(event.info)] = _sample(event)
         elif "graded" in event.info and not event.info.get("void"):
             for group, sample, reward in event.info["graded"]:
-                self._grades[group, sample] = {"reward": reward, "reward_s": event.end - event.start}
+                grades = self._grades.setdefault((group, sample), {})
+                grades.pop(event.actor, None)
+                grades[event.actor] = reward, event.end - event.start
         elif event.task == EventKind.STEP and event.step is not None:
             self.ended_steps = event.step + 1
 
     def take(self, *, before_step: int) -> list[dict[str, Any]]:
         """Return the samples of the steps before `before_step` as rows of a trace; they are forgotten."""
         keys = [key for key, sample in self._samples.items() if int(sample["step"]) < before_step]
-        rows = [self._samples.pop(key) | self._grades.pop(key, {}) for key in keys]
+        rows = [self._samples.pop(key) | _graded(self._grades.pop(key, {})) for key in keys]
         return sorted(rows, key=lambda row: (row["step"], row["group"], row["sample"]))
 
 
@@ -86,6 +90,14 @@ _NAMES = (
 """The columns that the events of a run fill."""
 _TOLD = ("group", "sample", "prompt_tokens", "finish_reason", "last_version")
 """What the info of a sample's event has to say."""
+
+
+def _graded(grades: Mapping[str, tuple[float | None, float]]) -> dict[str, Any]:
+    """The reward, and the seconds of the grading that took the longest."""
+    if not grades:
+        return {}
+    *_, (reward, _) = grades.values()
+    return {"reward": reward, "reward_s": max(seconds for _, seconds in grades.values())}
 
 
 def _key(info: Mapping[str, Any]) -> Key:

@@ -29,6 +29,7 @@ TRL = {
     "eval_dataset": "prompts.validation",
     "shuffle_dataset": "prompts.shuffle",
     "reward_funcs": "rewards.grader",
+    "reward_weights": "rewards.graders",
     "num_generations": "algorithm.group_size",
     "beta": "algorithm.kl.coefficient",
     "epsilon": "algorithm.clip_low",

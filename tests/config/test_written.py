@@ -46,6 +46,7 @@ def reread(config: RunConfig) -> RunConfig:
 def test_any_text_in_any_place_comes_back(text: str, key: str) -> None:
     config = load_config(BASE)
     arguments = {"plain": text, "deep": [{key: text}, text]}
+    assert config.rewards.grader is not None
     grader = config.rewards.grader.model_copy(update={"arguments": arguments})
     prompts = config.prompts.model_copy(update={"system_prompt": text})
     sampling = config.sampling.model_copy(update={"stop": (f"x{text}",)})

@@ -23,3 +23,8 @@ def fails_on_even_length(response: str, answer: Any, prompt: str, metadata: dict
 def undefined(response: str, answer: Any) -> float:
     """Use a name that is not defined."""
     return float(response == answr)  # type: ignore[name-defined]  # noqa: F821
+
+
+def brevity(tokens: list[int]) -> dict[str, float]:
+    """Less than 1 for long responses; says that those of fewer than 12 tokens are right."""
+    return {"reward": 1 / (1 + len(tokens)), "correct": len(tokens) < 12, "tokens": len(tokens)}

@@ -19,7 +19,7 @@ from tests.rewards.requests import make_request
 PROGRAM = """
 import asyncio, math
 from dataclasses import dataclass
-from tailrace.config.rewards import GivenReward, RewardsConfig
+from tailrace.config.rewards import GivenReward, GradingConfig
 from tailrace.rewards.base import GradingRequest
 from tailrace.rewards.given import reward_section
 from tailrace.rewards.pool import GraderPool
@@ -38,7 +38,7 @@ def score(response, answer):
     return helper(response) + BONUS.points
 
 async def main():
-    config = RewardsConfig(grader=GivenReward.model_validate(reward_section(score)), workers=1)
+    config = GradingConfig(grader=GivenReward.model_validate(reward_section(score)), workers=1)
     async with GraderPool(config) as pool:
         asked = GradingRequest(
             response="four", answer="4", question="q", prompt="p", metadata={}, tokens=[1], finish_reason="stop"

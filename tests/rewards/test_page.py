@@ -9,9 +9,10 @@ import yaml
 
 from tailrace.config.load import load_config
 from tailrace.config.places import schemas_in
-from tailrace.config.rewards import FunctionReward, RewardsConfig
+from tailrace.config.rewards import MAX_REWARDS, FunctionReward, GradingConfig
 from tailrace.rewards.arguments import NAMES
 from tailrace.rewards.base import Grade, GradingRequest
+from tailrace.rewards.graders import Graders
 from tailrace.rewards.pool import GraderPool
 from tailrace.rewards.results import MAX_PARTS
 from tests.rewards.requests import make_request
@@ -30,13 +31,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def grades(grader: dict[str, Any], *requests: GradingRequest) -> list[Grade]:
-    async with GraderPool(RewardsConfig(grader=FunctionReward.model_validate(grader), workers=1)) as pool:
+    async with GraderPool(GradingConfig(grader=FunctionReward.model_validate(grader), workers=1)) as pool:
         return [await pool.grade(request) for request in requests]
 
 
 def test_the_page_has_every_grader_and_the_limit_of_parts() -> None:
     types = [
-        grader.model_fields["type"].default for grader in schemas_in(RewardsConfig.model_fields["grader"].annotation)
+        grader.model_fields["type"].default for grader in schemas_in(GradingConfig.model_fields["grader"].annotation)
     ]
     assert re.findall(r"^\| `(\w+)` \| .* \| .* \|$", PAGE.partition("## Answers")[0], re.MULTILINE) == ["type", *types]
     assert f"A mapping has at most {MAX_PARTS} entries" in PAGE
@@ -65,6 +66,15 @@ async def test_the_shaped_reward_of_the_page_has_parts() -> None:
 async def test_the_judge_of_the_page_is_awaited() -> None:
     (grade,) = await grades({"path": "my_rewards.judged"}, make_request("3", question="Is 3 odd?", prompt="<user>"))
     assert grade == Grade(reward=1.0, parts={"correct": 1.0})
+
+
+@pytest.mark.usefixtures("module")
+async def test_the_rewards_of_the_page_are_added_up() -> None:
+    config = load_config({**RECIPES[0], **RECIPES[3]}).rewards
+    async with Graders(config.with_one_worker) as graders:
+        grade = await graders.grade(make_request("It is $7$.", answer="7", tokens=[1] * 100))
+    assert grade == Grade(reward=1.1, parts={"right": 1.0, "right.correct": 1.0, "brief": 0.5, "correct": 1.0})
+    assert f"there may be {MAX_REWARDS}" in PAGE
 
 
 def test_the_recipe_of_the_page_is_one() -> None:

@@ -16,7 +16,7 @@ from subprocess import PIPE
 import psutil
 import pytest
 
-from tailrace.config.rewards import FunctionReward, RegexReward, RewardsConfig
+from tailrace.config.rewards import FunctionReward, GradingConfig, RegexReward
 from tailrace.errors import RewardError, UserError
 from tailrace.host.frames import frame
 from tailrace.rewards.base import Grade, GradingRequest
@@ -35,7 +35,7 @@ def request(response: str, prompt: str = "") -> GradingRequest:
 
 def pool(function: str = "act", *, workers: int = 1, timeout_s: float = 60.0, retries: int = 0) -> GraderPool:
     grader = FunctionReward(path=f"{GRADERS}.{function}")
-    return GraderPool(RewardsConfig(grader=grader, workers=workers, timeout_s=timeout_s, retries=retries))
+    return GraderPool(GradingConfig(grader=grader, workers=workers, timeout_s=timeout_s, retries=retries))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -183,7 +183,7 @@ async def test_a_mapping_has_the_reward_and_parts() -> None:
 @pytest.mark.parametrize("correct_at", [0.5, 0.6])
 async def test_the_recipe_may_say_what_reward_is_right(correct_at: float) -> None:
     grader = FunctionReward(path=f"{GRADERS}.act")
-    async with GraderPool(RewardsConfig(grader=grader, workers=1, correct_at=correct_at)) as graders:
+    async with GraderPool(GradingConfig(grader=grader, workers=1, correct_at=correct_at)) as graders:
         assert (await graders.grade(request("fine"))).correct is (correct_at == 0.5)
         assert (await graders.grade(request("divide"))).correct is None
 
@@ -233,7 +233,7 @@ async def test_truth_values_are_rewards_that_say_what_is_right(what: str) -> Non
 
 
 async def test_large_responses_pass() -> None:
-    config = RewardsConfig(grader=RegexReward(pattern=r"\d+"), workers=1)
+    config = GradingConfig(grader=RegexReward(pattern=r"\d+"), workers=1)
     async with GraderPool(config) as graders:
         big = make_request("x" * 20_000_000 + " 7", answer="7")
         assert await graders.grade(big) == RIGHT
@@ -245,7 +245,7 @@ async def test_retry_gives_a_second_chance(tmp_path: Path) -> None:
 
 
 async def test_replies_go_to_their_own_requests() -> None:
-    numbers = RewardsConfig(grader=FunctionReward(path=f"{GRADERS}.number"), workers=2)
+    numbers = GradingConfig(grader=FunctionReward(path=f"{GRADERS}.number"), workers=2)
     async with GraderPool(numbers) as graders:
         grades = await asyncio.gather(*(graders.grade(request(str(number))) for number in range(200)))
     assert [grade.reward for grade in grades] == list(range(200))
@@ -292,7 +292,7 @@ async def test_error_in_the_body_leaves_no_worker() -> None:
 
 
 async def test_cancelled_start_leaves_no_worker() -> None:
-    sleepy = RewardsConfig(grader=FunctionReward(path="tests.rewards.sleepy_module.score"), workers=2)
+    sleepy = GradingConfig(grader=FunctionReward(path="tests.rewards.sleepy_module.score"), workers=2)
     starting = asyncio.create_task(GraderPool(sleepy).__aenter__())
     await until(lambda: len(worker_pids()) == 2)
     starting.cancel()
@@ -332,7 +332,7 @@ def test_worker_whose_input_closes_dies_with_the_programs_that_its_grader_starte
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, start_new_session=True) as worker:
         assert worker.stdin is not None
         try:
-            setup, call = Setup(config, timeout_s=60.0), Call(0, request(str(started), prompt="loop"))
+            setup, call = Setup(config, "rewards.grader", timeout_s=60.0), Call(0, request(str(started), prompt="loop"))
             worker.stdin.write(frame(setup) + frame(call))
             worker.stdin.flush()
             asyncio.run(until(started.exists))
@@ -364,7 +364,7 @@ def test_worker_whose_input_closes_dies_with_the_programs_that_its_grader_starte
 )
 async def test_grader_that_cannot_be_made_is_one_line_at_the_start(path: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        async with GraderPool(RewardsConfig(grader=FunctionReward(path=path), workers=2)):
+        async with GraderPool(GradingConfig(grader=FunctionReward(path=path), workers=2)):
             pass
     assert "\n" not in str(caught.value)
     assert not worker_pids()
@@ -388,7 +388,7 @@ async def test_file_named_like_a_module_of_python_does_no_harm(tmp_path: Path, m
     (tmp_path / "ctypes.py").write_text("raise SystemExit(7)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    async with GraderPool(RewardsConfig(grader=RegexReward(pattern=r"\d+"), workers=1)) as graders:
+    async with GraderPool(GradingConfig(grader=RegexReward(pattern=r"\d+"), workers=1)) as graders:
         seven = make_request("7", answer="7")
         assert await graders.grade(seven) == RIGHT
 
@@ -397,6 +397,6 @@ async def test_working_directory_is_importable(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "my_rewards.py").write_text("def score(response, answer, prompt, metadata, bonus):\n    return bonus\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    config = RewardsConfig(grader=FunctionReward(path="my_rewards.score", arguments={"bonus": 0.25}), workers=1)
+    config = GradingConfig(grader=FunctionReward(path="my_rewards.score", arguments={"bonus": 0.25}), workers=1)
     async with GraderPool(config) as graders:
         assert await graders.grade(request("")) == Grade(reward=0.25)

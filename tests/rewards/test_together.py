@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tailrace.config.rewards import ExactReward, FunctionReward, RewardsConfig
+from tailrace.config.rewards import ExactReward, FunctionReward, GradingConfig, RewardsConfig
 from tailrace.errors import TailraceWarning
 from tailrace.rewards.base import Grade
 from tailrace.rewards.pool import GraderPool, capacity_of
@@ -13,7 +13,7 @@ from tests.rewards.requests import make_request
 
 def pool(*, concurrency: int = 4, timeout_s: float = 60.0) -> GraderPool:
     grader = FunctionReward(path="tests.rewards.async_graders.score", concurrency=concurrency)
-    return GraderPool(RewardsConfig(grader=grader, workers=1, timeout_s=timeout_s))
+    return GraderPool(GradingConfig(grader=grader, workers=1, timeout_s=timeout_s))
 
 
 async def ask(graders: GraderPool, *responses: str) -> list[Grade]:
@@ -40,7 +40,7 @@ async def test_the_capacity_of_a_pool_is_known_before_it_starts(
 ) -> None:
     config = RewardsConfig(grader=grader, workers=2)
     assert await capacity_of(config) == capacity
-    async with GraderPool(config) as graders:
+    async with GraderPool(config.each[""]) as graders:
         assert graders.capacity == capacity
 
 

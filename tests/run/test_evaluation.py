@@ -15,7 +15,7 @@ from tailrace.errors import NothingGraded
 from tailrace.events import Event, EventLog
 from tailrace.report.samples import samples_in
 from tailrace.rewards.base import CORRECT, Grade, GradingRequest
-from tailrace.rewards.pool import GraderPool
+from tailrace.rewards.graders import Graders
 from tailrace.run.evaluation import Answer, Evaluator, figures, pass_at_k, ways_of
 from tailrace.run.recording import SampleRecorder
 from tailrace.types import FinishReason, Prompt, Request, Sample
@@ -58,8 +58,8 @@ def evaluator(
     log: EventLog, engine: Echo, sets: dict[str, list[Prompt]], seed: int = 0, keep: Any = None, **config: Any
 ) -> Evaluator:
     ways = ways_of(EvaluationConfig(**config), SamplingConfig(temperature=0.7, top_k=5))
-    pool = cast(GraderPool, Ones())
-    return Evaluator(engine, pool, sets, ways, lambda ids: str(ids[0]), log, seed=seed, actor="engine", keep=keep)
+    graders = cast(Graders, Ones())
+    return Evaluator(engine, graders, sets, ways, lambda ids: str(ids[0]), log, seed=seed, actor="engine", keep=keep)
 
 
 def test_greedy_answers_each_prompt_once(log: EventLog, events: list[Event]) -> None:
@@ -199,8 +199,10 @@ def test_a_first_evaluation_without_a_grade_ends_the_run_with_the_error(
 ) -> None:
     graders, errors = Fails(*succeed), []
     ways = ways_of(EvaluationConfig(), SamplingConfig())
-    pool, sets = cast(GraderPool, graders), {"held_out": [prompt(0), prompt(1)]}
-    evaluations = Evaluator(Echo(), pool, sets, ways, lambda ids: str(ids[0]), log, seed=0, actor="engine")
+    sets = {"held_out": [prompt(0), prompt(1)]}
+    evaluations = Evaluator(
+        Echo(), cast(Graders, graders), sets, ways, lambda ids: str(ids[0]), log, seed=0, actor="engine"
+    )
     for graders.evaluation in range(3):
         try:
             asyncio.run(evaluations.run(graders.evaluation))

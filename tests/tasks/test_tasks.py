@@ -78,7 +78,7 @@ async def run_tasks(log: EventLog, rewards: RewardsConfig, responses: list[str])
     )
     config = small_run(Path("run"), Path("model"), Path("prompts.jsonl"))
     context = make_context(queue, log, config=config.model_copy(update={"rewards": rewards}))
-    async with GraderPool(rewards) as pool, asyncio.TaskGroup() as running:
+    async with GraderPool(rewards.each[""]) as pool, asyncio.TaskGroup() as running:
         running.create_task(RewardTask(context, "reward", pool).run())
         running.create_task(advantage_task(context, make_algorithm(GrpoConfig())).run())
         await queue.put(group(responses))

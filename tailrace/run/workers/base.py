@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.activity import Activity, TimedExecutor
-from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.factory import make_run_algorithm
 from tailrace.cluster.base import Worker, WorkerContext
-from tailrace.config.cluster import kind_of_pool
+from tailrace.config.cluster import pool_in_table
 from tailrace.errors import QueueClosed, QueueTimeout, first_error
 from tailrace.events import EventLog
 from tailrace.run.queue import client_options
@@ -47,7 +47,7 @@ class RunWorker(Worker):
         self.model_dir = Path(self.settings.model_dir)
         self.context = context
         self.log = EventLog(sinks=(context.emit,), worker=context.name, origin=self.settings.origin)
-        self.algorithm = make_algorithm(self.config.resolved_algorithm)
+        self.algorithm = make_run_algorithm(self.config)
         pool, observe = self.settings.pool, self.config.observe
         self.activity = Activity(self.log, actor_of(pool), breakdown=observe.breakdown)
         device = self.config.device if uses_device(self.algorithm, pool) else "cpu"
@@ -79,7 +79,7 @@ class RunWorker(Worker):
             stack=self.stack,
         )
         await self.start()
-        self._services = await make_services(self.algorithm, kind_of_pool(self.settings.pool), self.tasks)
+        self._services = await make_services(self.algorithm, pool_in_table(self.settings.pool), self.tasks)
         self.stack.callback(asyncio.create_task(self._watch_device()).cancel)
         return {"queue_client": name}
 

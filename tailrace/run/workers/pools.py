@@ -1,9 +1,9 @@
 """The pools of worker processes that an algorithm's table asks for."""
 
 from tailrace.algorithms.base import Algorithm
-from tailrace.algorithms.factory import make_algorithm
-from tailrace.algorithms.table import Compute, Grade, Serve
-from tailrace.config.cluster import ROLLOUT, PoolConfig, kind_of_pool, pool_key
+from tailrace.algorithms.factory import make_run_algorithm
+from tailrace.algorithms.table import AddUp, Compute, Grade, Serve
+from tailrace.config.cluster import REWARD, ROLLOUT, PoolConfig, pool_in_table, pool_key
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, did_you_mean
 
@@ -12,15 +12,22 @@ def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
     """The pools of a run by name, in the order of the table.
 
     Raises:
-        ConfigError: `cluster.pools` has a pool without tasks, or several workers for a model that is trained.
+        ConfigError: a pool of the recipe is for no task or reward, or has several workers for a model that is trained.
     """
-    algorithm = make_algorithm(config.algorithm)
+    algorithm = make_run_algorithm(config)
     kinds = algorithm.pools()
     for kind in config.cluster.pools:
         if kind not in kinds:
             raise ConfigError(
                 f"cluster.pools.{kind} is for no task of the algorithm, whose tasks are in {', '.join(kinds)}"
                 f"{did_you_mean(kind, kinds)}"
+            )
+    for reward in config.cluster.reward.pools:
+        if reward not in config.rewards.graders:
+            known = ", ".join(config.rewards.graders) or "none"
+            raise ConfigError(
+                f"{pool_key(f'{REWARD}.{reward}')} is for no reward by name, and rewards.graders has {known}"
+                f"{did_you_mean(reward, config.rewards.graders)}"
             )
     for task, _ in algorithm.trained():
         if (workers := config.cluster.pool(task.pool).workers) != 1:
@@ -30,7 +37,7 @@ def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
 
 def factory_of(algorithm: Algorithm, pool: str) -> str:
     """The name of the function that makes the pool's workers, for `WorkerSpec.factory`."""
-    kind = kind_of_pool(pool)
+    kind = pool_in_table(pool)
     if kind in {task.pool for task, _ in algorithm.other_models()}:
         name = "model:ModelWorker"
     else:
@@ -40,16 +47,18 @@ def factory_of(algorithm: Algorithm, pool: str) -> str:
 
 def actor_of(pool: str) -> str:
     """The actor in the pool's activity events."""
-    return "engine" if kind_of_pool(pool) == ROLLOUT else pool
+    return "engine" if pool_in_table(pool) == ROLLOUT else pool
 
 
 def uses_device(algorithm: Algorithm, pool: str) -> bool:
     """Whether the workers of the pool compute on the run's device."""
-    works = [task.work for task in algorithm.tasks if task.pool == kind_of_pool(pool)]
-    return any(work.uses_device if isinstance(work, Serve) else not isinstance(work, Grade | Compute) for work in works)
+    works = [task.work for task in algorithm.tasks if task.pool == pool_in_table(pool)]
+    return any(
+        work.uses_device if isinstance(work, Serve) else not isinstance(work, Grade | AddUp | Compute) for work in works
+    )
 
 
 def device_workers(config: RunConfig) -> dict[str, int]:
     """The number of workers of each pool that computes on the run's device."""
-    algorithm = make_algorithm(config.resolved_algorithm)
+    algorithm = make_run_algorithm(config)
     return {name: pool.workers for name, pool in run_pools(config).items() if uses_device(algorithm, name)}

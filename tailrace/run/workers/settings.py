@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.factory import make_run_algorithm
 from tailrace.config.cluster import PoolConfig, pool_key
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError
@@ -22,7 +22,7 @@ def check_gpus(config: RunConfig, pools: Mapping[str, PoolConfig]) -> None:
     device = config.device
     if device.partition(":")[0] != "cuda":
         return
-    algorithm = make_algorithm(config.algorithm)
+    algorithm = make_run_algorithm(config)
     without = [name for name, pool in pools.items() if not pool.gpus and uses_device(algorithm, name)]
     if without:
         names = ", ".join(f"{pool_key(name)}.gpus" for name in without)

@@ -1,0 +1,182 @@
+"""Runs with several rewards by name, in both placements: what they train on, and what they tell."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.cluster.local import LocalCluster
+from tailrace.commands.dry_run import print_plan
+from tailrace.config.run import RunConfig
+from tailrace.errors import ConfigError, NothingGraded, UserError
+from tailrace.events import Event, read_events
+from tailrace.report.samples import SampleRecord, read_samples
+from tailrace.run.train import train
+from tests.conftest import TinyModel
+from tests.helpers.runs import assert_same_run, learned, small_run, steps_of, weights, write_prompts
+
+PLACEMENTS = ("colocated", "separated")
+
+
+@pytest.fixture(autouse=True)
+def _local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run workers as tasks of this process, without Ray."""
+    monkeypatch.setattr("tailrace.run.separated.make_cluster", lambda config, _: LocalCluster(config))
+
+
+def function(name: str, **fields: Any) -> dict[str, Any]:
+    """A reward of `rewards.graders` by a function of tests/helpers/graders.py."""
+    grader = {"type": "function", "path": f"tests.helpers.graders.{name}"}
+    return {"grader": grader, "workers": 1, **fields}
+
+
+TWO: dict[str, Any] = {"graders": {"digits": function("digit_fraction", weight=2.0), "brief": function("brevity")}}
+
+
+def config(tmp_path: Path, model: Path, name: str = "run", **changes: Any) -> RunConfig:
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    return small_run(tmp_path / name, model, prompts, **{"rewards": TWO, "trainer__steps": 2, **changes})
+
+
+def placed(placement: str) -> dict[str, Any]:
+    return {"pipeline": {"placement": placement, "streaming": True, "in_order": True}}
+
+
+def samples(run: Path) -> list[SampleRecord]:
+    return list(read_samples(run / "samples.jsonl"))
+
+
+def spans(run: Path, actor: str) -> list[Event]:
+    return [event for event in read_events(run / "events.jsonl") if event.actor == actor and event.task == "reward"]
+
+
+def test_two_rewards_train_alike_in_both_placements_and_stand_in_metrics_and_samples(
+    tmp_path: Path, tiny_model: TinyModel
+) -> None:
+    for placement in PLACEMENTS:
+        run = config(tmp_path, tiny_model("llama"), placement, **placed(placement))
+        assert train(run, resume=False) == 0
+        steps = steps_of(tmp_path / placement)
+        assert len(steps) == 2
+        for step in steps:
+            parts = step.metrics["reward/digits"], step.metrics["reward/brief"]
+            assert step.metrics["reward"] == pytest.approx(2 * parts[0] + parts[1])
+            assert step.metrics["accuracy"] == step.metrics["reward/brief.correct"]
+            assert step.metrics["reward/brief.tokens"] == step.metrics["response_tokens_mean"]
+        for sample in samples(tmp_path / placement):
+            assert sample.reward == pytest.approx(2 * sample.parts["digits"] + sample.parts["brief"])
+            assert sample.correct == (sample.tokens < 12)
+        for actor in ("reward.digits", "reward.brief", "reward"):
+            assert sum(event.samples or 0 for event in spans(tmp_path / placement, actor)) == 16
+    assert_same_run(*(tmp_path / placement for placement in PLACEMENTS))
+
+
+def test_one_reward_by_name_trains_as_it_does_alone(tmp_path: Path, tiny_model: TinyModel) -> None:
+    train(config(tmp_path, tiny_model("llama"), "alone", rewards=function("brevity")), resume=False)
+    train(
+        config(tmp_path, tiny_model("llama"), "named", rewards={"graders": {"brief": function("brevity")}}),
+        resume=False,
+    )
+    assert all(
+        (ours == theirs).all()
+        for ours, theirs in zip(weights(tmp_path / "alone").values(), weights(tmp_path / "named").values(), strict=True)
+    )
+    alone, named = (steps_of(tmp_path / name)[-1].metrics for name in ("alone", "named"))
+    assert alone["accuracy"] == named["accuracy"]
+    assert alone["reward/tokens"] == named["reward/brief.tokens"]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_response_counts_only_where_each_grading_succeeded_and_each_failure_has_a_name(
+    tmp_path: Path, tiny_model: TinyModel, placement: str
+) -> None:
+    graders = {"digits": function("digit_fraction"), "odd": function("fails_on_even_length")}
+    run = config(tmp_path, tiny_model("llama"), rewards={"graders": graders}, **placed(placement))
+    train(run, resume=False)
+    failed = sum(step.metrics["reward_failures"] for step in steps_of(tmp_path / "run"))
+    assert 0 < failed < 16
+    assert failed == sum(
+        step.metrics.get("reward_failures/odd.ArithmeticError", 0) for step in steps_of(tmp_path / "run")
+    )
+    told = [event.info["failures"] for event in spans(tmp_path / "run", "reward.odd") if "failures" in event.info]
+    assert told == [{"odd.ArithmeticError": 1}] * int(failed)
+    for sample in samples(tmp_path / "run"):
+        if sample.failure:
+            assert sample.failure.startswith("odd.ArithmeticError: even (")
+            assert sample.reward is None
+            assert sample.parts.keys() == {"digits"}
+            assert not sample.advantage
+
+
+def test_a_failed_grading_may_have_a_reward_of_its_own(tmp_path: Path, tiny_model: TinyModel) -> None:
+    graders = {"digits": function("digit_fraction"), "odd": function("fails_on_even_length", failure_reward=-3.0)}
+    train(config(tmp_path, tiny_model("llama"), rewards={"graders": graders}), resume=False)
+    trained = [sample for sample in samples(tmp_path / "run") if sample.failure and sample.kind == "training"]
+    assert trained
+    for sample in trained:
+        assert sample.parts["odd"] == -3
+        assert sample.reward == pytest.approx(sample.parts["digits"] - 3)
+
+
+def test_a_grader_that_always_fails_ends_the_run_with_its_name(tmp_path: Path, tiny_model: TinyModel) -> None:
+    graders = {"digits": function("digit_fraction"), "broken": function("undefined", failure_reward=0.0)}
+    with pytest.raises(NothingGraded, match=r"8 of them with: broken\.NameError: name 'answr' is not defined \("):
+        train(config(tmp_path, tiny_model("llama"), rewards={"graders": graders}, prompts__held_out=0), resume=False)
+
+
+def test_a_run_with_several_rewards_is_resumed_with_what_was_graded(tmp_path: Path, tiny_model: TinyModel) -> None:
+    run = config(tmp_path, tiny_model("llama"), checkpoint={"every": 1, "keep": 5})
+    train(run, resume=False)
+    again = run.model_copy(update={"output_dir": str(tmp_path / "again")})
+    train(again, resume=True, checkpoint=tmp_path / "run" / "checkpoints" / "step_000001")
+    assert [learned(step) for step in steps_of(tmp_path / "again")] == [learned(steps_of(tmp_path / "run")[-1])]
+    other = config(tmp_path, tiny_model("llama"), "other", rewards=function("brevity"))
+    with pytest.raises(UserError, match="the tasks of the algorithm cannot change when a run is resumed"):
+        train(other, resume=True, checkpoint=tmp_path / "run" / "checkpoints" / "step_000001")
+
+
+def test_an_evaluation_has_the_sum_and_each_reward(tmp_path: Path, tiny_model: TinyModel) -> None:
+    train(config(tmp_path, tiny_model("llama"), rewards={**TWO, "correct_at": 0.5}), resume=False)
+    for event in read_events(tmp_path / "run" / "events.jsonl"):
+        if event.task == "evaluation":
+            figures = event.metrics
+            assert figures["reward"] == pytest.approx(2 * figures["reward/digits"] + figures["reward/brief"])
+            assert not math.isnan(figures["accuracy"])
+
+
+def test_a_pool_is_for_a_reward_that_there_is(tmp_path: Path, tiny_model: TinyModel) -> None:
+    cluster = {"reward": {"pools": {"digit": {"workers": 2}}}}
+    run = config(tmp_path, tiny_model("llama"), cluster=cluster, **placed("separated"))
+    with pytest.raises(
+        ConfigError,
+        match=r"cluster\.reward\.pools\.digit is for no reward by name, and rewards\.graders has digits, brief; "
+        r"did you mean 'digits'\?",
+    ):
+        train(run, resume=False)
+
+
+def test_a_pool_of_a_reward_has_as_many_workers_as_the_recipe_says(tmp_path: Path, tiny_model: TinyModel) -> None:
+    cluster = {"reward": {"pools": {"digits": {"workers": 2}}}}
+    train(config(tmp_path, tiny_model("llama"), cluster=cluster, **placed("separated")), resume=False)
+    started = {e.actor for e in read_events(tmp_path / "run" / "events.jsonl") if e.task == "worker_started"}
+    graders = {"reward-0", "reward.brief-0", "reward.digits-0", "reward.digits-1"}
+    assert started == {"trainer", "rollout-0", *graders}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_reward_that_cannot_be_made_is_named_before_anything_is_written(
+    tmp_path: Path, tiny_model: TinyModel, placement: str
+) -> None:
+    graders = {"digits": function("digit_fraction"), "gone": function("nope")}
+    run = config(tmp_path, tiny_model("llama"), rewards={"graders": graders}, **placed(placement))
+    with pytest.raises(UserError, match=r"rewards\.graders\.gone\.grader\.path 'tests\.helpers\.graders\.nope'"):
+        train(run, resume=False)
+
+
+def test_a_dry_run_names_a_reward_that_cannot_be_made(tmp_path: Path, tiny_model: TinyModel) -> None:
+    graders = {"digits": function("digit_fraction"), "gone": function("nope")}
+    run = config(tmp_path, tiny_model("llama"), rewards={"graders": graders})
+    with pytest.raises(UserError, match=r"rewards\.graders\.gone\.grader\.path"):
+        print_plan(run, resume=False)
+    assert not (tmp_path / "run").exists()
