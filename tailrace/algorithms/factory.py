@@ -11,9 +11,9 @@ from tailrace.algorithms.dr_grpo import DrGrpo
 from tailrace.algorithms.grpo import Grpo
 from tailrace.algorithms.gspo import Gspo
 from tailrace.algorithms.max_rl import MaxRl
-from tailrace.algorithms.named_rewards import WithNamedRewards
 from tailrace.algorithms.ppo import Ppo
 from tailrace.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from tailrace.algorithms.rewards import WithRewards
 from tailrace.algorithms.rloo import Rloo
 from tailrace.config.algorithm import (
     AdapterAlgorithmConfig,
@@ -61,14 +61,13 @@ def make_algorithm(config: AlgorithmConfig) -> Algorithm:
 
 
 def make_run_algorithm(config: RunConfig) -> Algorithm:
-    """Make the algorithm of a run, with a task for each of several rewards. A replay has no rewards by name.
+    """Make the algorithm of a run, with the tasks of the recipe's rewards. A replay has those of the trace alone.
 
     Raises:
         UserError: see `make_algorithm`.
     """
     algorithm = make_algorithm(config.resolved_algorithm)
-    names = [] if config.pipeline.replay is not None else list(config.rewards.graders)
-    return WithNamedRewards(algorithm, names) if names else algorithm
+    return WithRewards(algorithm, config.rewards) if config.pipeline.replay is None else algorithm
 
 
 def _open_adapter(config: AdapterAlgorithmConfig) -> Algorithm:

@@ -35,7 +35,7 @@ class Grade:
 
     reward: str = ""
     """The reward of `rewards.graders`. Empty: that of `rewards.grader`, or of all `rewards.graders` together, for which
-    a run has a task each (algorithms/named_rewards.py)."""
+    a run has a task each (algorithms/rewards.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,11 @@ Claims = Callable[[RunConfig], PolicyConfig]
 def single_rows(config: RunConfig) -> PolicyConfig:
     """Claim each row as soon as it is ready."""
     return FirstInConfig(max_rows=1)
+
+
+def one_group(config: RunConfig) -> PolicyConfig:
+    """Claim one group as soon as it is ready as a whole."""
+    return WholeGroupsConfig(max_groups=1)
 
 
 def whole_groups(config: RunConfig) -> PolicyConfig:

@@ -51,7 +51,16 @@ class ReasoningGymReward(Config):
     """A pattern whose last match (group 1 where there is one) is scored; null scores the whole response."""
 
 
-class FunctionReward(Config):
+class _Called(Config):
+    """What a function is called with, and how many times at once."""
+
+    arguments: Keywords = {}
+    """Further keyword arguments of the function."""
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Number of gradings at a time in each of the `workers`, where the function is asynchronous."""
+
+
+class FunctionReward(_Called):
     """Any Python function, `def` or `async def`. It returns a number, a truth value, or a mapping with `reward` and
     other figures by name.
 
@@ -62,13 +71,22 @@ class FunctionReward(Config):
     type: Literal["function"] = "function"
     path: str
     """Dotted path, such as my_package.rewards.score; the working directory is importable."""
-    arguments: Keywords = {}
-    """Further keyword arguments of the function."""
-    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Number of gradings at a time in each of the `workers`, where the function is asynchronous."""
 
 
-class GivenReward(Config):
+class GroupFunctionReward(_Called):
+    """A Python function that sees all responses to a prompt at once, `def` or `async def`. It returns a list: for each
+    response what a function of `type: function` returns.
+
+    The function receives by name those of these arguments that it has parameters for: responses, answer, question,
+    prompt, metadata, tokens, finish_reasons. It is called when the last response of the group has been generated.
+    """
+
+    type: Literal["group_function"] = "group_function"
+    path: str
+    """Dotted path, such as my_package.rewards.rank; the working directory is importable."""
+
+
+class GivenReward(_Called):
     """A function of the program that started the run, `Trainer(recipe, reward=f)`, which writes this section. It is
     called like a function of `type: function`. Whoever starts a recipe with it runs its code."""
 
@@ -79,14 +97,10 @@ class GivenReward(Config):
     """Version of Python that wrote the function and that it needs."""
     pickled: Annotated[str, Field(max_length=MAX_PICKLED_CHARS)]
     """The function, as dill and base64 write it. Modules are included by name alone, all else in full."""
-    arguments: Keywords = {}
-    """Further keyword arguments of the function."""
-    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Number of gradings at a time in each of the `workers`, where the function is asynchronous."""
 
 
 Grader = Annotated[
-    ExactReward | RegexReward | MathReward | ReasoningGymReward | FunctionReward | GivenReward,
+    ExactReward | RegexReward | MathReward | ReasoningGymReward | FunctionReward | GroupFunctionReward | GivenReward,
     Field(discriminator="type"),
 ]
 
@@ -112,6 +126,11 @@ class GradingConfig(_Grading):
     """A grader and the processes that run it."""
 
     grader: Grader
+
+    @property
+    def sees_groups(self) -> bool:
+        """Whether all responses of a group are graded together."""
+        return isinstance(self.grader, GroupFunctionReward)
 
 
 class NamedRewardConfig(GradingConfig):

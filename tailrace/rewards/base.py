@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -47,16 +47,21 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.parts[CORRECT]) if CORRECT in self.parts else None
 
 
+Result = float | bool | Mapping[str, float]
+"""A reward. A truth value also says whether the response is right. A mapping has the reward as `reward`; its other
+entries are parts."""
+
+
 class Grader(ABC):
-    """Scores one response. A grader runs inside a worker process, and may raise anything."""
+    """Scores responses. A grader runs inside a worker process, and may raise anything."""
 
     @abstractmethod
-    def grade(self, request: GradingRequest) -> float | bool | Mapping[str, float]:
-        """The reward of `request.response`, a finite number.
+    def grade(self, request: GradingRequest) -> Result:
+        """The reward of `request.response`, a finite number."""
 
-        A truth value also says whether the response is right. A mapping has the reward as `reward`; its other entries
-        are parts.
-        """
+    def grade_all(self, requests: Sequence[GradingRequest]) -> Sequence[Result]:
+        """The rewards of responses that are graded together, in their order: those of a group."""
+        return [self.grade(request) for request in requests]
 
     def can_be_right(self, request: GradingRequest) -> bool:
         """Whether this grader can find any response to the prompt right; `request.response` is the answer itself.
@@ -73,8 +78,12 @@ class AsyncGrader(ABC):
     """The number of concurrent gradings."""
 
     @abstractmethod
-    async def grade(self, request: GradingRequest) -> float | bool | Mapping[str, float]:
+    async def grade(self, request: GradingRequest) -> Result:
         """See `Grader.grade`."""
+
+    async def grade_all(self, requests: Sequence[GradingRequest]) -> Sequence[Result]:
+        """See `Grader.grade_all`."""
+        return [await self.grade(request) for request in requests]
 
 
 def expected_text(request: GradingRequest) -> str:

@@ -4,6 +4,7 @@ from tailrace.config.rewards import (
     ExactReward,
     FunctionReward,
     GivenReward,
+    GroupFunctionReward,
     MathReward,
     ReasoningGymReward,
     RegexReward,
@@ -39,3 +40,7 @@ def make_grader(config: GraderConfig, key: str = "rewards.grader") -> Grader | A
             from tailrace.rewards.function import make_function_grader
 
             return make_function_grader(config, key)
+        case GroupFunctionReward():
+            from tailrace.rewards.function import make_group_function_grader
+
+            return make_group_function_grader(config, key)

@@ -1,13 +1,13 @@
-"""Rewards with any Python function."""
+"""Rewards with any Python function of a response, or of all responses to a prompt."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tailrace.config.rewards import FunctionReward, GivenReward
+from tailrace.config.rewards import FunctionReward, GivenReward, GroupFunctionReward
 from tailrace.host.user_code import load_callable
-from tailrace.rewards.arguments import asked_for
-from tailrace.rewards.base import AsyncGrader, Grader, GradingRequest
+from tailrace.rewards.arguments import GROUP_NAMES, NAMES, asked_for, of_group
+from tailrace.rewards.base import AsyncGrader, Grader, GradingRequest, Result
 from tailrace.rewards.given import given_function
 
 
@@ -21,14 +21,32 @@ def make_function_grader(config: FunctionReward | GivenReward, key: str) -> Grad
         UserError: there is no such module or attribute, or the signature is wrong.
     """
     function = given_function(config) if isinstance(config, GivenReward) else load_callable(f"{key}.path", config.path)
-    asked = asked_for(config, function, key)
+    asked = asked_for(config, function, key, NAMES)
 
     def call(request: GradingRequest) -> Any:
         return function(**{name: getattr(request, name) for name in asked}, **config.arguments)
 
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        return AsyncFunctionGrader(call, config.concurrency)
-    return FunctionGrader(call)
+    return AsyncFunctionGrader(call, config.concurrency) if is_async(function) else FunctionGrader(call)
+
+
+def make_group_function_grader(config: GroupFunctionReward, key: str) -> Grader | AsyncGrader:
+    """Make a grader that calls the function of `config` once for all responses to a prompt; see `make_function_grader`.
+
+    Raises:
+        UserError: there is no such module or attribute, or the signature is wrong.
+    """
+    function = load_callable(f"{key}.path", config.path)
+    asked = asked_for(config, function, key, GROUP_NAMES)
+
+    def call(requests: Sequence[GradingRequest]) -> Any:
+        return function(**{name: of_group(name, requests) for name in asked}, **config.arguments)
+
+    return AsyncGroupFunctionGrader(call, config.concurrency) if is_async(function) else GroupFunctionGrader(call)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call of `function` gives something to be awaited."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 class FunctionGrader(Grader):
@@ -37,9 +55,9 @@ class FunctionGrader(Grader):
     def __init__(self, call: Callable[[GradingRequest], Any]) -> None:
         self._call = call
 
-    def grade(self, request: GradingRequest) -> float | bool | Mapping[str, float]:
+    def grade(self, request: GradingRequest) -> Result:
         """See `Grader`."""
-        result: float | bool | Mapping[str, float] = self._call(request)
+        result: Result = self._call(request)
         return result
 
 
@@ -50,7 +68,42 @@ class AsyncFunctionGrader(AsyncGrader):
         self._call = call
         self.concurrency = concurrency
 
-    async def grade(self, request: GradingRequest) -> float | bool | Mapping[str, float]:
+    async def grade(self, request: GradingRequest) -> Result:
         """See `AsyncGrader`."""
-        result: float | bool | Mapping[str, float] = await self._call(request)
+        result: Result = await self._call(request)
         return result
+
+
+class GroupFunctionGrader(Grader):
+    """Calls a plain function with all responses of a group."""
+
+    def __init__(self, call: Callable[[Sequence[GradingRequest]], Any]) -> None:
+        self._call = call
+
+    def grade(self, request: GradingRequest) -> Result:
+        """See `Grader`: the response is a group of one."""
+        (result,) = self.grade_all([request])
+        return result
+
+    def grade_all(self, requests: Sequence[GradingRequest]) -> Sequence[Result]:
+        """See `Grader`."""
+        results: Sequence[Result] = self._call(requests)
+        return results
+
+
+class AsyncGroupFunctionGrader(AsyncGrader):
+    """Awaits an asynchronous function of all responses of a group."""
+
+    def __init__(self, call: Callable[[Sequence[GradingRequest]], Any], concurrency: int) -> None:
+        self._call = call
+        self.concurrency = concurrency
+
+    async def grade(self, request: GradingRequest) -> Result:
+        """See `AsyncGrader`: the response is a group of one."""
+        (result,) = await self.grade_all([request])
+        return result
+
+    async def grade_all(self, requests: Sequence[GradingRequest]) -> Sequence[Result]:
+        """See `AsyncGrader`."""
+        results: Sequence[Result] = await self._call(requests)
+        return results

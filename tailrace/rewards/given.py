@@ -16,7 +16,7 @@ from typing import Any
 from tailrace.config.rewards import MAX_PICKLED_CHARS, GivenReward
 from tailrace.errors import ConfigError, UserError, quoted
 from tailrace.host.user_code import describe
-from tailrace.rewards.arguments import asked_for
+from tailrace.rewards.arguments import NAMES, asked_for
 
 
 def reward_section(function: Callable[..., Any]) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def reward_section(function: Callable[..., Any]) -> dict[str, Any]:
         raise ConfigError(f"reward is {quoted(function)}; expected a function, as in Trainer(recipe, reward=score)")
     name = str(getattr(function, "__qualname__", type(function).__name__))[:100]
     section = {"type": "given", "name": name, "python": _python(), "pickled": _pickled(name, function)}
-    asked_for(GivenReward.model_validate(section), function, "rewards.grader")
+    asked_for(GivenReward.model_validate(section), function, "rewards.grader", NAMES)
     return section
 
 

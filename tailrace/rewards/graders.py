@@ -2,7 +2,7 @@
 
     grade(request) ──▶ a pool for each of `rewards.graders` ──Grade by name──▶ added_up ──▶ Grade
 
-A run's tasks use the pools one by one (algorithms/named_rewards.py); an evaluation uses the sum.
+A run's tasks use the pools one by one (algorithms/rewards.py); an evaluation uses the sum.
 """
 
 import asyncio
@@ -50,14 +50,44 @@ class Graders:
         """Close all pools. Closing twice is harmless."""
         await asyncio.gather(*(pool.close() for pool in self.pools.values()))
 
-    async def grade(self, request: GradingRequest) -> Grade:
+    async def grade(self, request: GradingRequest, group: "Group | None" = None, place: int = 0) -> Grade:
         """The grade of `request`: that of the one grader, or the sum of the rewards by name.
+
+        `group`: the responses that it is one of, by default alone. `place`: its number among them. A grader that sees
+        groups waits for all of them.
 
         Raises:
             RewardError: the pools are closed.
         """
-        grades = await asyncio.gather(*(pool.grade(request) for pool in self.pools.values()))
+        group = group or Group(1)
+        grades = await asyncio.gather(*(self._graded(name, request, group, place) for name in self.pools))
         return added_up(dict(zip(self.pools, grades, strict=True)), self._config) if self._config.graders else grades[0]
+
+    async def _graded(self, name: str, request: GradingRequest, group: "Group", place: int) -> Grade:
+        if not self._config.each[name].sees_groups:
+            return await self.pools[name].grade(request)
+        return (await group.graded(name, self.pools[name], request, place))[place]
+
+
+class Group:
+    """The responses to one prompt, which come one by one, and their grades by graders that see all of them."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._requests: dict[int, GradingRequest] = {}
+        self._whole = asyncio.Event()
+        self._grades: dict[str, asyncio.Task[list[Grade]]] = {}
+
+    async def graded(self, name: str, pool: GraderPool, request: GradingRequest, place: int) -> list[Grade]:
+        """Add a response, wait for the others, and return the grades of all. `name`: of the reward."""
+        self._requests[place] = request
+        if len(self._requests) == self._size:
+            self._whole.set()
+        await self._whole.wait()
+        if name not in self._grades:
+            requests = [self._requests[number] for number in range(self._size)]
+            self._grades[name] = asyncio.create_task(pool.grade_all(requests))
+        return await self._grades[name]
 
 
 def added_up(grades: Mapping[str, Grade], config: RewardsConfig) -> Grade:

@@ -12,6 +12,7 @@ it has as many places as the grader takes gradings at a time.
 import asyncio
 import os
 import warnings
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +20,14 @@ import msgspec
 import psutil
 
 from tailrace.config.base import GIB
-from tailrace.config.rewards import FunctionReward, GivenReward, GradingConfig, RewardsConfig, grader_key
+from tailrace.config.rewards import (
+    FunctionReward,
+    GivenReward,
+    GradingConfig,
+    GroupFunctionReward,
+    RewardsConfig,
+    grader_key,
+)
 from tailrace.errors import RewardError, TailraceWarning, UserError
 from tailrace.rewards.base import CORRECT, Grade, GradingRequest
 from tailrace.rewards.output import Printed
@@ -82,7 +90,14 @@ class GraderPool:
         await self.close()
 
     async def grade(self, request: GradingRequest) -> Grade:
-        """The grade of `request`, after the configured retries. A grader's failures are in `Grade.error`.
+        """The grade of `request`; see `grade_all`."""
+        (grade,) = await self.grade_all([request])
+        return grade
+
+    async def grade_all(self, requests: Sequence[GradingRequest]) -> list[Grade]:
+        """The grades of responses that are graded together, after the configured retries; failures are in their errors.
+
+        A time limit is for all of them. They are tried again together where one has failed.
 
         Raises:
             RewardError: the pool is closed.
@@ -92,13 +107,13 @@ class GraderPool:
         try:
             self._check_open()  # it may have been closed while this waited
             for _ in range(1 + self._config.retries):
-                grade = self._judged(await self._attempt(slot, request))
-                if grade.error is None:
+                grades = [self._judged(grade) for grade in await self._attempt(slot, requests)]
+                if all(grade.error is None for grade in grades):
                     break
                 self._check_open()  # `close` may have killed it
         finally:
             self._places.put_nowait(slot)
-        return grade
+        return grades
 
     async def can_be_right(self, request: GradingRequest) -> Grade:
         """Ask `Grader.can_be_right`. The grade's reward is 1 or 0, or its error says why no response can be right.
@@ -109,7 +124,8 @@ class GraderPool:
         slot = await self._places.get()
         try:
             self._check_open()
-            return await self._attempt(slot, request, is_check=True)
+            (grade,) = await self._attempt(slot, [request], is_check=True)
+            return grade
         finally:
             self._places.put_nowait(slot)
 
@@ -124,17 +140,18 @@ class GraderPool:
         for slot in places:  # let the gradings that still wait for one see that the pool is closed
             self._places.put_nowait(slot)
 
-    async def _attempt(self, slot: _Slot, request: GradingRequest, *, is_check: bool = False) -> Grade:
+    async def _attempt(self, slot: _Slot, requests: Sequence[GradingRequest], *, is_check: bool = False) -> list[Grade]:
         limit_s = self._config.timeout_s
         try:
             worker = await self._worker_of(slot)
-            return await worker.grade(request, limit_s, is_check=is_check)
+            return await worker.grade(requests, limit_s, is_check=is_check)
         except TimeoutError:
-            return too_late(limit_s)
+            failure = too_late(limit_s)
         except GraderDied as error:
-            return Grade(reward=None, error=str(error))
+            failure = Grade(reward=None, error=str(error))
         except UserError as error:
-            return Grade(reward=None, error=f"died: it cannot start again: {error}")
+            failure = Grade(reward=None, error=f"died: it cannot start again: {error}")
+        return [failure] * len(requests)
 
     def _judged(self, grade: Grade) -> Grade:
         """Add whether the response is right, if the configuration has a threshold of the reward for it.
@@ -181,7 +198,7 @@ async def capacity_of(config: RewardsConfig) -> int:
 
 
 async def _capacity_of(config: GradingConfig, name: str) -> int:
-    if not isinstance(config.grader, FunctionReward | GivenReward):
+    if not isinstance(config.grader, FunctionReward | GroupFunctionReward | GivenReward):
         return config.workers
     try:
         async with GraderPool(config.model_copy(update={"workers": 1}), name) as pool:

@@ -12,7 +12,7 @@ import os
 import secrets
 import signal
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -52,7 +52,7 @@ class GraderProcess:
         self._killed = False
         self._why = ""
         self._lines = Lines(on_line)
-        self._calls: dict[int, asyncio.Future[Grade]] = {}
+        self._calls: dict[int, asyncio.Future[list[Grade]]] = {}
         self._numbers = itertools.count()
         self._listening: asyncio.Task[None] | None = None
         self._hearing = asyncio.create_task(self._hear_output())
@@ -105,8 +105,8 @@ class GraderProcess:
         self.concurrency = ready.concurrency
         self._listening = asyncio.create_task(self._listen())
 
-    async def grade(self, request: GradingRequest, limit_s: float, *, is_check: bool = False) -> Grade:
-        """Have the worker grade `request`. `is_check`: see `Call`.
+    async def grade(self, requests: Sequence[GradingRequest], limit_s: float, *, is_check: bool = False) -> list[Grade]:
+        """Have the worker grade `requests` together. `is_check`: see `Call`.
 
         Raises:
             GraderDied: the process died.
@@ -118,9 +118,9 @@ class GraderProcess:
         try:
             async with asyncio.timeout(limit_s if alone else limit_s + _GRACE_S):
                 with suppress(ConnectionError):  # the process has ended: `_listen` says how
-                    await self._send(Call(number, request, is_check))
-                grade: Grade = await reply
-                return grade
+                    await self._send(Call(number, list(requests), is_check))
+                grades: list[Grade] = await reply
+                return grades
         except TimeoutError:
             self._why = "killed, since another grading in its process gave no way"
             await self.kill()
@@ -159,7 +159,7 @@ class GraderProcess:
                 reply = await self._receive(Reply)
                 call = self._calls.get(reply.number)
                 if call is not None and not call.done():
-                    call.set_result(reply.grade)
+                    call.set_result(reply.grades)
         except (asyncio.IncompleteReadError, ConnectionError, *UNREADABLE):
             death = await self._death()
         for call in self._calls.values():

@@ -1,8 +1,9 @@
 """The results that a grader may return, and the grades that they become."""
 
 import inspect
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, SupportsFloat
 
 from tailrace.host.user_code import describe, user_traceback
@@ -16,15 +17,33 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 """The allowed names of a part, since they become names of metrics."""
 
 
-def graded(result: Any) -> Grade:
-    """The grade of a grader's result. Raises the errors of `read_result`."""
-    reward, parts = read_result(result)
+def all_graded(results: Any, count: int) -> list[Grade]:
+    """The grades of a grader's results for `count` responses. A result that is none is a failed grading.
+
+    Raises:
+        TypeError: there is not one result for each response.
+    """
+    _check_awaited(results)
+    if isinstance(results, str | bytes | Mapping) or not isinstance(results, Iterable):
+        raise TypeError(f"the grader must return a list, a result for each response, not {type(results).__name__}")
+    listed = list(results)
+    if len(listed) != count:
+        raise TypeError(f"the grader returned {len(listed)} results for {count} responses; return one for each")
+    return [_graded(result) for result in listed]
+
+
+def failed(error: BaseException, count: int) -> list[Grade]:
+    """The grades of `count` responses whose grading raised `error`."""
+    return [Grade(reward=None, error=describe(error), traceback=user_traceback(error))] * count
+
+
+def _graded(result: Any) -> Grade:
+    try:
+        reward, parts = read_result(result)
+    except Exception as error:  # the code of a result's own type may raise anything
+        (grade,) = failed(error, 1)
+        return grade
     return Grade(reward=reward, parts=parts)
-
-
-def failed(error: BaseException) -> Grade:
-    """The grade of a grading that raised `error`."""
-    return Grade(reward=None, error=describe(error), traceback=user_traceback(error))
 
 
 def read_result(result: Any) -> tuple[float, dict[str, float]]:
@@ -34,8 +53,7 @@ def read_result(result: Any) -> tuple[float, dict[str, float]]:
         TypeError: the result is neither a number nor a mapping of numbers with a `reward`.
         ValueError: a number is not finite, `correct` is neither 0 nor 1, or the name of a part cannot be a metric's.
     """
-    if inspect.isawaitable(result):
-        raise TypeError("the grader returned an awaitable; define it with async def")
+    _check_awaited(result)
     if not isinstance(result, Mapping):
         reward = _finite(result, "the grader must return a number or a mapping", "reward")
         return reward, {CORRECT: reward} if _is_truth(result) else {}
@@ -51,6 +69,11 @@ def read_result(result: Any) -> tuple[float, dict[str, float]]:
     return parts.pop(REWARD), parts
 
 
+def _check_awaited(result: Any) -> None:
+    if inspect.isawaitable(result):
+        raise TypeError("the grader returned an awaitable; define it with async def")
+
+
 def _is_truth(value: Any) -> bool:
     """Whether a value is a truth value of Python or NumPy."""
     return isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b"
@@ -59,7 +82,10 @@ def _is_truth(value: Any) -> bool:
 def _finite(value: Any, expected: str, name: Any) -> float:
     if isinstance(value, str | bytes) or not isinstance(value, SupportsFloat):  # NumPy's numbers and scalar tensors are
         raise TypeError(f"{expected}, not {type(value).__name__}")
-    number = float(value)
+    shape = tuple(getattr(value, "shape", ()))
+    if math.prod(shape) != 1:
+        raise TypeError(f"{expected}, not {type(value).__name__} of shape {shape}")
+    number = float(value.item() if shape else value)  # type: ignore[attr-defined]
     if not abs(number) <= _LARGEST:  # NaN fails this, too
         raise ValueError(
             f"the grader returned {number:g}; a {name} must be a number from {-_LARGEST:g} to {_LARGEST:g}"

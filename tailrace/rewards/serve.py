@@ -7,6 +7,7 @@ asynchronous grader works on several calls, each with its own limit (together.py
 """
 
 import os
+from collections.abc import Sequence
 from typing import BinaryIO
 
 from pydantic import TypeAdapter
@@ -19,7 +20,7 @@ from tailrace.host.user_code import describe
 from tailrace.rewards.base import AsyncGrader, Grade, Grader, GradingRequest
 from tailrace.rewards.factory import make_grader
 from tailrace.rewards.guard import fork_worker
-from tailrace.rewards.results import failed, graded
+from tailrace.rewards.results import all_graded, failed
 from tailrace.rewards.wire import Call, Ready, Reply, Setup, read
 
 
@@ -71,25 +72,25 @@ def _load(setup: Setup) -> tuple[Grader | AsyncGrader | None, Ready]:
 def _serve(grader: Grader, requests: BinaryIO, replies: BinaryIO) -> None:
     worker = os.getpid()
     while (call := read(requests, Call)) is not None:
-        grade = _check(grader, call.request) if call.is_check else _grade(grader, call.request)
+        grades = _checks(grader, call.requests) if call.is_check else _grades(grader, call.requests)
         if os.getpid() != worker:  # the grader has forked, and its child came back, too
             os._exit(0)
-        _write(replies, Reply(call.number, grade))
+        _write(replies, Reply(call.number, grades))
 
 
-def _grade(grader: Grader, request: GradingRequest) -> Grade:
+def _grades(grader: Grader, requests: Sequence[GradingRequest]) -> list[Grade]:
     try:
-        return graded(grader.grade(request))
+        return all_graded(grader.grade_all(requests), len(requests))
     except BaseException as error:  # graders may raise anything, SystemExit for one; the pool counts it
-        return failed(error)
+        return failed(error, len(requests))
 
 
-def _check(grader: Grader, request: GradingRequest) -> Grade:
+def _checks(grader: Grader, requests: Sequence[GradingRequest]) -> list[Grade]:
     """Grade 1 if some response can be right, else 0; an error if the grader says why none can."""
     try:
-        return Grade(reward=float(grader.can_be_right(request)))
+        return [Grade(reward=float(grader.can_be_right(request))) for request in requests]
     except Exception as error:  # here the libraries of Tailrace's own graders raise it
-        return failed(error)
+        return failed(error, len(requests))
 
 
 def _write(pipe: BinaryIO, message: Ready | Reply) -> None:

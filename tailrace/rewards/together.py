@@ -5,11 +5,11 @@ Each grading has a time limit, at which it is cancelled. If it does not end then
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 from tailrace.rewards.base import AsyncGrader, Grade, GradingRequest
-from tailrace.rewards.results import failed, graded
+from tailrace.rewards.results import all_graded, failed
 from tailrace.rewards.wire import Call, Reply, read
 
 Write = Callable[[Reply], None]
@@ -24,22 +24,24 @@ async def _serve(grader: AsyncGrader, requests: BinaryIO, write: Write, limit_s:
     worker = os.getpid()
 
     async def answer(call: Call) -> None:
-        grade = await _grade(grader, call.request, limit_s)
+        grades = await _grades(grader, call.requests, limit_s)
         if os.getpid() != worker:  # the grader has forked, and its child came back, too
             os._exit(0)
-        write(Reply(call.number, grade))
+        write(Reply(call.number, grades))
 
     async with asyncio.TaskGroup() as gradings:
         while (call := await asyncio.to_thread(read, requests, Call)) is not None:
             gradings.create_task(answer(call))
 
 
-async def _grade(grader: AsyncGrader, request: GradingRequest, limit_s: float) -> Grade:
+async def _grades(grader: AsyncGrader, requests: Sequence[GradingRequest], limit_s: float) -> list[Grade]:
     try:
         async with asyncio.timeout(limit_s) as limit:
-            return graded(await grader.grade(request))
+            return all_graded(await grader.grade_all(requests), len(requests))
     except BaseException as error:  # graders may raise anything, SystemExit for one; the pool counts it
-        return too_late(limit_s) if limit.expired() and isinstance(error, TimeoutError) else failed(error)
+        if limit.expired() and isinstance(error, TimeoutError):
+            return [too_late(limit_s)] * len(requests)
+        return failed(error, len(requests))
 
 
 def too_late(limit_s: float) -> Grade:

@@ -35,11 +35,11 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A response to grade."""
+    """Responses to grade together; mostly there is one."""
 
     number: int
     """The number of the call; its reply has the same number."""
-    request: GradingRequest
+    requests: list[GradingRequest]
     is_check: bool = False
     """Whether to check that any response can be right; see `Grader.can_be_right`."""
 
@@ -48,7 +48,8 @@ class Reply(msgspec.Struct, frozen=True):
     """The result of a call."""
 
     number: int
-    grade: Grade
+    grades: list[Grade]
+    """In the order of the requests."""
 
 
 def read(pipe: BinaryIO, kind: type[Message]) -> Message | None:

@@ -20,7 +20,7 @@ from tailrace.prompts.order import evaluation_seed
 from tailrace.registers.events import EventKind
 from tailrace.report.samples import SampleRecord, samples_event
 from tailrace.rewards.base import FailureReport, Grade, GradingRequest
-from tailrace.rewards.graders import Graders
+from tailrace.rewards.graders import Graders, Group
 from tailrace.run.step_metrics import failure_metrics, reward_metrics
 from tailrace.tasks.context import Decode
 from tailrace.types import Prompt, Request, Sample
@@ -148,9 +148,10 @@ class Evaluator:
 
     async def _answers(self, each: Callable[[Answer], None] | None) -> list[Answer]:
         graded = []
+        groups = {(number, way.name): Group(way.samples) for _, number, _, way, _ in self._asked}
         async with aclosing(self._engine.submit(self._requests())) as samples, asyncio.TaskGroup() as grading:
             async for sample in samples:
-                graded.append(grading.create_task(self._graded(sample, each)))
+                graded.append(grading.create_task(self._graded(sample, groups, each)))
         return [task.result() for task in graded]
 
     def _requests(self) -> list[Request]:
@@ -167,7 +168,9 @@ class Evaluator:
             for k, (_, number, prompt, way, index) in enumerate(self._asked)
         ]
 
-    async def _graded(self, sample: Sample, each: Callable[[Answer], None] | None) -> Answer:
+    async def _graded(
+        self, sample: Sample, groups: Mapping[tuple[int, str], Group], each: Callable[[Answer], None] | None
+    ) -> Answer:
         set_name, number, prompt, way, index = self._asked[-1 - sample.request_id]
         response = self._decode(sample.response_ids.tolist())
         grade = await self._graders.grade(
@@ -179,7 +182,9 @@ class Evaluator:
                 metadata=prompt.metadata,
                 tokens=sample.response_ids.tolist(),
                 finish_reason=sample.finish_reason.value,
-            )
+            ),
+            groups[number, way.name],
+            index,
         )
         answer = Answer(
             set=set_name,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
-from tailrace.algorithms.named_rewards import reward_columns
+from tailrace.algorithms.rewards import reward_columns
 from tailrace.events import Event
 from tailrace.rewards.base import FailureReport, Grade, GradingRequest
 from tailrace.rewards.graders import added_up
@@ -24,17 +24,23 @@ class RewardTask(Task):
 
     def __init__(self, context: TaskContext, name: str, pool: GraderPool, reward: str = "") -> None:
         """`name`: see `Task`. `pool`: the grading processes. `reward`: its name; see `RewardsConfig.each`."""
+        grading = context.config.rewards.each[reward]
         super().__init__(context, name, workers=pool.capacity)
         self._pool = pool
         self._columns = reward_columns(reward)
         self._failures = FailureReport()
         self._group_size = context.config.algorithm.group_size
-        self._on_failure = context.config.rewards.each[reward].failure_reward
+        self._sees_groups = grading.sees_groups
+        self._on_failure = grading.failure_reward
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
-        """Grade the rows of the claim; it usually has one."""
+        """Grade the rows of the claim: a group, or mostly one row."""
+        requests = [grading_request(row) for row in claim.rows]
         with self._activity.busy("reward"):
-            grades = [await self._pool.grade(grading_request(row)) for row in claim.rows]
+            if self._sees_groups:
+                grades = await self._pool.grade_all(requests)
+            else:
+                grades = [await self._pool.grade(request) for request in requests]
         graded = [told(row, grade.reward, self._group_size) for row, grade in zip(claim.rows, grades, strict=True)]
         span.info = {**self._failures.info(grades), "graded": graded}
         return {row.id: self._cells(grade) for row, grade in zip(claim.rows, grades, strict=True)}

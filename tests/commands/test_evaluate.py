@@ -104,8 +104,8 @@ def test_ctrl_c_keeps_what_is_graded(
 ) -> None:
     graded = Evaluator._graded
 
-    async def interrupted(self: Evaluator, sample: Any, each: Any) -> Answer:
-        answer = await graded(self, sample, each)
+    async def interrupted(self: Evaluator, sample: Any, groups: Any, each: Any) -> Answer:
+        answer = await graded(self, sample, groups, each)
         if sample.request_id == -1:
             os.kill(os.getpid(), signal.SIGINT)
         return answer

@@ -97,6 +97,13 @@ def fork() -> float:
     return 0.25
 
 
+def tensor(*shape: int) -> Any:
+    """A tensor of quarters."""
+    import torch  # slow: only where one is asked for
+
+    return torch.full(shape, 0.25)
+
+
 DEEDS: dict[str, Callable[[], Any]] = {
     "loop": loop,
     "hold the lock": lambda: re.match(r"(a+)+$", "a" * 64 + "b"),  # runs in C and never releases the interpreter lock
@@ -132,6 +139,12 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "nan": lambda: float("nan"),
     "too large": lambda: 1e308,
     "text": lambda: "1.0",
+    "none": lambda: None,
+    "list": lambda: [1.0],
+    "tensor": lambda: tensor(3),
+    "no numbers": lambda: np.ones((0, 2)),
+    "tensor of one": lambda: tensor(1, 1),
+    "scalar": lambda: tensor(),
     "true": lambda: True,
     "numpy's true": lambda: np.True_,
 }

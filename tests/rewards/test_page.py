@@ -10,7 +10,7 @@ import yaml
 from tailrace.config.load import load_config
 from tailrace.config.places import schemas_in
 from tailrace.config.rewards import MAX_REWARDS, FunctionReward, GradingConfig
-from tailrace.rewards.arguments import NAMES
+from tailrace.rewards.arguments import GROUP_NAMES, NAMES
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.graders import Graders
 from tailrace.rewards.pool import GraderPool
@@ -63,6 +63,14 @@ async def test_the_shaped_reward_of_the_page_has_parts() -> None:
 
 
 @pytest.mark.usefixtures("module")
+async def test_the_function_of_a_group_on_the_page_compares_responses() -> None:
+    config = load_config({**RECIPES[0], **RECIPES[3]}).rewards.each[""]
+    async with GraderPool(config) as pool:
+        found = await pool.grade_all([make_request(text) for text in "aab"])
+    assert [grade.reward for grade in found] == [0.5, 0.5, 1.0]
+
+
+@pytest.mark.usefixtures("module")
 async def test_the_judge_of_the_page_is_awaited() -> None:
     (grade,) = await grades({"path": "my_rewards.judged"}, make_request("3", question="Is 3 odd?", prompt="<user>"))
     assert grade == Grade(reward=1.0, parts={"correct": 1.0})
@@ -70,7 +78,7 @@ async def test_the_judge_of_the_page_is_awaited() -> None:
 
 @pytest.mark.usefixtures("module")
 async def test_the_rewards_of_the_page_are_added_up() -> None:
-    config = load_config({**RECIPES[0], **RECIPES[3]}).rewards
+    config = load_config({**RECIPES[0], **RECIPES[4]}).rewards
     async with Graders(config.with_one_worker) as graders:
         grade = await graders.grade(make_request("It is $7$.", answer="7", tokens=[1] * 100))
     assert grade == Grade(reward=1.1, parts={"right": 1.0, "right.correct": 1.0, "brief": 0.5, "correct": 1.0})
@@ -83,4 +91,6 @@ def test_the_recipe_of_the_page_is_one() -> None:
 
 def test_the_page_has_every_parameter() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    listed = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", PAGE, re.MULTILINE)))
     assert set(NAMES) <= set(rows)
+    assert set(GROUP_NAMES) <= set(listed)

@@ -132,6 +132,10 @@ FAILURES = {
     "too large": r"ValueError: the grader returned 1e\+308; a reward must be a number from -1e\+09 to 1e\+09",
     "text": "TypeError: the grader must return a number or a mapping, not str",
     "text of its own kind": "TypeError: the grader must return a number or a mapping, not Text",
+    "none": "TypeError: the grader must return a number or a mapping, not NoneType",
+    "list": "TypeError: the grader must return a number or a mapping, not list",
+    "tensor": r"TypeError: the grader must return a number or a mapping, not Tensor of shape \(3,\)",
+    "no numbers": r"TypeError: the grader must return a number or a mapping, not ndarray of shape \(0, 2\)",
     "awaitable": "TypeError: the grader returned an awaitable; define it with async def",
     "a number that raises": r"KeyError: 'no number' \(.*\)",
     "a huge number": "OverflowError: int too large to convert to float",
@@ -224,6 +228,12 @@ async def test_what_graders_print_is_shown_behind_their_name(capfd: pytest.Captu
         await graders.grade(request("say"))
         await graders.grade(request("exit"))
     assert capfd.readouterr().err.splitlines() == ["grader-0: first", "grader-0: \\x1b[31mred", "grader-0: no end"]
+
+
+@pytest.mark.parametrize("what", ["scalar", "tensor of one"])
+async def test_a_tensor_of_one_number_is_that_number(what: str) -> None:
+    async with pool() as graders:
+        assert await graders.grade(request(what)) == Grade(reward=0.25)
 
 
 @pytest.mark.parametrize("what", ["true", "numpy's true"])
@@ -332,7 +342,10 @@ def test_worker_whose_input_closes_dies_with_the_programs_that_its_grader_starte
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, start_new_session=True) as worker:
         assert worker.stdin is not None
         try:
-            setup, call = Setup(config, "rewards.grader", timeout_s=60.0), Call(0, request(str(started), prompt="loop"))
+            setup, call = (
+                Setup(config, "rewards.grader", timeout_s=60.0),
+                Call(0, [request(str(started), prompt="loop")]),
+            )
             worker.stdin.write(frame(setup) + frame(call))
             worker.stdin.flush()
             asyncio.run(until(started.exists))

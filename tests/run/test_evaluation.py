@@ -48,7 +48,7 @@ class Echo:
 class Ones:
     """A grader for which only the response "1" is right."""
 
-    async def grade(self, request: GradingRequest) -> Grade:
+    async def grade(self, request: GradingRequest, *_: Any) -> Grade:
         await asyncio.sleep(0)
         right = float(request.response == "1")
         return Grade(reward=right / 2, parts={CORRECT: right})
@@ -187,7 +187,7 @@ class Fails(Ones):
         self._succeed = succeed
         self.evaluation = 0
 
-    async def grade(self, request: GradingRequest) -> Grade:
+    async def grade(self, request: GradingRequest, *_: Any) -> Grade:
         if self.evaluation in self._succeed and request.prompt == "t0":
             return await super().grade(request)
         return Grade(reward=None, error="NameError: name 'x' is not defined (my.py, line 3)", traceback="my.py")

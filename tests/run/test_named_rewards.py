@@ -72,6 +72,37 @@ def test_two_rewards_train_alike_in_both_placements_and_stand_in_metrics_and_sam
     assert_same_run(*(tmp_path / placement for placement in PLACEMENTS))
 
 
+GROUP = {
+    "grader": {"type": "group_function", "path": "tests.rewards.group_graders.digits_above_mean"},
+    "workers": 1,
+}
+
+
+def test_a_function_of_groups_trains_alike_in_both_placements_alone_and_by_name(
+    tmp_path: Path, tiny_model: TinyModel
+) -> None:
+    runs = {"named": {"graders": {"above": GROUP}}, "alone": GROUP}
+    for name, rewards in runs.items():
+        for placement in PLACEMENTS:
+            run = config(
+                tmp_path,
+                tiny_model("llama"),
+                f"{name}-{placement}",
+                rewards=rewards,
+                evaluation={"every": 2, "samples": 3},
+                **placed(placement),
+            )
+            assert train(run, resume=False) == 0
+        assert_same_run(*(tmp_path / f"{name}-{placement}" for placement in PLACEMENTS))
+    steps, size = steps_of(tmp_path / "alone-colocated"), "reward/size"
+    assert [step.metrics[size] for step in steps] == [4, 4], "of the whole group"
+    assert [step.metrics["reward"] for step in steps] == pytest.approx([0, 0], abs=1e-6), "less its mean"
+    claims = spans(tmp_path / "named-separated", "reward.above")
+    assert [event.samples for event in claims] == [4] * 4
+    evaluations = [e for e in read_events(tmp_path / "alone-colocated" / "events.jsonl") if e.task == "evaluation"]
+    assert [(e.metrics[size], e.metrics[f"sampled/{size}"]) for e in evaluations] == [(1, 3)] * 2
+
+
 def test_one_reward_by_name_trains_as_it_does_alone(tmp_path: Path, tiny_model: TinyModel) -> None:
     train(config(tmp_path, tiny_model("llama"), "alone", rewards=function("brevity")), resume=False)
     train(

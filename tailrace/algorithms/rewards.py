@@ -1,18 +1,21 @@
-"""The tasks of several rewards (`rewards.graders`), in place of an algorithm's task of work `Grade`.
+"""The tasks of the rewards of a recipe, in place of an algorithm's task of work `Grade`.
 
 reward.math   prompt, answer, response, …           → reward.math, reward_error.math, reward_parts.math
 reward.judge  prompt, answer, response, …           → reward.judge, …
 reward        the columns of all rewards by name    → reward, reward_error, reward_parts
 
-Each reward has a pool of its own. So a slow one holds back no other, and the sum follows row by row.
+Each of `rewards.graders` has a pool of its own. So a slow one holds back no other, and the sum follows row by row. A
+grader that sees groups claims them as a whole.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from tailrace.algorithms.base import Algorithm
-from tailrace.algorithms.table import AddUp, Grade, TableTask, single_rows
+from tailrace.algorithms.table import AddUp, Grade, TableTask, one_group, single_rows
 from tailrace.config.cluster import REWARD
 from tailrace.config.columns import COLUMNS, ColumnKind
+from tailrace.config.rewards import RewardsConfig
 
 REWARD_COLUMNS = ("reward", "reward_error", "reward_parts")
 """The columns that a reward has: its own behind its name, and those of the sum."""
@@ -23,16 +26,16 @@ def reward_columns(name: str) -> tuple[str, ...]:
     return tuple(f"{column}.{name}" if name else column for column in REWARD_COLUMNS)
 
 
-class WithNamedRewards(Algorithm):
-    """An algorithm with several rewards by name, of which it sees the sum."""
+class WithRewards(Algorithm):
+    """An algorithm with the rewards of a recipe. Its own tasks see one reward."""
 
-    def __init__(self, algorithm: Algorithm, names: Sequence[str]) -> None:
+    def __init__(self, algorithm: Algorithm, rewards: RewardsConfig) -> None:
         self._algorithm = algorithm
-        self._names = tuple(names)
+        self._rewards = rewards
 
     @property
     def tasks(self) -> tuple[TableTask, ...]:
-        """The algorithm's table, with a task for each reward and one for their sum in the place of its grading."""
+        """The algorithm's table, with the tasks of the rewards in the place of its grading."""
         return tuple(
             own
             for task in self._algorithm.tasks
@@ -46,22 +49,27 @@ class WithNamedRewards(Algorithm):
 
     @property
     def columns(self) -> Mapping[str, ColumnKind]:
-        """The algorithm's own columns, and those of each reward."""
-        kinds = [COLUMNS[column] for column in REWARD_COLUMNS]
-        own = {column: kind for name in self._names for column, kind in zip(reward_columns(name), kinds, strict=True)}
+        """The algorithm's own columns, and those of each reward by name."""
+        own = {
+            named: COLUMNS[column]
+            for name in self._rewards.graders
+            for named, column in zip(reward_columns(name), REWARD_COLUMNS, strict=True)
+        }
         return {**self._algorithm.columns, **own}
 
     def _graded(self, task: TableTask) -> Iterator[TableTask]:
-        for name in self._names:
-            yield TableTask(
+        for name, grading in self._rewards.each.items():
+            claims = one_group if grading.sees_groups else task.claims
+            if not name:
+                yield replace(task, claims=claims)
+                return
+            yield replace(
+                task,
                 name=f"{task.name}.{name}",
-                reads=task.reads,
                 writes=reward_columns(name),
                 work=Grade(name),
-                claims=single_rows,
+                claims=claims,
                 pool=f"{REWARD}.{name}",
             )
-        reads = tuple(column for name in self._names for column in reward_columns(name))
-        yield TableTask(
-            name=task.name, reads=reads, writes=task.writes, work=AddUp(), claims=single_rows, pool=task.pool
-        )
+        reads = tuple(column for name in self._rewards.graders for column in reward_columns(name))
+        yield replace(task, reads=reads, work=AddUp(), claims=single_rows)

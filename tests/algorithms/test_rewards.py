@@ -42,6 +42,15 @@ def test_each_reward_has_a_task_in_a_pool_of_its_own_and_the_sum_follows_row_by_
     check_queue(run.queue, run_table(run))
 
 
+def test_a_grader_that_sees_groups_claims_them_one_by_one_and_the_others_claim_rows() -> None:
+    group = {"grader": {"type": "group_function", "path": "m.f"}}
+    for rewards in ({"graders": {"a": EXACT, "b": group}}, group):
+        run = config(rewards)
+        claims = {task.name: task.claims(run).type for task in make_run_algorithm(run).tasks}
+        assert claims["reward.b" if "graders" in rewards else "reward"] == "whole_groups"
+        assert claims.get("reward.a", "first_in") == "first_in"
+
+
 def test_workers_of_rewards_reserve_no_cpu_unless_the_recipe_says_so() -> None:
     cluster = {"reward": {"pools": {"b": {"workers": 2, "gpus": 1.0}}}}
     run = config({"graders": {"a": EXACT, "b": EXACT}}, cluster=cluster, pipeline={"placement": "separated"})
