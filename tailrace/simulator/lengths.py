@@ -1,7 +1,8 @@
 """What is expected of responses in simulated time: nothing, what a scenario says, or what a predictor learns.
 
-`siblings` learns as `rollout.foresight` has it learn: one sample of each group begins before the others. Each group has
-a prompt of its own here, so none has a past. Whether its placement pays is not checked.
+As in `rollout.foresight`, the policy knows the length of each response that has ended, and `siblings` learns it: one
+sample of each group begins before the others. Each group has a prompt of its own here, so none has a past. Whether its
+placement pays is not checked.
 """
 
 import math
@@ -12,6 +13,7 @@ from typing import assert_never
 from tailrace.config.rollout import SiblingsLengths
 from tailrace.planning.lengths.base import Asked, Expectation, Finished, LengthPredictor
 from tailrace.planning.lengths.factory import make_predictor
+from tailrace.planning.remaining import LengthHistory
 from tailrace.simulator.samples import Response
 from tailrace.simulator.scenario import Scenario
 from tailrace.workloads.replay import Script
@@ -22,6 +24,8 @@ class SimulatedLengths:
 
     def __init__(self, scenario: Scenario, longest: int) -> None:
         """`longest`: tokens of the longest response that there may be."""
+        self.history = LengthHistory()
+        """The lengths of responses that have ended, as a policy knows them."""
         self._knows = scenario.knows_lengths
         self._error = scenario.expectation_error
         self._longest = float(longest)
@@ -29,11 +33,6 @@ class SimulatedLengths:
         self._siblings: LengthPredictor | None = None
         if self._knows == "siblings":
             self._siblings = make_predictor(SiblingsLengths(discount=scenario.lengths_discount))
-
-    @property
-    def learns(self) -> bool:
-        """Whether the lengths of responses that have ended change what is expected of others."""
-        return self._siblings is not None
 
     def of(self, group: int, scripts: Sequence[Script]) -> list[Expectation]:
         """What is expected of a group's responses at first."""
@@ -68,9 +67,10 @@ class SimulatedLengths:
 
     def learn(self, response: Response) -> None:
         """Take in the length of a response that has ended."""
-        assert self._siblings is not None
-        asked = _asked(response.group, response.script)
-        self._siblings.learn([Finished(asked=asked, tokens=response.tokens, version=response.first_version)])
+        self.history.add(response.tokens)
+        if self._siblings is not None:
+            asked = _asked(response.group, response.script)
+            self._siblings.learn([Finished(asked=asked, tokens=response.tokens, version=response.first_version)])
 
     def _told(self, tokens: float) -> Expectation:
         """What is told of so many tokens. Who errs says how far it may be off."""

@@ -25,7 +25,6 @@ from tailrace.events import Event, Sink
 from tailrace.host.collector import spared
 from tailrace.planning.admission import oldest_version, staleness
 from tailrace.planning.dispatch.factory import make_policy
-from tailrace.planning.remaining import LengthHistory
 from tailrace.registers.events import EventKind
 from tailrace.simulator.agenda import Agenda, Change, Process, Turns
 from tailrace.simulator.devices import Devices
@@ -86,7 +85,7 @@ class SimulatedRun:
 
     def _make_service(self) -> SimulatedService:
         scenario = self._scenario
-        policy = make_policy(scenario.dispatch, LengthHistory(), seed=scenario.seed)
+        policy = make_policy(scenario.dispatch, self._lengths.history, seed=scenario.seed)
         return SimulatedService(
             self.agenda,
             self.engines,

@@ -163,8 +163,7 @@ class SimulatedService:
 
     def ended(self, response: Response, engine: SimulatedEngine) -> None:
         """Learn from a response that has ended, and use its room."""
-        if self._lengths.learns:
-            self._learn(response)
+        self._learn(response)
         if engine.is_leaving:
             return
         if self._policy.plans:

@@ -350,6 +350,24 @@ def test_a_long_response_moves_to_an_engine_with_room_when_that_pays() -> None:
     assert moved.moved > 0 == stayed.moved
 
 
+@pytest.mark.parametrize(("before", "of_long_ones"), [([100] * 20, 1), ([400] * 4 + [100] * 16, 2)])
+def test_streamrl_shares_engines_out_by_the_lengths_that_have_come(before: list[int], of_long_ones: int) -> None:
+    """A second step of 4 long responses and 16 others. Algorithm 2 weighs the two kinds of engines by the median and
+    the 90th percentile of all that have ended: 100 and 100 tokens, or 100 and 400."""
+    scenario = replace(
+        SMALL,
+        groups_per_step=20,
+        engines=(replace(ENGINE, engines=4, slots=32, times=Plain(each=1.0)),),
+        dispatch=DispatchConfig(policy="streamrl"),
+        knows_lengths="group_means",
+        order="longest_first",
+        moves=False,
+    )
+    _, events = played(scenario, lengths(*([tokens] for tokens in [*before, *[400] * 4, *[100] * 16])))
+    long = [event for event in events if event.task == EventKind.SAMPLE and event.step == 1 and event.tokens == 400]
+    assert len({event.worker for event in long}) == of_long_ones
+
+
 def test_engines_that_die_too_often_end_the_simulation_in_one_line() -> None:
     with pytest.raises(PlanError, match="a response of 300 tokens was lost 50 times"):
         played(replace(SMALL, steps=1, engine_failures_per_hour=3600), lengths([300], [300]))
