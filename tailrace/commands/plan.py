@@ -54,6 +54,10 @@ class Asked:
         """
         if self.profile is not None:
             raise PlanError(f"--profile {self.profile} is of this machine; give it with --cluster local")
+        for change in changes:
+            key, equals, value = change.partition("=")
+            if not (key and equals) or (_is_own(change) and not value):
+                raise PlanError(f"--what-if {change!r} has no key and value; give KEY=VALUE, such as cluster=64xH100")
         own = dict(change.split("=", 1) for change in changes if _is_own(change))
         overrides = [*self.overrides, *(change for change in changes if not _is_own(change))]
         config = load_config(self.recipe, overrides)

@@ -133,6 +133,11 @@ def allocation_of(config: RunConfig, shape: ModelShape, cluster: Cluster, replay
     most = None if colocated else _most_engines(config.cluster.rollout)
     taken = (most or engines) * tp * dp
     left = trainer.devices - (taken if rollout is trainer and not colocated else 0)
+    if not engines:
+        raise PlanError(
+            f"an engine takes {tp * dp} devices, engine.tp {tp} times engine.dp {dp}, and there are {rollout.devices} "
+            f"{rollout.kind}; use fewer for each, or a larger cluster"
+        )
     if taken > rollout.devices or left < 1:
         raise PlanError(
             f"{most or engines} engines of {tp * dp} devices take {taken} of {rollout.devices} {rollout.kind}, which "

@@ -20,7 +20,7 @@ def refusal(problem: Problem, modes: Sequence[Mode]) -> PlanError:
     lacking = _lacking(problem, pool)
     if (nodes := _least_nodes(problem, pool, modes)) is None:
         return PlanError(f"{lacking}; no number of {pool.kind} would do")
-    devices = nodes * pool.per_node
+    devices = nodes * pool.device.devices_per_node  # whole nodes were searched
     return PlanError(f"{lacking}; the smallest cluster of {pool.kind} that would do is {devices}x{pool.kind}")
 
 

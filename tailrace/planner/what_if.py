@@ -43,6 +43,8 @@ def _moved(candidate: Candidate, problem: Problem, given: Mapping[str, Any]) -> 
     allocation = candidate.allocation
     rollout = _pool(problem.cluster, allocation.rollout)
     trainer = _pool(problem.cluster, allocation.trainer)
+    if rollout is None or trainer is None:
+        return None
     pipeline = given.get("pipeline") or {}
     mode = replace(candidate.mode, **{key: value for key, value in pipeline.items() if key in candidate.mode.values})
     same = replace(allocation, rollout=rollout, trainer=trainer, colocated=mode.colocated)
@@ -51,13 +53,15 @@ def _moved(candidate: Candidate, problem: Problem, given: Mapping[str, Any]) -> 
     tokens = (given.get("trainer") or {}).get("micro_batch_tokens", candidate.micro_batch_tokens)
     graders = (given.get("rewards") or {}).get("workers")
     found = Candidates(problem).placed(mode, same, tokens)
-    return replace(found, graders=graders) if found and graders else found
+    if found is None or not _has_room(found.allocation):  # such as for a reference, which the plan had not
+        return None
+    return replace(found, graders=graders) if graders else found
 
 
-def _pool(cluster: Cluster, pool: Pool) -> Pool:
-    """The pool of the same name, or the only one."""
+def _pool(cluster: Cluster, pool: Pool) -> Pool | None:
+    """The pool of the same name, or the only one; None where several others are there."""
     named = [one for one in cluster.pools if one.name == pool.name]
-    return named[0] if named else cluster.pools[0]
+    return next(iter(named or cluster.pools)) if named or len(cluster.pools) == 1 else None
 
 
 def _has_room(allocation: Allocation) -> bool:

@@ -65,6 +65,8 @@ def test_a_recipe_and_a_picture_are_written_and_replaced_only_where_asked(plan: 
         (("--objective", "tme"), {}, "--objective is 'tme'; expected time, cost, energy"),
         (("--what-if", "cluster=8xH10"), {}, "did you mean 'H100'"),
         (("--what-if", "pipeline.staleness=1"), {}, "staleness"),
+        (("--what-if", "cluster"), {}, "--what-if 'cluster' has no key and value; give KEY=VALUE"),
+        (("--what-if", "model="), {}, "--what-if 'model=' has no key and value"),
         ((), {"model": "Qwen2.5-72B"}, "the smallest cluster of H100 that would do is"),
         ((), {"workload": "maths-32b"}, "did you mean 'math-32b'"),
         (("sampling.max_new_tokens=48",), {}, "sampling.max_new_tokens is 48; raise it"),

@@ -100,6 +100,11 @@ def test_an_engine_may_change_its_tp_degree(simulate: Simulate, tmp_path: Path) 
     ("arguments", "options", "said"),
     [
         ((), {"model": "Qwen2.5-72B"}, "the trainer of Qwen2.5-72B lacks"),
+        (
+            ("pipeline.placement=colocated", "queue.type=local", "engine.tp=4", "engine.dp=4"),
+            {},
+            "an engine takes 16 devices, engine.tp 4 times engine.dp 4, and there are 8 H100",
+        ),
         (("cluster.rollout.workers=8",), {}, "8 engines of 1 devices take 8 of 8 H100, which leaves 0 for the trainer"),
         (
             ("cluster.rollout.max_workers=8",),

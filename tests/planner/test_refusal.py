@@ -32,6 +32,14 @@ def test_a_model_that_fits_on_no_split_is_refused_with_what_it_lacks_and_what_wo
     assert "\n" not in text
 
 
+def test_a_cluster_of_a_part_of_a_node_is_told_how_many_devices_would_do() -> None:
+    with pytest.raises(PlanError) as caught:
+        plan(problem_of("1xRTX-4090", model="Qwen2.5-7B"))
+    smallest = re.search(r"the smallest cluster of RTX-4090 that would do is (\d+)xRTX-4090$", str(caught.value))
+    assert smallest is not None
+    assert any(Candidates(problem_of(f"{smallest[1]}xRTX-4090", model="Qwen2.5-7B")).fits(mode) for mode in USUAL)
+
+
 def test_an_engine_that_no_node_holds_is_refused() -> None:
     with pytest.raises(PlanError, match=r"an engine of DeepSeek-V3 .* lacks .*; no number of A40 would do"):
         plan(problem_of("16xA40", model="DeepSeek-V3"))

@@ -48,6 +48,19 @@ def test_another_cluster_takes_the_same_arrangement(best: Plan) -> None:
     assert faster.plan.usd_per_1000_steps != best.usd_per_1000_steps
 
 
+def test_with_several_other_pools_a_plan_is_made_anew(best: Plan) -> None:
+    other = compared(best, problem_of("8xH20+8xH800", *AHEAD))
+    assert other.searched
+    assert {other.plan.allocation.rollout.kind, other.plan.allocation.trainer.kind} <= {"H20", "H800"}
+
+
+def test_a_reference_that_has_no_room_beside_the_plan_is_planned_anew(best: Plan) -> None:
+    all_of_them = best.allocation.devices
+    penalized = compared(best, problem_of(f"{all_of_them}xH100", *AHEAD, "algorithm.kl.coefficient=0.1"))
+    assert penalized.searched
+    assert penalized.plan.allocation.devices <= all_of_them
+
+
 def test_what_does_not_fit_any_more_is_planned_anew(best: Plan) -> None:
     smaller = compared(best, problem_of("2xH100", *AHEAD))
     assert smaller.searched
