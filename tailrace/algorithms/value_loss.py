@@ -26,7 +26,8 @@ def value_loss(inputs: LossInputs, *, clip: float | None) -> LossOutput:
     clipped = torch.zeros_like(trained)
     loss = errors
     if clip is not None:
-        bounded = (before + (values - before).clamp(-clip, clip) - returns).square()
+        # A value within the bounds stays exactly what it is, so that rounding does not make it count as clipped.
+        bounded = (values.clamp(before - clip, before + clip) - returns).square()
         loss, clipped = torch.maximum(errors, bounded), bounded > errors
     loss = loss / 2
     per_token = {

@@ -108,6 +108,13 @@ def test_a_value_that_has_moved_far_has_no_gradient() -> None:
     assert output.metrics["value_clip_fraction"] == 1
 
 
+def test_rounding_makes_no_value_count_as_clipped() -> None:
+    random = torch.Generator().manual_seed(0)
+    values, before, returns = torch.randn((3, 2000), generator=random, dtype=torch.float64).tolist()
+    of = inputs(values, before, returns, [1] * 2000)
+    assert value_loss(of, clip=100.0).metrics["value_clip_fraction"] == 0
+
+
 def test_explained_variance_is_that_of_the_values_before() -> None:
     output = value_loss(inputs([0, 0, 0, 0], [1.0, 2.0, 3.0, 9.0], [1.0, 3.0, 5.0, 0.0], [1, 1, 1, 0]), clip=None)
     means = {name: value / output.metrics["tokens"] for name, value in output.metrics.items()}
