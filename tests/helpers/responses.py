@@ -25,7 +25,7 @@ class Responses:
     mask_BR: torch.Tensor
     """`response_mask`, 0 on padding. It has holes, and some responses have no trained token."""
     log_probs_BR: torch.Tensor
-    """These carry the gradient."""
+    """These carry the gradient. They are the values where a critic is trained."""
     old_log_probs_BR: torch.Tensor
     columns_BR: Mapping[str, torch.Tensor]
     """Further numbers of each token, by the name of their column."""
@@ -43,6 +43,9 @@ class Responses:
     kl_coefficient: float
     eps: float
     """The constant beside a standard deviation."""
+    discount: float
+    gae_lambda: float
+    value_clip: float
 
     @property
     def packed(self) -> LossInputs:
@@ -113,7 +116,13 @@ def random_responses(seed: int) -> Responses:
         mask_BR=mask_BR.double(),
         log_probs_BR=log_probs_BR.clone().requires_grad_(),
         old_log_probs_BR=nearby(),
-        columns_BR={"advantages": normal(*shape), "ref_log_probs": nearby(), "rollout_log_probs": nearby()},
+        columns_BR={
+            "advantages": normal(*shape),
+            "ref_log_probs": nearby(),
+            "rollout_log_probs": nearby(),
+            "values": normal(*shape),
+            "returns": normal(*shape),
+        },
         rewards_B=(normal(shape[0]) > 0).double() if integer(0, 1) else 3 * normal(shape[0]),
         group_B=group_B,
         mode=MODES[seed % len(MODES)],
@@ -124,4 +133,7 @@ def random_responses(seed: int) -> Responses:
         limit=uniform(1, 3),
         kl_coefficient=uniform(0.01, 1),
         eps=10 ** uniform(-8, -3),
+        discount=uniform(0.8, 1),
+        gae_lambda=uniform(0.5, 1),
+        value_clip=uniform(0.1, 1),
     )

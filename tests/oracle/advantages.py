@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 from tailrace.algorithms.advantages import group_normalized, leave_one_out
+from tailrace.algorithms.ppo import Ppo
 from tailrace.algorithms.reinforce_plus_plus import ReinforcePlusPlus
-from tailrace.config.algorithm import KlConfig, NoCorrection, ReinforcePlusPlusConfig
+from tailrace.config.algorithm import KlConfig, NoCorrection, PpoConfig, ReinforcePlusPlusConfig
 from tests.helpers.responses import Responses, random_responses
 from tests.oracle.entry import Entry
 from tests.oracle.kl import K3_CLAMPS, verls_kl
 
 LONE = "a lone sample has the advantage 0 here, and its reward in verl; all groups have two or more"
-WHITENS = "verl adds 1e-8 to the number of tokens, which shows where all rewards are equal; no case has such"
+WHITENS = "ours are rounded to fp32; verl adds 1e-8 to a number of tokens, which shows only where all rewards are equal"
+ENGINES = "the penalty is that of the engine's log-probabilities here, and verl is given the same"
 VERLS_EPS = 1e-8
 """What verl adds to the variance of a step's tokens."""
 
@@ -40,27 +42,58 @@ def reinforce_plus_plus(responses: Responses, *, has_baseline: bool = False, has
         kl=KlConfig(coefficient=coefficient, estimator=responses.estimator, part_of="reward"),
         rollout_correction=NoCorrection(),
     )
+    return of_step(ReinforcePlusPlus(config), responses, "advantages")
+
+
+def ppo(responses: Responses) -> torch.Tensor:
+    """Return [2, B, R]: our advantages of a step, normalized and with a penalty of rewards, and our returns."""
+    config = PpoConfig(
+        discount=responses.discount,
+        gae_lambda=responses.gae_lambda,
+        advantage_eps=VERLS_EPS,
+        kl=KlConfig(coefficient=responses.kl_coefficient, estimator=responses.estimator, part_of="reward"),
+        rollout_correction=NoCorrection(),
+    )
+    return torch.stack([of_step(Ppo(config), responses, column) for column in ("advantages", "returns")])
+
+
+def of_step(algorithm: ReinforcePlusPlus | Ppo, responses: Responses, column: str) -> torch.Tensor:
+    """Return [B, R]: a column of a step that consists of the responses, those of a group together."""
     order = torch.cat(responses.groups)
-    found = ReinforcePlusPlus(config).advantages([responses.row(number) for number in order.tolist()])
-    packed = [torch.tensor(found[place]["advantages"]) for place in order.argsort().tolist()]
+    found = algorithm.advantages([responses.row(number) for number in order.tolist()])
+    packed = [torch.tensor(found[place][column]) for place in order.argsort().tolist()]
     return responses.padded(torch.cat(packed).to(responses.mask_BR.dtype))
 
 
 def verls(verl: ModuleType, responses: Responses, name: str, *, has_kl: bool = False, **options: Any) -> torch.Tensor:
-    """Return [B, R]: the advantages that verl calls `name`; a penalty comes off the rewards as in verl's trainer."""
-    rewards_BR = responses.token_rewards_BR
-    if has_kl:
-        penalty_BR = verls_kl(verl, responses, responses.columns_BR["rollout_log_probs"], responses.estimator)
-        rewards_BR = rewards_BR - responses.kl_coefficient * penalty_BR * responses.mask_BR
+    """Return [B, R]: the advantages that verl calls `name`."""
     advantages_BR: torch.Tensor
     advantages_BR, _returns = verl.core_algos.get_adv_estimator_fn(name)(
-        token_level_rewards=rewards_BR,
+        token_level_rewards=penalized(verl, responses) if has_kl else responses.token_rewards_BR,
         response_mask=responses.mask_BR,
         index=responses.group_B.numpy(),
         config=verl.core_algos.AlgoConfig(gamma=1.0),
         **options,
     )
     return advantages_BR
+
+
+def verls_ppo(verl: ModuleType, responses: Responses) -> torch.Tensor:
+    """Return [2, B, R]: verl's advantages, which are always normalized, and its returns."""
+    found = verl.core_algos.compute_gae_advantage_return(
+        penalized(verl, responses),
+        responses.columns_BR["values"],
+        responses.mask_BR,
+        gamma=responses.discount,
+        lam=responses.gae_lambda,
+    )
+    return torch.stack(found) * responses.mask_BR
+
+
+def penalized(verl: ModuleType, responses: Responses) -> torch.Tensor:
+    """Return [B, R]: the rewards, less verl's penalty as its trainer takes it off."""
+    penalty_BR = verls_kl(verl, responses, responses.columns_BR["rollout_log_probs"], responses.estimator)
+    return responses.token_rewards_BR - responses.kl_coefficient * penalty_BR * responses.mask_BR
 
 
 def varied(seed: int) -> Responses:
@@ -103,7 +136,7 @@ ENTRIES = (
         ours=partial(reinforce_plus_plus, has_kl=True),
         verls=partial(verls, name="reinforce_plus_plus", has_kl=True),
         draw=varied,
-        differs=f"{WHITENS}; {K3_CLAMPS}; ours takes the engine's log-probabilities, which verl is given",
+        differs=f"{WHITENS}; {K3_CLAMPS}; {ENGINES}",
     ),
     Entry(
         name="REINFORCE++ with baseline",
@@ -111,5 +144,11 @@ ENTRIES = (
         verls=partial(verls, name="reinforce_plus_plus_baseline"),
         draw=varied,
         differs=f"{WHITENS}; {LONE}",
+    ),
+    Entry(
+        name="PPO with KL penalty, advantages and returns",
+        ours=ppo,
+        verls=verls_ppo,
+        differs=f"{WHITENS}; {K3_CLAMPS}; {ENGINES}; outside the mask, ours are 0 and verl's are not defined",
     ),
 )
