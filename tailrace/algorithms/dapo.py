@@ -75,7 +75,7 @@ class Dapo(Grpo):
     def loss(self, inputs: LossInputs) -> LossOutput:
         """The loss of the tokens that are kept."""
         if KEPT in inputs.columns_N:
-            inputs = replace(inputs, mask_N=inputs.mask_N * inputs.columns_N[KEPT])
+            inputs = replace(inputs, mask_N=inputs.mask_N * (inputs.columns_N[KEPT] > 0))
         return super().loss(inputs)
 
 

@@ -5,9 +5,13 @@ from typing import get_args
 
 import pytest
 
+from tailrace.algorithms.dapo import KEPT
 from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
+from tailrace.algorithms.value_loss import value_loss
 from tailrace.config.algorithm import (
     CispoConfig,
+    DapoConfig,
     DrGrpoConfig,
     GrpoConfig,
     GspoConfig,
@@ -16,15 +20,17 @@ from tailrace.config.algorithm import (
     LossAggMode,
     MaskedCorrection,
     MaxRlConfig,
+    OverlongConfig,
     PolicyGradientConfig,
+    PpoConfig,
     RatioBounds,
     RatioLevel,
     ReinforcePlusPlusConfig,
     RlooConfig,
     TruncatedCorrection,
 )
-from tailrace.conformance.loss import PolicyLossContract
-from tailrace.conformance.loss_cases import ClosedForm, SurrogateName
+from tailrace.conformance.loss import LossContract, PolicyLossContract
+from tailrace.conformance.loss_cases import ClosedForm, Sample, SurrogateName
 
 ALGORITHMS: tuple[type[PolicyGradientConfig], ...] = (
     GrpoConfig,
@@ -33,7 +39,9 @@ ALGORITHMS: tuple[type[PolicyGradientConfig], ...] = (
     ReinforcePlusPlusConfig,
     GspoConfig,
     CispoConfig,
+    DapoConfig,
     MaxRlConfig,
+    PpoConfig,
 )
 LEVELS: tuple[RatioLevel, ...] = ("token", "geometric", "sequence")
 SURROGATES: dict[type[PolicyGradientConfig], SurrogateName] = {
@@ -89,3 +97,26 @@ class TestPenalty(Configured):
 )
 class TestCorrections(Configured):
     """Off-policy corrections, which change nothing where engine and trainer agree."""
+
+
+@pytest.mark.parametrize("config", [DapoConfig(overlong=OverlongConfig(filter=True))])
+class TestFilter(Configured):
+    """Responses that are not kept count for nothing; here all are kept."""
+
+    def batch(self, seed: int) -> list[Sample]:
+        return [{**sample, KEPT: sample["mask"]} for sample in super().batch(seed)]
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+class TestCritic(LossContract):
+    """The loss of PPO's critic, whose values are in the place of log-probabilities."""
+
+    @pytest.fixture(autouse=True)
+    def configure(self, clip: float | None) -> None:
+        self.clip = clip
+
+    def columns(self) -> tuple[str, ...]:
+        return ("values", "returns")
+
+    def loss(self, inputs: LossInputs) -> LossOutput:
+        return value_loss(inputs, clip=self.clip)

@@ -303,6 +303,8 @@ def test_the_register_of_metrics_has_all_that_runs_tell_and_nothing_else(observe
     for entry in METRICS:
         for kind in entry.of:
             registered.setdefault(kind, set()).add(entry.name)
+    told["step"] |= {"ratio_overflow", "rollout_overflow"}  # of ratios that would overflow
+    told["step"] |= {"correction_masked", "rejected_tokens", "rejected_samples", "remade_groups"}  # of other recipes
     told["memory"].add("activations")  # of a GPU
     told["breakdown"] |= {"generation/communication", "update/communication", "tools"}  # of several ranks, of replays
     elsewhere = {"warning", "adaptive_tp", "dispatch", "dispatch_change", "scale"}  # these have tests of their own
