@@ -43,7 +43,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         | {"workloads"},
         "run": NOUNS
         | {"activity", "tasks", "rollout", "cluster", "transfer", "engine", "trainer", "algorithms", "rewards"}
-        | {"prompts", "models", "planning", "report", "workloads"},
+        | {"prompts", "models", "planning", "report", "statistics", "workloads"},
         "api": NOUNS | {"run", "prompts", "rewards"},
         "bench": NOUNS | {"engine", "models", "report", "rewards", "run", "workloads"},
         "commands": NOUNS
@@ -63,6 +63,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
             "planning",
             "report",
             "simulator",
+            "statistics",
             "planner",
         },
         "cli": NOUNS | {"run", "commands", "report", "workloads"},

@@ -22,7 +22,6 @@ import msgspec
 from rich.console import Console
 
 from tailrace.commands.export import exported_checkpoint
-from tailrace.commands.intervals import Interval, fraction_interval, mean_interval
 from tailrace.commands.json_lines import JsonLines
 from tailrace.commands.throughput import Throughput
 from tailrace.config.generate import EvalConfig
@@ -49,6 +48,7 @@ from tailrace.run.evaluation import (
     ways_of,
 )
 from tailrace.run.inputs import check_tokens, max_prompt_tokens, open_model
+from tailrace.statistics.intervals import Interval, fraction_interval, mean_interval
 from tailrace.types import Prompt
 
 
@@ -224,7 +224,7 @@ def _line(answer: Answer) -> AnswerLine:
 
 def intervals(answers: Sequence[Answer], sets: Sequence[str], ways: Sequence[str]) -> dict[str, Interval]:
     """Return the intervals of accuracies, pass@k and rewards, by the names of `figures`; see
-    tailrace/commands/intervals.py."""
+    tailrace.statistics.intervals.py."""
     groups = named_groups(answers, sets, ways)
     return {f"{prefix}{name}": found for prefix, of_group in groups.items() for name, found in _intervals(of_group)}
 

@@ -22,6 +22,7 @@ from tailrace.report.samples import SampleRecord, samples_event
 from tailrace.rewards.base import FailureReport, Grade, GradingRequest
 from tailrace.rewards.graders import Graders, Group
 from tailrace.run.step_metrics import failure_metrics, reward_metrics
+from tailrace.statistics.attempts import pass_at_k, sizes
 from tailrace.tasks.context import Decode
 from tailrace.types import Prompt, Request, Sample
 
@@ -249,11 +250,9 @@ def pass_at(answers: Iterable[Answer]) -> dict[str, float]:
 def pass_at_by_prompt(answers: Iterable[Answer]) -> dict[int, list[float]]:
     """The estimates of each prompt whose means `pass_at` returns, by k."""
     judged = judged_by_prompt(answers)
-    most = max(map(len, judged), default=0)
-    powers = {2**power for power in range(1, most.bit_length()) if 2**power < most}
     return {
         k: [pass_at_k(len(right), sum(right), k) for right in judged if len(right) >= k]
-        for k in sorted(powers | ({most} if most > 1 else set()))
+        for k in sizes(max(map(len, judged), default=0))
     }
 
 
@@ -264,11 +263,3 @@ def judged_by_prompt(answers: Iterable[Answer]) -> list[list[bool]]:
         if answer.grade.correct is not None:
             by_prompt.setdefault(answer.number, []).append(answer.grade.correct)
     return list(by_prompt.values())
-
-
-def pass_at_k(count: int, right: int, k: int) -> float:
-    """Unbiased estimate of the chance that one of k answers is right, from `count` answers of which `right` are.
-
-    1 - C(count - right, k) / C(count, k): Chen et al. 2021, "Evaluating Large Language Models Trained on Code", eq. 1.
-    """
-    return 1.0 - math.comb(count - right, k) / math.comb(count, k)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from itertools import combinations
 from statistics import fmean
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from tailrace.events import Event, EventLog
 from tailrace.report.samples import samples_in
 from tailrace.rewards.base import CORRECT, Grade, GradingRequest
 from tailrace.rewards.graders import Graders
-from tailrace.run.evaluation import Answer, Evaluator, figures, pass_at_k, ways_of
+from tailrace.run.evaluation import Answer, Evaluator, figures, ways_of
 from tailrace.run.recording import SampleRecorder
 from tailrace.types import FinishReason, Prompt, Request, Sample
 
@@ -128,13 +127,6 @@ def test_without_greedy_the_sampled_figures_have_no_prefix(log: EventLog) -> Non
     metrics = asyncio.run(evaluator(log, Echo(), {"a": [prompt(0)]}, greedy=False, samples=4).run(0))
     assert {"accuracy", "reward", "pass@2", "pass@4"} <= metrics.keys()
     assert not [name for name in metrics if name.startswith("sampled/")]
-
-
-@pytest.mark.parametrize(("count", "right"), [(1, 0), (1, 1), (5, 2), (7, 6), (8, 0), (8, 8)])
-def test_pass_at_k_is_the_share_of_all_choices_with_a_right_answer(count: int, right: int) -> None:
-    answers = [True] * right + [False] * (count - right)
-    for k in range(1, count + 1):
-        assert pass_at_k(count, right, k) == pytest.approx(fmean(any(chosen) for chosen in combinations(answers, k)))
 
 
 def graded(number: int, *correct: bool | None) -> list[Answer]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.commands.intervals import fraction_interval, mean_interval
+from tailrace.statistics.intervals import fraction_interval, mean_interval
 
 
 @pytest.mark.parametrize(
