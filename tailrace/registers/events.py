@@ -151,6 +151,13 @@ class EventKind(StrEnum):
         ),
     )
     WEIGHTS_WAIT = "weights_wait", About(meaning="The trainer waits until engines have its weights.", colour="#c3a06a")
+    EVALUATION_WAIT = (
+        "evaluation_wait",
+        About(
+            meaning="New weights wait until the answers of an evaluation are generated.",
+            colour="#b08bc4",
+        ),
+    )
     WEIGHTS_DRAIN = (
         "weights_drain",
         About(meaning="An engine finishes its responses before new weights go in.", colour="#8f8fc0"),

@@ -6,7 +6,7 @@ sets of prompts × ways ──requests──▶ engine ──each sample as it f
 import asyncio
 import math
 import statistics
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -125,19 +125,28 @@ class Evaluator:
         """Number of answers of an evaluation."""
         return len(self._asked)
 
-    async def run(self, step: int, each: Callable[[Answer], None] | None = None) -> dict[str, float]:
-        """Evaluate the engine's weights after `step` training steps. `each` is called with each answer.
+    async def run(
+        self,
+        step: int,
+        each: Callable[[Answer], None] | None = None,
+        generated: Callable[[], Awaitable[None]] | None = None,
+    ) -> dict[str, float]:
+        """Evaluate the engine's weights after `step` training steps. Returns the figures; see `figures`.
 
-        Returns the figures; see `figures`.
+        Args:
+            step: the version of the weights. The requests are submitted before this waits for anything.
+            each: called with each answer.
+            generated: called when the last answer is generated. Until then the caller leaves the weights as they are.
 
         Raises:
             NothingGraded: all gradings have failed, and no earlier evaluation had one that succeeded.
         """
         with self._log.span(EventKind.EVALUATION, self._actor, step=step, samples=self.count) as span:
             span.version = step
-            answers = await self._answers(each)
+            answers = await self._answers(each, generated)
             span.tokens = sum(len(answer.sample.response_ids) for answer in answers)
-            span.metrics = figures(answers, self._sets, [way.name for way in self._ways])
+            ways = [way.name for way in self._ways]
+            span.metrics = await asyncio.to_thread(figures, answers, self._sets, ways)  # votes of many take seconds
             span.info = self._failures.info([answer.grade for answer in answers])
         if kept := self._keep(answers, step) if self._keep else ():
             self._log.emit(samples_event(kept, actor=self._actor, time=span.end, step=step))
@@ -147,12 +156,16 @@ class Evaluator:
         self._has_graded = True
         return span.metrics
 
-    async def _answers(self, each: Callable[[Answer], None] | None) -> list[Answer]:
+    async def _answers(
+        self, each: Callable[[Answer], None] | None, generated: Callable[[], Awaitable[None]] | None
+    ) -> list[Answer]:
         graded = []
         groups = {(number, way.name): Group(way.samples) for _, number, _, way, _ in self._asked}
         async with aclosing(self._engine.submit(self._requests())) as samples, asyncio.TaskGroup() as grading:
             async for sample in samples:
                 graded.append(grading.create_task(self._graded(sample, groups, each)))
+            if generated is not None:
+                await generated()
         return [task.result() for task in graded]
 
     def _requests(self) -> list[Request]:
@@ -215,14 +228,18 @@ def figures(answers: Sequence[Answer], sets: Sequence[str], ways: Sequence[str])
 
 def named_groups(answers: Sequence[Answer], sets: Sequence[str], ways: Sequence[str]) -> dict[str, list[Answer]]:
     """The answers behind the figures, by the prefix of their names; see `figures`."""
-    groups: dict[str, list[Answer]] = {}
+    return {
+        prefix: [answer for answer in answers if answer.way == way and of_set in (None, answer.set)]
+        for prefix, way, of_set in prefixes(sets, ways)
+    }
+
+
+def prefixes(sets: Sequence[str], ways: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
+    """Yield the prefixes of the names of figures, each with the way and the set of its answers; None for all sets."""
     for way in ways:
-        of_way = [answer for answer in answers if answer.way == way]
         prefix = "" if way == ways[0] else f"{way}/"
-        groups[prefix] = of_way
-        for set_name in sets if len(sets) > 1 else ():
-            groups[f"{set_name}/{prefix}"] = [answer for answer in of_way if answer.set == set_name]
-    return groups
+        yield prefix, way, None
+        yield from ((f"{of_set}/{prefix}", way, of_set) for of_set in sets if len(sets) > 1)
 
 
 def _summary(answers: Sequence[Answer]) -> dict[str, float]:

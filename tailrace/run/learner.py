@@ -2,6 +2,8 @@
 
     queue ──rows of the step──▶ Actor ──apply──▶ publish(version) ──▶ ack ──▶ settle ──▶ step event
 
+Waiting: new weights are not published while they are held, which an evaluation does until its answers are generated.
+
 A learner runs in the process of the run, or in a worker process behind the same interface.
 """
 
@@ -57,6 +59,14 @@ class Learner(ABC):
         When it is cancelled before the step's first optimizer step, nothing changes. When it is cancelled later, it
         finishes first, but does not wait until engines have the weights.
         """
+
+    @abstractmethod
+    async def hold(self) -> None:
+        """Publish no new weights until `release`. A step that has made some waits; one that is cancelled does not."""
+
+    @abstractmethod
+    async def release(self) -> None:
+        """Publish weights again. Calling it twice is harmless."""
 
     @abstractmethod
     async def save(self, next_step: int, staged: Path | None = None) -> None:
@@ -194,6 +204,9 @@ class LocalLearner(Learner):
         self._trained_steps = 0
         self._turn = asyncio.Lock()
         """Held during a step or a call: a cancelled step may still run when the next call comes."""
+        self._released = asyncio.Event()
+        """Whether weights may be published."""
+        self._released.set()
         self._actor = actor
         self._trainer = trainer
         self._executor = executor
@@ -216,7 +229,7 @@ class LocalLearner(Learner):
             result: list[StepResult] = []
             try:
                 async with self._actor.batch(step) as batch:
-                    await uninterrupted(self._update(batch, result))
+                    await uninterrupted(self._update(batch, result), hurry=self._released.set)
                 await self._publisher.settle(self._trained_steps)
             except NothingGraded:
                 self._tell_samples(step, self._actor.ungraded)
@@ -230,9 +243,23 @@ class LocalLearner(Learner):
         """Train and publish, then ack the rows. The result is appended to `published` between the two."""
         result = await self._actor.apply(batch)
         self._trained_steps = batch.step + 1
+        await self._until_released()
         await self._publisher.publish(self._trained_steps)
         published.append(result)
         await self._actor.ack(batch)
+
+    async def _until_released(self) -> None:
+        if not self._released.is_set():
+            with self._log.span(EventKind.EVALUATION_WAIT, "trainer", version=self._trained_steps):
+                await self._released.wait()
+
+    async def hold(self) -> None:
+        """See `Learner`."""
+        self._released.clear()
+
+    async def release(self) -> None:
+        """See `Learner`."""
+        self._released.set()
 
     async def save(self, next_step: int, staged: Path | None = None) -> None:
         """See `Learner`."""

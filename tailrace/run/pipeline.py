@@ -5,7 +5,8 @@
        └───────────── prompts of later steps, as soon as weights admit them ◀─────────┘
 
 Every arrow but the last is the transfer queue. The tasks between prompts and actor run all the time, and each takes
-rows as they become ready. The loop below evaluates, admits prompts, has the actor update the weights, and saves.
+rows as they become ready. The loop below has the weights evaluated, admits prompts, has the actor update the weights,
+and saves.
 
     part        waits for
     prompts     weights that are at most `max_staleness` updates older than those their step trains; room in the queue
@@ -14,6 +15,9 @@ rows as they become ready. The loop below evaluates, admits prompts, has the act
     reward      responses; a free grading process
     advantage   the rewards of a whole group
     actor       its step's rows: all of them, or, streaming, a micro-batch's worth of whole groups
+    weights     an evaluation of the ones before, until its answers are generated
+    evaluation  the end of the one before
+    checkpoint  the end of the evaluation that goes on, so that a resumed run lacks none
 
 All modes are this loop. The placement of engine and trainer is in the services and the learner. The number of steps
 that prompts run ahead (max_staleness) is in the feeder. The amount that the actor waits for (streaming) is in the
@@ -66,6 +70,8 @@ class Pipeline:
         self._feeder = feeder
         self.learner = learner
         self._evaluator = evaluator
+        self._evaluation: asyncio.Task[None] | None = None
+        """The newest."""
         self._models = models or {}
         self._lengths = lengths
         self._staging = staging
@@ -81,12 +87,14 @@ class Pipeline:
             tasks.create_task(put_lost_groups(self._queue, self._feeder.group_again))
             tasks.create_task(self._feeder.run(self._steps))
             while (version := self.learner.trained_steps) < self._steps:
-                await self._evaluate_if(version, version % self._evaluate_every == 0)
+                if version % self._evaluate_every == 0:
+                    await self._begin_evaluation(version, tasks)
                 await self._queue.advance(version)  # admits the prompts that wait for these weights
                 await self._train(version)
                 if saves:
                     await self._save_if_due(version + 1)
-            await self._evaluate_if(version, True)
+            await self._begin_evaluation(version, tasks)
+            await self._evaluation_ended()
             await self._queue.close()
 
     async def resume_at(self, checkpoint: Path, state: RunState) -> None:
@@ -98,12 +106,24 @@ class Pipeline:
         await self.learner.restore(checkpoint, state)
         self._feeder.resume_at(state.next_step)
 
-    async def _evaluate_if(self, version: int, due: bool) -> None:
-        if due and self._evaluator is not None:
-            await self._evaluator.run(version)
+    async def _begin_evaluation(self, version: int, tasks: asyncio.TaskGroup) -> None:
+        """Evaluate beside all else. Engines keep the weights until the answers are generated; grading goes on."""
+        if self._evaluator is None:
+            return
+        await self._evaluation_ended()
+        await self.learner.hold()
+        self._evaluation = tasks.create_task(self._evaluate(self._evaluator, version))
+
+    async def _evaluate(self, evaluator: Evaluator, version: int) -> None:
+        await evaluator.run(version, generated=self.learner.release)
+
+    async def _evaluation_ended(self) -> None:
+        if self._evaluation is not None:
+            await self._evaluation
 
     async def _save_if_due(self, trained: int) -> None:
         if trained % self._save_every == 0 or trained == self._steps:
+            await self._evaluation_ended()
             await self.save()
 
     async def save(self) -> None:

@@ -71,6 +71,14 @@ class RemoteLearner(Learner):
         """See `Learner`."""
         self._trained_steps = await self._call("train", step)
 
+    async def hold(self) -> None:
+        """See `Learner`."""
+        await self._call("hold")
+
+    async def release(self) -> None:
+        """See `Learner`."""
+        await self._call("release")
+
     async def save(self, next_step: int, staged: Path | None = None) -> None:
         """See `Learner`."""
         await self._call("save", next_step, None if staged is None else str(staged.resolve()))

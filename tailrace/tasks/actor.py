@@ -240,15 +240,16 @@ class Actor:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
-async def uninterrupted(work: Awaitable[T]) -> T:
+async def uninterrupted(work: Awaitable[T], hurry: Callable[[], None] = lambda: None) -> T:
     """Await `work` to its end even when cancelled meanwhile, once or repeatedly.
 
-    Then raise the error of `work`, or else the cancellation.
+    Then raise the error of `work`, or else the cancellation. `hurry`: called at the first cancellation.
     """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        hurry()
         while not task.done():
             with suppress(asyncio.CancelledError):  # the first cancellation is raised below
                 await asyncio.wait([task])

@@ -98,6 +98,52 @@ async def test_a_checkpoint_does_not_wait_for_engines_that_will_not_install(
         await train
 
 
+class Published(NoEngines):
+    """A publisher that keeps the versions."""
+
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+
+    async def publish(self, version: int) -> None:
+        self.versions.append(version)
+
+
+async def test_new_weights_are_made_while_they_are_held_and_published_afterwards(
+    log: EventLog, events: list[Event], executor: ThreadPoolExecutor
+) -> None:
+    bench, engines = Bench(log, executor, tokens=None, mini=8), Published()
+    learner = LocalLearner(bench.actor, bench.trainer, executor, engines, Witness(bench.trainer), log)
+    await bench.queue.put(rows(0) + rows(1))
+    await learner.hold()
+    train = asyncio.create_task(learner.train(0))
+    while not learner.trained_steps:
+        await asyncio.sleep(0)
+    assert (len(bench.trainer.applied), engines.versions, train.done()) == (1, [], False)
+    await learner.release()
+    await train
+    assert engines.versions == [1]
+    assert [event.version for event in events if event.task == "evaluation_wait"] == [1]
+
+
+async def test_a_step_that_is_cancelled_does_not_wait_for_the_evaluation(
+    log: EventLog, executor: ThreadPoolExecutor
+) -> None:
+    """This is Ctrl-C: nobody will release the weights."""
+    bench, engines = Bench(log, executor, tokens=None, mini=8), Published()
+    witness = Witness(bench.trainer)
+    learner = LocalLearner(bench.actor, bench.trainer, executor, engines, witness, log)
+    await bench.queue.put(rows(0) + rows(1))
+    await learner.hold()
+    train = asyncio.create_task(learner.train(0))
+    while not learner.trained_steps:
+        await asyncio.sleep(0)
+    train.cancel()
+    await learner.save(1)
+    assert (engines.versions, witness.saved, bench.actor.unacked) == ([1], [(1, 1)], set())
+    with pytest.raises(asyncio.CancelledError):
+        await train
+
+
 FULL = MemoryError("no memory")
 UNSAVED = "nothing is saved, since step 1 has failed in the middle of its update (no memory)"
 

@@ -199,7 +199,7 @@ SPANS = {"rollout", "sample", "actor", "optimizer", "update_weights", "evaluatio
 def test_every_span_of_work_with_weights_has_their_version(observed: Observed, name: str, spans: set[str]) -> None:
     work = [event for event in observed(name) if event.about.is_work]
     versioned = {event.task for event in work if event.version is not None}
-    assert versioned == spans | {"reference"}
+    assert versioned - {"evaluation_wait"} == spans | {"reference"}  # which comes where an evaluation takes longer
     assert {event.task for event in work if event.version is None} <= {"reward", "advantage", "worker_started"}
     of_steps = [event for event in work if event.task in ("actor", "optimizer", "step", "checkpoint")]
     assert all(event.version == event.step for event in of_steps)

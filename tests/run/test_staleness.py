@@ -31,6 +31,14 @@ def check(run: Run) -> None:
     assert all(age <= schedule.max_staleness for age in measured)
 
 
+def check_evaluations(run: Run) -> None:
+    """Assert that each evaluation that was due is there, and wholly of the weights that it is of."""
+    assert sorted(run.answers) == [version for version in run.schedule.evaluations if version >= min(run.answers)]
+    for version, answers in run.answers.items():
+        assert len(answers) == 2 * run.schedule.evaluated
+        assert all((answer.sample.weight_versions == version).all() for answer in answers)
+
+
 def check_order(run: Run) -> None:
     """Assert that the oldest prompts start first, and that the actor claims rows step after step."""
     started = [orders[0] for orders in run.queue.claimed["rollout"]]
@@ -49,11 +57,13 @@ def check_events(run: Run) -> None:
 
 async def whole(schedule: Schedule) -> None:
     """Check one run from its beginning to its end."""
-    run = Run(schedule)
-    await run.go()
+    run = await gone(schedule)
     check(run)
     check_order(run)
     check_events(run)
+    if schedule.evaluations:
+        check_evaluations(run)
+        assert 0 in run.answers
     assert (await run.queue.stats()).rows == 0
 
 
@@ -62,6 +72,28 @@ def test_no_schedule_trains_on_anything_staler_than_the_bound_or_waits_for_ever(
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         for seed in range(chunk, SCHEDULES, CHUNKS):
             runner.run(whole(Schedule.drawn(seed)))
+
+
+def test_steps_train_while_an_evaluation_goes_on() -> None:
+    overlaps = evaluated = 0
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        for seed in range(60):
+            run = runner.run(gone(Schedule.drawn(seed)))
+            spans = {task: [event for event in run.events if event.task == task] for task in ("evaluation", "actor")}
+            evaluated += bool(spans["evaluation"])
+            overlaps += any(
+                one.start < other.end and other.start < one.end
+                for one in spans["evaluation"]
+                for other in spans["actor"]
+            )
+    assert overlaps == evaluated > 30
+
+
+async def gone(schedule: Schedule) -> Run:
+    """Return a run after its end."""
+    run = Run(schedule)
+    await run.go()
+    return run
 
 
 async def interrupted(schedule: Schedule, *, save: bool) -> int:
@@ -90,6 +122,8 @@ async def interrupted(schedule: Schedule, *, save: bool) -> int:
         run = Run(schedule, part)
         run.actor.trained = trained
     check(run)
+    if schedule.evaluations:
+        check_evaluations(run)
     return len(starts)
 
 

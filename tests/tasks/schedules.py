@@ -12,7 +12,7 @@ from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -20,17 +20,22 @@ from tailrace.activity import Activity
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.table import Compute
+from tailrace.config.evaluation import EvaluationConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.config.weights import WeightsMode
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.errors import SenderLost, WeightsTimeout
 from tailrace.events import Event, EventLog
+from tailrace.report.samples import SampleRecord
+from tailrace.rewards.base import Grade, GradingRequest
+from tailrace.rewards.graders import Graders, Group
 from tailrace.rollout.base import EngineFacts
 from tailrace.rollout.gate import OpenGate, WeightsGate
 from tailrace.rollout.local import LocalPort
 from tailrace.rollout.updater import EngineUpdater
 from tailrace.run.checkpoint import Checkpointer, RunState
+from tailrace.run.evaluation import Answer, Evaluator, ways_of
 from tailrace.run.generation import Generation
 from tailrace.run.learner import LocalLearner
 from tailrace.run.pipeline import Pipeline
@@ -224,6 +229,10 @@ class Schedule:
     slowest_update_s: float
     steps: int
     """The number of steps, enough that the last ones could be staler than the bound allows."""
+    evaluate_every: int | None
+    """The number of steps between evaluations; None: there are none."""
+    evaluated: int
+    """The number of prompts of an evaluation."""
     group_size: int = 2
     groups_per_step: int = 2
 
@@ -247,7 +256,16 @@ class Schedule:
             spare_rows=chance.randrange(4),
             slowest_update_s=chance.choice((0.5, 5.0, 30.0)),
             steps=most + 3,
+            evaluate_every=chance.choice((None, 1, 2, 3)),
+            evaluated=chance.randint(1, len(PROMPTS)),
         )
+
+    @property
+    def evaluations(self) -> list[int]:
+        """The versions of the weights that are evaluated."""
+        if self.evaluate_every is None:
+            return []
+        return [*range(0, self.steps, self.evaluate_every), self.steps]
 
     @property
     def samples_per_step(self) -> int:
@@ -318,6 +336,18 @@ class Grading(Task):
         return {row.id: {"reward": self._chance.random(), "reward_error": "", "reward_parts": {}} for row in claim.rows}
 
 
+class Judges:
+    """Graders of an evaluation, each of whose gradings takes a while."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    async def grade(self, request: GradingRequest, group: Group, place: int) -> Grade:
+        """See `Graders`."""
+        await asyncio.sleep(self._chance.uniform(0.01, 30.0))
+        return Grade(reward=self._chance.random())
+
+
 class ForgetfulTrainer(RecordingTrainer):
     """A recording trainer that has nothing to restore."""
 
@@ -384,6 +414,8 @@ class Run:
         self.schedule = schedule
         self.begun = False
         """Whether the run has reached its start, so that it may be saved."""
+        self.answers: dict[int, Sequence[Answer]] = {}
+        """Those of each evaluation, by the version that it is of."""
         self.events: list[Event] = []
         self.chance = random.Random(f"run {schedule.seed} {part}")
         self.log = EventLog(sinks=(self.events.append,))
@@ -446,10 +478,11 @@ class Run:
     def _make_pipeline(self) -> Pipeline:
         schedule = self.schedule
         context = make_context(self.queue, self.log, config=schedule.config)
+        generation = self._generation()
         services: list[Service] = [
             Grading(context, self.chance),
             advantage_task(context, self.algorithm),
-            self._generation(),
+            generation,
         ]
         feeder = PromptFeeder(
             self.queue,
@@ -462,15 +495,32 @@ class Run:
         )
         return Pipeline(
             steps=schedule.steps,
-            evaluate_every=1,
+            evaluate_every=schedule.evaluate_every or 1,
             save_every=2,
             queue=self.queue,
             services=services,
             feeder=feeder,
             learner=self.learner,
-            evaluator=None,
+            evaluator=self._evaluator(generation) if schedule.evaluate_every else None,
             staging=Path("none"),
         )
+
+    def _evaluator(self, generation: Generation) -> Evaluator:
+        return Evaluator(
+            generation.service.newest(lambda: self.learner.trained_steps),
+            cast(Graders, Judges(self.chance)),
+            {"held_out": PROMPTS[: self.schedule.evaluated]},
+            ways_of(EvaluationConfig(samples=1), self.schedule.config.sampling),
+            str,
+            self.log,
+            seed=self.schedule.seed,
+            actor="engine",
+            keep=self._keep,
+        )
+
+    def _keep(self, answers: Sequence[Answer], step: int) -> Sequence[SampleRecord]:
+        self.answers[step] = answers
+        return ()
 
     def _generation(self) -> Generation:
         gates: Sequence[WeightsGate] = self.updaters or [OpenGate()]

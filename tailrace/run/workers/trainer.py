@@ -70,6 +70,14 @@ class TrainerWorker(RunWorker):
         await self._learner.train(step)
         return self._learner.trained_steps
 
+    async def hold(self) -> None:
+        """See `Learner`."""
+        await self._learner.hold()
+
+    async def release(self) -> None:
+        """See `Learner`."""
+        await self._learner.release()
+
     async def save(self, next_step: int, staged: str | None) -> None:
         """See `Learner`."""
         with self.activity.busy():
