@@ -74,6 +74,7 @@ pipeline.placement | vllm_mode | hybrid_engine | colocate_all_models |  | : it i
 pipeline.max_staleness |  | async_training.staleness_threshold | async_queue_size, async_train | max_async_level, max_off_policy_steps |
 checkpoint.every | save_steps | save_freq | save_steps | ckpt.interval |
 checkpoint.keep | save_total_limit | max_actor_ckpt_to_keep | max_ckpt_num |  |
+checkpoint.keep_best | metric_for_best_model, load_best_model_at_end |  |  |  | monitor : it is a figure such as eval/accuracy
 evaluation.every | eval_steps, eval_strategy | test_freq | eval_steps | eval.interval |
 evaluation.samples | num_generations_eval | val_kwargs.n | eval_n_samples_per_prompt |  | evaluation.n
 evaluation.temperature |  | val_kwargs.temperature | eval_temperature |  |

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Strict
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
 from tailrace.config.base import Config, Count, CountFromZero, Keywords
+from tailrace.errors import quoted
 
 
 class SingleTrainerBackend(Config):
@@ -87,6 +88,12 @@ class TrainerConfig(Config):
     """Number of optimizer steps in a row that may be skipped for a non-finite loss or gradient before the run stops."""
 
 
+def _is_of_evaluations(figure: str) -> str:
+    if not figure.removeprefix("eval/") or not figure.startswith("eval/"):
+        raise ValueError(f"is {quoted(figure)}; expected the name of a figure of evaluations, such as eval/accuracy")
+    return figure
+
+
 class CheckpointConfig(Config):
     """The checkpoints of a run."""
 
@@ -94,3 +101,6 @@ class CheckpointConfig(Config):
     """Steps between checkpoints; the last step always makes one."""
     keep: Count = 2
     """Number of checkpoints kept; older ones are deleted."""
+    keep_best: Annotated[str, AfterValidator(_is_of_evaluations)] | None = None
+    """A figure of evaluations, such as eval/accuracy or eval/sampled/pass@8. Of the checkpoints whose step was
+    evaluated, the one with the highest figure is kept, too, beside the newest `keep`."""

@@ -80,8 +80,7 @@ class Progress:
 
     @property
     def remaining(self) -> float:
-        """Seconds to go: for each step left, the median step plus the mean time between steps (evaluations,
-        checkpoints)."""
+        """Seconds to go: for each step left, the median step plus the mean time between steps (checkpoints)."""
         if not self._step_seconds:
             return 0.0
         mean_between = self._between_steps / len(self._step_seconds)

@@ -8,6 +8,7 @@ colocated    all tasks in this process                       separated   tasks i
 checkpoint   the contents of a checkpoint                    evaluation  answers to prompts that are not trained on
 resume       where a run goes on, also after a death         observer    the queue's counts, once a second
 own_loop     engines for a loop of the caller's own, with    loop_runtime, its processes, and loop_diary, its events
+keep_best    the figures that say which checkpoint is the best
 signal_check, learning_watch                                 warnings about what a run learns
 log          the first and the last event of a run
 recording    samples for people                              step_metrics  the figures of a step

@@ -7,6 +7,7 @@ step_000012/
   models/NAME/                                    the same of each other model that the algorithm trains
   lengths.msgpack                                 what the predictor of lengths has learned, where there is one
   manifest.json                                   sizes and checksums of all of these
+  evaluation.json                                 the figures of an evaluation of the weights, once it has ended
 """
 
 import asyncio

@@ -5,6 +5,7 @@
     sinks       the sinks that observe the run can be opened                    check_sinks
     queue       it can be served here, or the running one has this table        check_queue
     inputs      engine, sampling, model, trainer, prompts, room in the cache    load_inputs
+    best        the run's evaluations can say which checkpoint is the best      check_keep_best
 
 The grader's answers are checked later, when graders have started; see `tailrace.rewards.answers`.
 """
@@ -19,6 +20,7 @@ from tailrace.config.run import RunConfig
 from tailrace.host.compute import prepare_torch
 from tailrace.report.sinks import check_sinks
 from tailrace.run.inputs import Inputs, load_inputs
+from tailrace.run.keep_best import check_keep_best
 from tailrace.run.queue import check_queue, run_table
 from tailrace.run.workers.pools import run_pools
 from tailrace.run.workers.settings import check_gpus
@@ -41,7 +43,10 @@ def check_recipe(config: RunConfig, lent: Mapping[str, PoolConfig] | None = None
     if lent is None:
         check_sinks(config.observe)
     check_queue(config.queue, run_table(config))
-    return load_inputs(config)
+    inputs = load_inputs(config)
+    if lent is None:
+        check_keep_best(config, list(inputs.prompts.evaluated))
+    return inputs
 
 
 def check_place(config: RunConfig) -> None:

@@ -139,7 +139,7 @@ async def build_pipeline(
         service for pool, context in pools.items() for service in await make_services(parts.algorithm, pool, context)
     ]
     services += [generation, Observer(queue, log, tell)]
-    return make_pipeline(config, inputs, queue, services, learner, evaluator, models)
+    return make_pipeline(config, inputs, queue, services, learner, evaluator, store, models)
 
 
 def _generation(

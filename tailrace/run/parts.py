@@ -18,6 +18,7 @@ from tailrace.run.checkpoint import Checkpointer
 from tailrace.run.directory import RunDirectory
 from tailrace.run.evaluation import Evaluator, Generator, ways_of
 from tailrace.run.inputs import Inputs
+from tailrace.run.keep_best import EvaluationNotes
 from tailrace.run.learner import Learner, LocalLearner, LocalModelLearner, ModelLearner, Publisher
 from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import OpenQueue
@@ -62,6 +63,7 @@ def make_pipeline(
     services: Sequence[Service],
     learner: Learner,
     evaluator: Evaluator | None,
+    store: CheckpointStore,
     models: Mapping[str, ModelLearner] | None = None,
 ) -> Pipeline:
     """Make the main loop around services and learners, in either placement. `models`: see `Pipeline`."""
@@ -76,6 +78,7 @@ def make_pipeline(
         evaluator=evaluator,
         models=models,
         lengths=inputs.lengths,
+        on_evaluation=EvaluationNotes(store).take,
         staging=RunDirectory(Path(config.output_dir)).staging,
     )
 

@@ -26,7 +26,7 @@ queue's table.
 
 import asyncio
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tailrace.planning.lengths.base import LengthPredictor
@@ -54,9 +54,11 @@ class Pipeline:
         evaluator: Evaluator | None,
         models: Mapping[str, ModelLearner] | None = None,
         lengths: LengthPredictor | None = None,
+        on_evaluation: Callable[[int, Mapping[str, float]], None] = lambda step, figures: None,
         staging: Path,
     ) -> None:
-        """`models`: models other than the policy, by the task that trains them.
+        """`models`: models other than the policy, by the task that trains them. `on_evaluation`: takes the figures of
+        each evaluation, with the number of steps before it.
 
         `lengths`: expects the lengths of responses; what it learns is saved, too. `staging`: a directory beside the
         checkpoints that does not exist. The other models and the lengths are saved there before they become part of a
@@ -74,6 +76,7 @@ class Pipeline:
         """The newest."""
         self._models = models or {}
         self._lengths = lengths
+        self._on_evaluation = on_evaluation
         self._staging = staging
 
     async def run(self, *, saves: bool = True) -> None:
@@ -115,7 +118,8 @@ class Pipeline:
         self._evaluation = tasks.create_task(self._evaluate(self._evaluator, version))
 
     async def _evaluate(self, evaluator: Evaluator, version: int) -> None:
-        await evaluator.run(version, generated=self.learner.release)
+        figures = await evaluator.run(version, generated=self.learner.release)
+        self._on_evaluation(version, figures)
 
     async def _evaluation_ended(self) -> None:
         if self._evaluation is not None:

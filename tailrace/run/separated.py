@@ -175,7 +175,8 @@ class Separated(Placement):
             engines = generation.service.newest(lambda: learner.trained_steps)
             evaluator = make_evaluator(config, self._inputs, engines, graders, log, actor="driver")
         services: list[Service] = [*pools.services, generation, Observer(queue.queue, log)]
-        return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluator, pools.models())
+        models = pools.models()
+        return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluator, store, models)
 
 
 class Workers:

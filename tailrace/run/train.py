@@ -87,7 +87,7 @@ def train(
         TailraceError: the run failed. Its last checkpoint is there.
     """
     directory = RunDirectory(Path(config.output_dir))
-    store = CheckpointStore(directory.checkpoints, keep=config.checkpoint.keep)
+    store = CheckpointStore(directory.checkpoints, config.checkpoint.keep, config.checkpoint.keep_best)
     try:
         with unencodable_replaced(), ExitStack() as stack:
             if resume:
@@ -210,6 +210,9 @@ class _Run:
         print(f"Report: {report}")
         if self._finished and self._is_kept:
             print(f"Model:  {self._directory.model}")
+        if (best := self._store.best()) is not None:
+            path, figure = best
+            print(f"Best:   {path} ({self._store.keep_best} {figure:.4g})")
 
     @property
     def _how_to_go_on(self) -> str:

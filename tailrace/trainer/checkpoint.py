@@ -9,6 +9,9 @@ A directory that cannot be removed stays hidden until the next save tries again;
 a file of it open. All hidden directories have different names, so none of them is in the way of a save.
 
 A run that goes on from an older checkpoint leaves later ones behind. They are marked, and stay until it saves its own.
+
+The figures of an evaluation of a checkpoint's weights stand in it, since they decide which one is the best and is kept.
+They come later than the checkpoint, so the manifest does not name them.
 """
 
 import contextlib
@@ -19,17 +22,20 @@ import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from safetensors import SafetensorError
 
 from tailrace.errors import UNREADABLE, CheckpointError, quoted
+from tailrace.host.whole_file import whole_file
 
 _log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+EVALUATION = "evaluation.json"
+"""The figures of an evaluation, by the names that they have in TensorBoard."""
 READ_BYTES = 2**22
 _TEMPORARY = ".partial-"
 _REPLACED = ".replaced-"
@@ -48,10 +54,14 @@ class _Entry(msgspec.Struct, frozen=True):
 class CheckpointStore:
     """The checkpoints of one run."""
 
-    def __init__(self, directory: Path, keep: int) -> None:
-        """`keep`: the number of checkpoints that remain after a save, including the new one."""
+    def __init__(self, directory: Path, keep: int, keep_best: str | None = None) -> None:
+        """`keep`: the number of checkpoints that remain after a save, including the new one.
+
+        `keep_best`: a figure of evaluations. The checkpoint with the highest one remains, too.
+        """
         self.directory = directory
         self.keep = keep
+        self.keep_best = keep_best
 
     def list(self) -> list[Path]:
         """The complete checkpoints, oldest first."""
@@ -93,7 +103,7 @@ class CheckpointStore:
         remove_leftovers(self.directory)
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Let `write` fill an empty directory and make it the checkpoint of `step`; then delete the oldest ones.
+        """Let `write` fill an empty directory and make it the checkpoint of `step`; then delete those not to be kept.
 
         Checkpoints of this and of later steps are from an attempt that a resumed run has left. The new one replaces
         them.
@@ -101,15 +111,52 @@ class CheckpointStore:
         Raises:
             CheckpointError: it could not be written; the earlier ones are intact.
         """
-        path = self.directory / f"step_{step:06d}"
+        path = self._path(step)
         with new_directory(path, otherwise=self._otherwise()) as partial:
             write(partial)
             _write_manifest(partial)
-        kept = [old for old in self.list() if step_of(old) <= step][-self.keep :]
+        kept = self._kept([old for old in self.list() if step_of(old) <= step])
         for old in self.list():
             if old not in kept:
                 _remove(old)
         return path
+
+    def note_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        """Note the figures of an evaluation in the checkpoint of its weights, if there is one; delete the best before.
+
+        Raises:
+            CheckpointError: they cannot be written.
+        """
+        path = self._path(step)
+        if not path.is_dir():
+            return
+        try:
+            with whole_file(path / EVALUATION) as partial:
+                partial.write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
+        except OSError as error:
+            raise CheckpointError(f"{path / EVALUATION} cannot be written: {error}") from error
+        own = self.of_run()
+        kept = self._kept(own)
+        for old in own:
+            if old not in kept:
+                _remove(old)
+
+    def best(self) -> tuple[Path, float] | None:
+        """The checkpoint of the run with the highest `keep_best`, and this figure; None where none has it.
+
+        The newest of several equal ones is the best.
+        """
+        figures = {path: _evaluation(path).get(self.keep_best or "") for path in self.of_run()}
+        known = {path: figure for path, figure in figures.items() if figure is not None}
+        return max(known.items(), key=lambda entry: (entry[1], step_of(entry[0])), default=None)
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"step_{step:06d}"
+
+    def _kept(self, paths: Sequence[Path]) -> Collection[Path]:
+        """Those that are kept of `paths`, which are in the order of their steps, and the best of the run."""
+        best = self.best()
+        return {*paths[-self.keep :], *([best[0]] if best else [])}
 
     def verify(self, path: Path) -> None:
         """Check every file of a checkpoint against its manifest.
@@ -260,6 +307,14 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _evaluation(path: Path) -> dict[str, float]:
+    """The figures of the evaluation of a checkpoint's weights; empty where there was none, or its file is broken."""
+    try:
+        return msgspec.json.decode((path / EVALUATION).read_bytes(), type=dict[str, float])
+    except (OSError, *UNREADABLE):
+        return {}
 
 
 def _is_left_behind(path: Path) -> bool:

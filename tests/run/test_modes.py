@@ -221,7 +221,7 @@ async def pipelined(config: RunConfig, inputs: Inputs, parts: Parts, stack: Asyn
     ]
     store = CheckpointStore(Path(config.output_dir), keep=1)
     learner = make_learner(context, parts.algorithm, parts.trainer, source, store, prompts="")
-    pipeline = make_pipeline(config, inputs, queue, services, learner, None)
+    pipeline = make_pipeline(config, inputs, queue, services, learner, None, store)
     with recorded() as steps:
         async with asyncio.TaskGroup() as tasks:
             updating = tasks.create_task(updater.run())

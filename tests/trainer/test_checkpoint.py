@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tailrace.errors import CheckpointError
 from tailrace.trainer import checkpoint
-from tailrace.trainer.checkpoint import MANIFEST, CheckpointStore, new_directory
+from tailrace.trainer.checkpoint import MANIFEST, CheckpointStore, new_directory, step_of
 
 NAMES = ["data.bin", "nested/more.bin"]
 
@@ -113,6 +116,58 @@ def test_own_checkpoints_are_offered_before_those_left_behind(tmp_path: Path) ->
         truncate(damaged / NAMES[0])
         with pytest.raises(CheckpointError, match=f"resume from {intact}$"):
             store.verify(second)
+
+
+ACCURACY = "eval/accuracy"
+
+
+@given(st.lists(st.sampled_from([None, 0.25, 0.5, 0.75]), min_size=1, max_size=8), st.integers(1, 3))
+def test_the_best_is_kept_beside_the_newest(figures: list[float | None], keep: int) -> None:
+    with TemporaryDirectory() as directory:
+        store = CheckpointStore(Path(directory), keep, ACCURACY)
+        for step, figure in enumerate(figures):
+            path = store.save(step, write)
+            if figure is not None:
+                store.note_evaluation(step, {ACCURACY: figure, "eval/reward": -figure})
+            known = [(value, at) for at, value in enumerate(figures[: step + 1]) if value is not None]
+            best = {max(known)[1]} if known else set()
+            newest = {*range(max(0, step + 1 - keep), step + 1)}
+            assert {step_of(one) for one in store.list()} == best | newest
+            assert store.best() == ((store.directory / f"step_{max(known)[1]:06d}", max(known)[0]) if known else None)
+            store.verify(path)
+
+
+def test_the_best_of_what_a_run_has_left_behind_does_not_count(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 1, ACCURACY)
+    first = store.save(1, write)
+    store.note_evaluation(1, {ACCURACY: 0.5})
+    second = store.save(2, write)
+    store.note_evaluation(2, {ACCURACY: 0.9})
+    assert store.list() == [second]
+    store = CheckpointStore(tmp_path, 2, ACCURACY)
+    first = store.save(1, write)  # another attempt
+    store.note_evaluation(1, {ACCURACY: 0.5})
+    second = store.save(2, write)
+    store.note_evaluation(2, {ACCURACY: 0.9})
+    store.go_on_from(first)
+    assert store.best() == (first, 0.5)
+    store.note_evaluation(1, {ACCURACY: 0.4})
+    assert store.list() == [first, second], "what is left behind stays until a save"
+    assert store.save(2, write) == second
+    assert store.best() == (first, 0.4), "the new checkpoint has other weights"
+
+
+def test_an_evaluation_without_a_checkpoint_or_without_a_figure_changes_nothing(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 1, ACCURACY)
+    store.note_evaluation(0, {ACCURACY: 1.0})
+    assert not list(tmp_path.iterdir())
+    path = store.save(1, write)
+    store.note_evaluation(1, {"eval/reward": 1.0})
+    assert store.best() is None
+    (path / "evaluation.json").write_text("{")
+    assert store.best() is None
+    store.save(2, write)
+    assert names(store) == ["step_000002"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

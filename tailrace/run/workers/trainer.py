@@ -39,7 +39,7 @@ class TrainerWorker(RunWorker):
             self.algorithm,
             self._trainer,
             self,
-            CheckpointStore(Path(self.settings.checkpoints), keep=config.checkpoint.keep),
+            CheckpointStore(Path(self.settings.checkpoints), config.checkpoint.keep, config.checkpoint.keep_best),
             prompts=self.settings.prompts,
             run_log=EventLog(sinks=(self.context.emit,), origin=self.settings.origin),
             tell=self.tell,
