@@ -178,7 +178,8 @@ def evaluate(
         ),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option("--samples", help="Also answer each prompt so many times at random, for pass@k.")
+        int | None,
+        typer.Option("--samples", help="Also answer each prompt so many times at random, for pass@k and maj@k."),
     ] = None,
     step: Annotated[
         int | None, typer.Option("--step", help="Of a checkpoint of the run; by default its exported model.")

@@ -1,4 +1,4 @@
-"""`tailrace eval`: takes a model or a run, and prints accuracy, pass@k and reward with their intervals.
+"""`tailrace eval`: takes a model or a run, and prints accuracy, pass@k, maj@k and reward with their intervals.
 
     prompts ──▶ Evaluator (tailrace/run/evaluation.py) ──each answer as it is graded──▶ JsonLines
                     └──answers──▶ figures and intervals ──▶ standard output
@@ -44,7 +44,7 @@ from tailrace.run.evaluation import (
     figures,
     judged_by_prompt,
     named_groups,
-    pass_at_by_prompt,
+    of_several_by_prompt,
     ways_of,
 )
 from tailrace.run.inputs import check_tokens, max_prompt_tokens, open_model
@@ -73,6 +73,8 @@ class AnswerLine(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: str
     tokens: int
     """Tokens of the response."""
+    final_answer: str | None = None
+    """The answer that the response gives, as the grader reads it; empty where it gives none."""
     correct: bool | None = None
     """Whether the response is correct, where the grader says so."""
     parts: dict[str, float] = {}
@@ -216,6 +218,7 @@ def _line(answer: Answer) -> AnswerLine:
         reward=grade.reward,
         finish_reason=answer.sample.finish_reason.value,
         tokens=len(answer.sample.response_ids),
+        final_answer=grade.final_answer,
         correct=grade.correct,
         parts=dict(grade.parts),
         error=grade.error,
@@ -223,7 +226,7 @@ def _line(answer: Answer) -> AnswerLine:
 
 
 def intervals(answers: Sequence[Answer], sets: Sequence[str], ways: Sequence[str]) -> dict[str, Interval]:
-    """Return the intervals of accuracies, pass@k and rewards, by the names of `figures`; see
+    """Return the intervals of accuracies, pass@k, maj@k and rewards, by the names of `figures`; see
     tailrace.statistics.intervals.py."""
     groups = named_groups(answers, sets, ways)
     return {f"{prefix}{name}": found for prefix, of_group in groups.items() for name, found in _intervals(of_group)}
@@ -234,8 +237,8 @@ def _intervals(answers: Sequence[Answer]) -> Iterator[tuple[str, Interval]]:
     total = sum(map(len, judged))
     if judged:
         yield "accuracy", fraction_interval([fmean(right) for right in judged], total)
-    for k, scores in pass_at_by_prompt(answers).items():
-        yield f"pass@{k}", fraction_interval(scores, total)
+    for name, scores in of_several_by_prompt(answers).items():
+        yield name, fraction_interval(scores, total)
     rewards: dict[int, list[float]] = {}
     for answer in answers:
         if answer.grade.reward is not None:
@@ -268,7 +271,7 @@ def _print(config: EvalConfig, inputs: Inputs, answers: Sequence[Answer], *, as_
 
 
 def _number(name: str, value: float) -> str:
-    is_share = name.rpartition("/")[2].startswith(("accuracy", "pass@"))
+    is_share = name.rpartition("/")[2].startswith(("accuracy", "pass@", "maj@"))
     return f"{value:.1%}" if is_share else f"{value:.4g}"
 
 

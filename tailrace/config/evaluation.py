@@ -17,7 +17,8 @@ class EvaluationConfig(Config):
     greedy: bool = True
     """Answer each prompt once, with the most likely tokens."""
     samples: Annotated[int, Field(ge=0, le=2**16)] = 0
-    """Also answer each prompt this many times at random: for the mean accuracy, and for pass@k from two samples on."""
+    """Also answer each prompt this many times at random: for the mean accuracy, and from two samples on for pass@k and
+    the majority vote maj@k."""
     temperature: Annotated[float, Field(ge=LOWEST_TEMPERATURE, le=1e6)] | None = None
     """Temperature of these samples; by default `sampling.temperature`. Their top_k, top_p and min_p are those of
     `sampling`."""

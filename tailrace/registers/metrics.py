@@ -215,6 +215,17 @@ METRICS = (
         better="higher",
     ),
     Metric(
+        name="maj@<k>",
+        of=(EventKind.EVALUATION,),
+        meaning=(
+            "chance that the answer that most of k responses to a prompt give is right, for the same k, but at most 64 "
+            "or the most there are; ties are decided by lot ([Wang et al. 2022](https://arxiv.org/abs/2203.11171)). "
+            "Absent where the grader does not say what responses answer"
+        ),
+        is_fraction=True,
+        better="higher",
+    ),
+    Metric(
         name="response_tokens_mean",
         group=_SAMPLES,
         title="Mean response",

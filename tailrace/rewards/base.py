@@ -9,8 +9,12 @@ import msgspec
 
 from tailrace.errors import RewardError
 
+REWARD = "reward"
+"""The name of the reward in a grader's mapping."""
 CORRECT = "correct"
 """The name of the part that says whether the response is right."""
+FINAL_ANSWER = "final_answer"
+"""The name of the response's answer in a grader's mapping; see `Grade.final_answer`."""
 
 
 class GradingRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +39,9 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     parts: Mapping[str, float] = {}
     """Further figures of the grader, by name. `correct` among them is 1 or 0: whether the response is right."""
+    final_answer: str | None = None
+    """The answer that the response gives in the end, as the grader reads it: equal ones vote together. Empty where it
+    gives none, and None where the grader does not say."""
     error: str | None = None
     """One line, its kind first: `timeout: …`, `died: …`, or `ErrorName: message` of the grader. The kind of a reward by
     name has that name before it: `judge.timeout: …`. A sum of rewards has a line for each grading that failed."""
@@ -47,9 +54,9 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.parts[CORRECT]) if CORRECT in self.parts else None
 
 
-Result = float | bool | Mapping[str, float]
-"""A reward. A truth value also says whether the response is right. A mapping has the reward as `reward`; its other
-entries are parts."""
+Result = float | bool | Mapping[str, float | str]
+"""A reward. A truth value also says whether the response is right. A mapping has the reward as `reward`, and maybe a
+text `final_answer`; its other entries are parts."""
 
 
 class Grader(ABC):
@@ -84,6 +91,11 @@ class AsyncGrader(ABC):
     async def grade_all(self, requests: Sequence[GradingRequest]) -> Sequence[Result]:
         """See `Grader.grade_all`."""
         return [await self.grade(request) for request in requests]
+
+
+def verdict(right: bool, final_answer: str | None) -> dict[str, float | str]:
+    """The result of a grader whose reward is 1 or 0. `final_answer`: that of the response, if it gives one."""
+    return {REWARD: float(right), CORRECT: right, FINAL_ANSWER: final_answer or ""}
 
 
 def expected_text(request: GradingRequest) -> str:

@@ -1,7 +1,9 @@
 """Rewards a response that equals the answer."""
 
+from collections.abc import Mapping
+
 from tailrace.config.rewards import ExactReward
-from tailrace.rewards.base import Grader, GradingRequest, expected_text
+from tailrace.rewards.base import Grader, GradingRequest, expected_text, verdict
 
 
 class ExactGrader(Grader):
@@ -10,9 +12,10 @@ class ExactGrader(Grader):
     def __init__(self, config: ExactReward) -> None:
         self._ignore_case = config.ignore_case
 
-    def grade(self, request: GradingRequest) -> bool:
+    def grade(self, request: GradingRequest) -> Mapping[str, float | str]:
         """See `Grader`."""
-        return self._normal(request.response) == self._normal(expected_text(request))
+        response = self._normal(request.response)
+        return verdict(response == self._normal(expected_text(request)), response)
 
     def can_be_right(self, request: GradingRequest) -> bool:
         """Whether the answer is one line. A text of several lines is mostly a worked solution."""

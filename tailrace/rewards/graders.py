@@ -95,7 +95,7 @@ def added_up(grades: Mapping[str, Grade], config: RewardsConfig) -> Grade:
 
     Its parts are the rewards by their names, and their parts as `<name>.<part>`. Its error has a line for each failed
     grading. Where none failed, a response is right if a grader says so and none says otherwise, or by `correct_at` of
-    the sum.
+    the sum. Its final answer is that of the first grader that says one.
     """
     parts: dict[str, float] = {}
     for name, grade in grades.items():
@@ -113,4 +113,5 @@ def added_up(grades: Mapping[str, Grade], config: RewardsConfig) -> Grade:
         verdicts = [total >= config.correct_at]
     if verdicts and error is None:
         parts[CORRECT] = float(all(verdicts))
-    return Grade(reward=total, parts=parts, error=error, traceback=traceback)
+    finals = (grade.final_answer for grade in grades.values() if grade.final_answer is not None)
+    return Grade(reward=total, parts=parts, final_answer=next(finals, None), error=error, traceback=traceback)

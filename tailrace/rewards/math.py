@@ -7,16 +7,18 @@ a sentence are read like a response.
 
 import logging
 import re
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
+from sympy import Basic, Float, Rational  # type: ignore[import-untyped]
 
 from tailrace.config.patterns import find
 from tailrace.config.rewards import MathReward
 from tailrace.errors import RewardError
-from tailrace.rewards.base import Grader, GradingRequest, expected_text
+from tailrace.rewards.base import Grader, GradingRequest, expected_text, verdict
 
 _MATH_INSIDE = re.compile(
     r"\\boxed|\\fbox|(?<!\\)\\\(|(?<!\\)\\\["
@@ -47,7 +49,7 @@ class MathGrader(Grader):
         # math-verify warns that its time limits are off. The pool's limit also ends loops that no signal handler can.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-    def grade(self, request: GradingRequest) -> bool:
+    def grade(self, request: GradingRequest) -> Mapping[str, float | str]:
         """See `Grader`."""
         answer = expected_text(request)
         gold = read_answer(answer)
@@ -55,11 +57,11 @@ class MathGrader(Grader):
             raise RewardError(f"the answer {answer!r} is not a mathematical expression")
         response = find(self._pattern, request.response, self._which) if self._pattern else request.response
         if response is None:
-            return False
+            return verdict(False, None)
         if response.strip() == answer:
-            return True
+            return verdict(True, _written(gold))
         theirs = read_answer(response) if self._pattern else read_response(response)
-        return bool(verify(list(gold), list(theirs), timeout_seconds=None))
+        return verdict(bool(verify(list(gold), list(theirs), timeout_seconds=None)), _written(theirs))
 
     def can_be_right(self, request: GradingRequest) -> bool:
         """Whether the answer reads as an expression, and not as the letters of its words."""
@@ -85,6 +87,18 @@ def read_answer(text: str) -> tuple[Any, ...]:
 def read_response(text: str) -> tuple[Any, ...]:
     """Read the expressions in a response by math-verify; the response may hold much other text."""
     return tuple(parse(_plain(text), parsing_timeout=None))
+
+
+def _written(read: Sequence[Any]) -> str:
+    """Write what was read as one text: 0.5 as 1/2, and a sum or a power as it stands. Empty if nothing was read."""
+    if not read:
+        return ""
+    expression = read[0]
+    floats = expression.atoms(Float) if isinstance(expression, Basic) else ()
+    try:
+        return str(expression.xreplace({number: Rational(str(number)) for number in floats}) if floats else expression)
+    except ValueError:  # an integer of more digits than Python writes
+        return str(read[-1])
 
 
 def _plain(text: str) -> str:

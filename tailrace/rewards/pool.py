@@ -164,7 +164,7 @@ class GraderPool:
         if threshold is None or grade.reward is None:
             return grade
         parts = {**grade.parts, CORRECT: float(grade.reward >= threshold)}
-        return Grade(reward=grade.reward, parts=parts)
+        return msgspec.structs.replace(grade, parts=parts)
 
     async def _worker_of(self, slot: _Slot) -> GraderProcess:
         async with slot.starting:

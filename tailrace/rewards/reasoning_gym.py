@@ -10,7 +10,7 @@ import msgspec
 from tailrace.config.patterns import find
 from tailrace.config.rewards import ReasoningGymReward
 from tailrace.errors import RewardError
-from tailrace.rewards.base import CORRECT, Grader, GradingRequest
+from tailrace.rewards.base import REWARD, Grader, GradingRequest, verdict
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", SyntaxWarning)  # from a dependency, when it is compiled at first use
@@ -29,16 +29,16 @@ class ReasoningGymGrader(Grader):
         self._pattern = re.compile(config.pattern) if config.pattern is not None else None
         self._tasks: dict[bytes, ProceduralDataset] = {}
 
-    def grade(self, request: GradingRequest) -> Mapping[str, float]:
+    def grade(self, request: GradingRequest) -> Mapping[str, float | str]:
         """See `Grader`."""
         task = self._task(request.metadata)
         answer = find(self._pattern, request.response, "last") if self._pattern else request.response
         if answer is None:
-            return {"reward": 0.0, CORRECT: False}
+            return verdict(False, None)
         metadata = restore(request.metadata)
         entry = {"question": _text(request.question), "answer": request.answer, "metadata": metadata}
         score = float(task.score_answer(answer.strip(), entry))
-        return {"reward": score, CORRECT: score >= 1.0}
+        return {**verdict(score >= 1.0, answer.strip()), REWARD: score}
 
     def can_be_right(self, request: GradingRequest) -> bool:
         """Whether a task of reasoning-gym made the prompt."""

@@ -1,10 +1,11 @@
 """Rewards a response in which a pattern finds the answer."""
 
 import re
+from collections.abc import Mapping
 
 from tailrace.config.patterns import can_find, find
 from tailrace.config.rewards import RegexReward
-from tailrace.rewards.base import Grader, GradingRequest, expected_text
+from tailrace.rewards.base import Grader, GradingRequest, expected_text, verdict
 
 
 class RegexGrader(Grader):
@@ -14,11 +15,11 @@ class RegexGrader(Grader):
         self._pattern = re.compile(config.pattern)
         self._which = config.match
 
-    def grade(self, request: GradingRequest) -> bool:
+    def grade(self, request: GradingRequest) -> Mapping[str, float | str]:
         """See `Grader`."""
         answer = expected_text(request)
         found = find(self._pattern, request.response, self._which)
-        return found is not None and found.strip() == answer
+        return verdict(found is not None and found.strip() == answer, found and found.strip())
 
     def can_be_right(self, request: GradingRequest) -> bool:
         """Whether the pattern can find the answer in any response."""

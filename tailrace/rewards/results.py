@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, SupportsFloat
 
 from tailrace.host.user_code import describe, user_traceback
-from tailrace.rewards.base import CORRECT, Grade
+from tailrace.rewards.base import CORRECT, FINAL_ANSWER, REWARD, Grade
 
-REWARD = "reward"
 MAX_PARTS = 64
 _LARGEST = 1e9
 """The largest number: metrics add up squares of rewards, and training computes with rewards in fp32."""
@@ -39,34 +38,42 @@ def failed(error: BaseException, count: int) -> list[Grade]:
 
 def _graded(result: Any) -> Grade:
     try:
-        reward, parts = read_result(result)
+        reward, parts, final_answer = read_result(result)
     except Exception as error:  # the code of a result's own type may raise anything
         (grade,) = failed(error, 1)
         return grade
-    return Grade(reward=reward, parts=parts)
+    return Grade(reward=reward, parts=parts, final_answer=final_answer)
 
 
-def read_result(result: Any) -> tuple[float, dict[str, float]]:
-    """The reward and the parts in a grader's result.
+def read_result(result: Any) -> tuple[float, dict[str, float], str | None]:
+    """The reward, the parts and the final answer in a grader's result.
 
     Raises:
-        TypeError: the result is neither a number nor a mapping of numbers with a `reward`.
+        TypeError: the result is neither a number nor a mapping of numbers with a `reward`, or `final_answer` is no
+            text.
         ValueError: a number is not finite, `correct` is neither 0 nor 1, or the name of a part cannot be a metric's.
     """
     _check_awaited(result)
     if not isinstance(result, Mapping):
         reward = _finite(result, "the grader must return a number or a mapping", "reward")
-        return reward, {CORRECT: reward} if _is_truth(result) else {}
+        return reward, {CORRECT: reward} if _is_truth(result) else {}, None
     if REWARD not in result:
         raise TypeError(f"the grader's mapping has no {REWARD!r}; it has {', '.join(map(str, result)) or 'nothing'}")
     if len(result) > MAX_PARTS:
         raise ValueError(
             f"the grader's mapping has {len(result)} entries; expected at most {MAX_PARTS}, the reward among them"
         )
-    parts = {_name(name): _finite(value, f"part {name!r} must be a number", name) for name, value in result.items()}
+    numbers = {name: value for name, value in result.items() if name != FINAL_ANSWER}
+    parts = {_name(name): _finite(value, f"part {name!r} must be a number", name) for name, value in numbers.items()}
     if parts.get(CORRECT, 0.0) not in (0.0, 1.0):
         raise ValueError(f"part {CORRECT!r} must be true or false, not {parts[CORRECT]:g}")
-    return parts.pop(REWARD), parts
+    return parts.pop(REWARD), parts, _text(result.get(FINAL_ANSWER))
+
+
+def _text(final_answer: Any) -> str | None:
+    if final_answer is not None and not isinstance(final_answer, str):
+        raise TypeError(f"{FINAL_ANSWER} must be a text, not {type(final_answer).__name__}")
+    return final_answer
 
 
 def _check_awaited(result: Any) -> None:

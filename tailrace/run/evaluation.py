@@ -22,7 +22,7 @@ from tailrace.report.samples import SampleRecord, samples_event
 from tailrace.rewards.base import FailureReport, Grade, GradingRequest
 from tailrace.rewards.graders import Graders, Group
 from tailrace.run.step_metrics import failure_metrics, reward_metrics
-from tailrace.statistics.attempts import pass_at_k, sizes
+from tailrace.statistics.attempts import MOST_VOTES, majority_at_k, pass_at_k, sizes
 from tailrace.tasks.context import Decode
 from tailrace.types import Prompt, Request, Sample
 
@@ -249,28 +249,27 @@ def _summary(answers: Sequence[Answer]) -> dict[str, float]:
     rewards = [math.nan if grade.reward is None else grade.reward for grade in grades]
     return {
         **reward_metrics(rewards, [grade.parts for grade in grades]),
-        **pass_at(answers),
+        **{name: statistics.fmean(scores) for name, scores in of_several_by_prompt(answers).items()},
         **failure_metrics(grade.error for grade in grades),
         "response_tokens": statistics.fmean(len(answer.sample.response_ids) for answer in answers),
     }
 
 
-def pass_at(answers: Iterable[Answer]) -> dict[str, float]:
-    """`pass@k`, the chance that one of k answers to a prompt is right, for k = 2, 4, 8, … and the largest possible k.
+def of_several_by_prompt(answers: Iterable[Answer]) -> dict[str, list[float]]:
+    """What k answers to a prompt are worth, for each prompt: `pass@k` and `maj@k`, for the k of `sizes`.
 
-    Each is the mean over the prompts of the unbiased estimate. Answers without a verdict of the grader do not count. A
-    prompt with fewer than k others is left out.
+    Each is the unbiased estimate for one prompt. Answers without a verdict of the grader do not count. A prompt with
+    fewer than k others is left out. There is a vote where the grader says what responses answer.
     """
-    return {f"pass@{k}": statistics.fmean(of_prompts) for k, of_prompts in pass_at_by_prompt(answers).items()}
-
-
-def pass_at_by_prompt(answers: Iterable[Answer]) -> dict[int, list[float]]:
-    """The estimates of each prompt whose means `pass_at` returns, by k."""
-    judged = judged_by_prompt(answers)
-    return {
-        k: [pass_at_k(len(right), sum(right), k) for right in judged if len(right) >= k]
-        for k in sizes(max(map(len, judged), default=0))
-    }
+    judged, votes = judged_by_prompt(answers), _votes_by_prompt(answers)
+    most = max(map(len, judged), default=0)
+    scores = {}
+    for k in sizes(most):
+        scores[f"pass@{k}"] = [pass_at_k(len(right), sum(right), k) for right in judged if len(right) >= k]
+        voting = [of_prompt for of_prompt in votes if len(of_prompt) >= k]
+        if voting and (k <= MOST_VOTES or k == most):
+            scores[f"maj@{k}"] = [majority_at_k(of_prompt, k) for of_prompt in voting]
+    return scores
 
 
 def judged_by_prompt(answers: Iterable[Answer]) -> list[list[bool]]:
@@ -279,4 +278,14 @@ def judged_by_prompt(answers: Iterable[Answer]) -> list[list[bool]]:
     for answer in answers:
         if answer.grade.correct is not None:
             by_prompt.setdefault(answer.number, []).append(answer.grade.correct)
+    return list(by_prompt.values())
+
+
+def _votes_by_prompt(answers: Iterable[Answer]) -> list[list[tuple[str, bool]]]:
+    """What the judged answers to each prompt come to, and whether that is right."""
+    by_prompt: dict[int, list[tuple[str, bool]]] = {}
+    for answer in answers:
+        grade = answer.grade
+        if grade.correct is not None and grade.final_answer is not None:
+            by_prompt.setdefault(answer.number, []).append((grade.final_answer, grade.correct))
     return list(by_prompt.values())

@@ -32,39 +32,38 @@ def pass_at_k(count: int, right: int, k: int) -> float:
     return 1.0 - math.comb(count - right, k) / math.comb(count, k)
 
 
-def majority_at_k(answers: Sequence[str], right: Sequence[bool], k: int) -> float:
+def majority_at_k(votes: Sequence[tuple[str, bool]], k: int) -> float:
     """The chance that the answer that most of k responses give is right.
 
     A tie is decided by lot. An empty answer does not vote, and where none votes the majority is wrong. Where responses
     with equal answers are right and wrong, the answer is right in part.
 
     Args:
-        answers: [n] the answer of each response.
-        right: [n]
+        votes: [n] the answer of each response, and whether it is right.
         k: at most n, and at most `MOST_VOTES` or n itself.
     """
     of_answer: dict[str, list[bool]] = {}
-    for answer, is_right in zip(answers, right, strict=True):
+    for answer, is_right in votes:
         if answer:
             of_answer.setdefault(answer, []).append(is_right)
-    votes = [(len(those), sum(those) / len(those)) for those in of_answer.values()]
-    largest = max((count for count, _ in votes), default=0)
-    if k == len(answers):
-        winners = [share for count, share in votes if count == largest]
+    counted = sorted((len(those), sum(those) / len(those)) for those in of_answer.values())
+    largest = max((count for count, _ in counted), default=0)
+    if k == len(votes):
+        winners = [share for count, share in counted if count == largest]
         return sum(winners) / len(winners) if winners else 0.0
-    won = sum(_won_with(most, votes, len(answers), k) for most in range(1, min(k, largest) + 1))
-    return min(1.0, won / math.comb(len(answers), k))
+    won = sum(_won_with(most, counted, len(votes), k) for most in range(1, min(k, largest) + 1))
+    return min(1.0, won / math.comb(len(votes), k))
 
 
-def _won_with(most: int, votes: Sequence[tuple[int, float]], total: int, k: int) -> float:
+def _won_with(most: int, counted: Sequence[tuple[int, float]], total: int, k: int) -> float:
     """The number of choices of k of `total` responses whose winners have `most` votes each. Each choice counts as much
     as its winners are right.
 
-    `votes`: of each answer how many responses give it, and the part of them that is right. The answers that can have
+    `counted`: of each answer how many responses give it, and the part of them that is right. The answers that can have
     `most` votes are taken one after the other. `ways[t, s]` counts the choices of s of their responses with t winners;
     `worth[t, s]` counts the same, each by how right its winners are together.
     """
-    rivals = [(count, share) for count, share in votes if count >= most]
+    rivals = [(count, share) for count, share in counted if count >= most]
     ways, worth = np.zeros((2, min(len(rivals), k // most) + 1, k + 1))
     ways[0, 0] = 1.0
     for count, share in rivals:

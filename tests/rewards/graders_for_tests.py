@@ -128,6 +128,8 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "a part of text": lambda: {"reward": 1.0, "why": "it is"},
     "a strange name": lambda: {"reward": 1.0, "a b": 1.0},
     "half correct": lambda: {"reward": 1.0, "correct": 0.5},
+    "final answer": lambda: {"reward": 1.0, "final_answer": "7"},
+    "final number": lambda: {"reward": 1.0, "final_answer": 7},
     "many parts": lambda: {"reward": 1.0, **{f"p{number}": 1.0 for number in range(1000)}},
     "interrupt": lambda: throw(KeyboardInterrupt()),
     "generator exit": lambda: throw(GeneratorExit()),

@@ -145,6 +145,28 @@ def test_reasoning_gym_scorer_is_given_the_problem_without_the_chat_template(
     assert asked == ["2 + 2 = "]
 
 
+@pytest.mark.parametrize(
+    ("grader", "response", "final_answer"),
+    [
+        (ExactReward(), " Paris\n", "Paris"),
+        (ExactReward(ignore_case=True), "PARIS", "paris"),
+        (RegexReward(pattern=r"answer: *(\d+)"), "answer: 5 or answer: 7", "7"),
+        (RegexReward(pattern=r"answer: *(\d+)", match="first"), "answer: 5 or answer: 7", "5"),
+        (RegexReward(pattern=r"\d+"), "no number", ""),
+        (MathReward(), "It is 0.5.", "1/2"),
+        (MathReward(pattern=r"#(.*)"), "1/2", ""),
+        (ReasoningGymReward(), " 7 ", "7"),
+        (ReasoningGymReward(pattern=r"<a>(.*)</a>"), "<a> 7</a>", "7"),
+        (ReasoningGymReward(pattern=r"<a>(.*)</a>"), "7", ""),
+    ],
+)
+def test_graders_tell_the_final_answer(grader: Any, response: str, final_answer: str) -> None:
+    made = make_grader(grader)
+    assert isinstance(made, Grader)
+    request = make_request(response, answer="7", metadata={"source_dataset": "chain_sum"})
+    assert read_result(made.grade(request))[2] == final_answer
+
+
 def test_reasoning_gym_needs_to_know_the_task() -> None:
     with pytest.raises(RewardError, match="source_dataset"):
         score(make_grader(ReasoningGymReward()), "1", "1")

@@ -5,8 +5,10 @@ from math_verify import parse, verify  # type: ignore[import-untyped]
 
 from tailrace.config.rewards import MathReward
 from tailrace.errors import RewardError
+from tailrace.rewards.base import CORRECT
 from tailrace.rewards.factory import make_grader
 from tailrace.rewards.math import MathGrader
+from tailrace.rewards.results import read_result
 from tests.rewards.requests import make_request
 
 CASES: list[tuple[str, list[str], list[str]]] = [
@@ -122,11 +124,16 @@ def grader() -> MathGrader:
     return made
 
 
+def is_right(grader: MathGrader, response: str, answer: str) -> bool:
+    """Whether the grader finds a response right."""
+    return bool(read_result(grader.grade(make_request(response, answer=answer)))[1][CORRECT])
+
+
 @pytest.mark.parametrize(("answer", "right", "wrong"), CASES)
 def test_answers_are_read_as_they_are_meant(
     grader: MathGrader, answer: str, right: list[str], wrong: list[str]
 ) -> None:
-    given = {response: grader.grade(make_request(response, answer=answer)) for response in (*right, *wrong, answer)}
+    given = {response: is_right(grader, response, answer) for response in (*right, *wrong, answer)}
     assert given == {response: response in right or response == answer for response in given}
 
 
@@ -139,7 +146,7 @@ def test_answers_and_responses_are_compared_as_math_verify_compares_them(grader:
         if boxed and other != answer and "[ 7 ]" not in answer and "cases" not in answer + other:
             response = parse(rf"It is \boxed{{{MEANT.get(other, other)}}}", parsing_timeout=None)
             theirs = verify(gold, response, timeout_seconds=None)
-            assert grader.grade(make_request(rf"It is \boxed{{{other}}}", answer=answer)) == theirs, other
+            assert is_right(grader, rf"It is \boxed{{{other}}}", answer) == theirs, other
 
 
 def test_an_answer_that_is_nothing_is_an_error_that_quotes_it(grader: MathGrader) -> None:
@@ -168,7 +175,7 @@ def test_answers_that_are_read_as_they_are_meant_are_not_doubted(grader: MathGra
 )
 def test_a_number_among_words_that_are_no_units_is_doubted(grader: MathGrader, answer: str) -> None:
     assert not grader.can_be_right(make_request(answer, answer=answer))
-    assert not grader.grade(make_request("5", answer=answer))
+    assert not is_right(grader, "5", answer)
 
 
 @pytest.mark.parametrize(
@@ -190,9 +197,34 @@ def test_units_and_words_alone_are_not_doubted(grader: MathGrader, answer: str) 
 )
 def test_a_pattern_says_where_the_expression_stands(pattern: str, response: str, right: bool) -> None:
     grader = MathGrader(MathReward(pattern=pattern))
-    assert grader.grade(make_request(response, answer=r"\frac{1}{2}")) is right
+    assert is_right(grader, response, r"\frac{1}{2}") is right
 
 
 def test_the_first_match_counts_where_that_is_asked_for() -> None:
     grader = MathGrader(MathReward(pattern=r"\d+", match="first"))
-    assert grader.grade(make_request("7 then 8", answer="7")) is True
+    assert is_right(grader, "7 then 8", "7")
+
+
+@pytest.mark.parametrize(
+    ("responses", "final_answer"),
+    [
+        (["so it is 0.5", r"\boxed{\frac{1}{2}}", "1/2", r"$\frac12$", r"\boxed{0.50}"], "1/2"),
+        (["7", "3 and 4 make 7.", r"\boxed{7.0}", "1e1 - 3 = 7"], "7"),
+        ([r"\boxed{1{,}234}", "1,234", "1234"], "1234"),
+        (["no idea", ""], ""),
+        ([r"$\{2, 1\}$", r"\boxed{\left\{1,2\right\}}"], "{1, 2}"),
+    ],
+)
+def test_responses_that_come_to_the_same_have_the_same_final_answer(
+    grader: MathGrader, responses: list[str], final_answer: str
+) -> None:
+    for response in responses:
+        assert read_result(grader.grade(make_request(response, answer="12345")))[2] == final_answer, response
+    equal = read_result(grader.grade(make_request(r"\frac{1}{2}", answer=r"\frac{1}{2}")))
+    assert equal == (1.0, {"correct": 1.0}, "1/2"), "also where the texts are equal"
+
+
+def test_a_number_of_very_many_digits_has_a_final_answer(grader: MathGrader) -> None:
+    digits = "1" * 5000
+    result = read_result(grader.grade(make_request(rf"\boxed{{{digits}}}", answer="1")))
+    assert result[1:] == ({"correct": 0.0}, digits)

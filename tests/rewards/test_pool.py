@@ -143,6 +143,7 @@ FAILURES = {
     "a part of text": "TypeError: part 'why' must be a number, not str",
     "a strange name": "ValueError: the name of part 'a b' cannot be that of a metric: .*",
     "half correct": "ValueError: part 'correct' must be true or false, not 0.5",
+    "final number": "TypeError: final_answer must be a text, not int",
     "many parts": "ValueError: the grader's mapping has 1001 entries; expected at most 64, the reward among them",
     "sys.exit": r"SystemExit: 4 \(.*\)",
     "interrupt": r"KeyboardInterrupt \(.*\)",
@@ -182,6 +183,7 @@ async def test_a_mapping_has_the_reward_and_parts() -> None:
         assert await graders.grade(request("parts")) == Grade(
             reward=0.75, parts={"format": 1.0, "length": -2.0, "correct": 0.0}
         )
+        assert await graders.grade(request("final answer")) == Grade(reward=1.0, final_answer="7")
 
 
 @pytest.mark.parametrize("correct_at", [0.5, 0.6])
@@ -246,7 +248,7 @@ async def test_large_responses_pass() -> None:
     config = GradingConfig(grader=RegexReward(pattern=r"\d+"), workers=1)
     async with GraderPool(config) as graders:
         big = make_request("x" * 20_000_000 + " 7", answer="7")
-        assert await graders.grade(big) == RIGHT
+        assert (await graders.grade(big)).correct
 
 
 async def test_retry_gives_a_second_chance(tmp_path: Path) -> None:
@@ -403,7 +405,7 @@ async def test_file_named_like_a_module_of_python_does_no_harm(tmp_path: Path, m
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     async with GraderPool(GradingConfig(grader=RegexReward(pattern=r"\d+"), workers=1)) as graders:
         seven = make_request("7", answer="7")
-        assert await graders.grade(seven) == RIGHT
+        assert (await graders.grade(seven)).correct
 
 
 async def test_working_directory_is_importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

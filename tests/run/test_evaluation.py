@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from itertools import zip_longest
 from statistics import fmean
 from typing import Any, cast
 
@@ -129,8 +130,11 @@ def test_without_greedy_the_sampled_figures_have_no_prefix(log: EventLog) -> Non
     assert not [name for name in metrics if name.startswith("sampled/")]
 
 
-def graded(number: int, *correct: bool | None) -> list[Answer]:
-    """The answers to a prompt; None stands for one that could not be graded."""
+def graded(number: int, *correct: bool | None, final_answers: str = "") -> list[Answer]:
+    """The answers to a prompt; None stands for one that could not be graded.
+
+    `final_answers`: a letter for each, where a space is no answer; without it, the grader says nothing of them.
+    """
     return [
         Answer(
             set="a",
@@ -140,9 +144,11 @@ def graded(number: int, *correct: bool | None) -> list[Answer]:
             index=index,
             sample=cast(Sample, type("Made", (), {"response_ids": [1, 2]})()),
             response="",
-            grade=Grade(reward=None, error="died: x") if right is None else Grade(reward=1.0, parts={CORRECT: right}),
+            grade=Grade(reward=None, error="died: x")
+            if right is None
+            else Grade(reward=1.0, parts={CORRECT: right}, final_answer=final and final.strip()),
         )
-        for index, right in enumerate(correct)
+        for index, (right, final) in enumerate(zip_longest(correct, final_answers))
     ]
 
 
@@ -153,6 +159,26 @@ def test_ungraded_answers_are_no_wrong_answers() -> None:
     assert metrics["pass@2"] == pytest.approx((1 + 0) / 2)  # of prompt 0 alone: one of its two graded answers is right
     assert metrics["pass@4"] == 0  # of prompt 1 alone
     assert (metrics["reward_failures"], metrics["reward_failures/died"]) == (3, 3)
+
+
+def test_the_answer_of_most_counts_for_maj_at_k() -> None:
+    answers = [
+        *graded(0, True, True, False, False, final_answers="7753"),
+        *graded(1, False, None, False, True, final_answers="5x57"),
+        *graded(2, False, False, False, True, final_answers="   7"),
+    ]
+    metrics = figures(answers, ["a"], ["greedy"])
+    assert metrics["maj@4"] == pytest.approx((1 + 1) / 2)  # of the prompts 0 and 2: 7 has two votes, and one
+    assert metrics["maj@2"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 2) / 3)
+    assert metrics["pass@4"] == 1
+    of_prompt_0 = [*graded(0, True, True, False, False, final_answers="7753")]
+    assert figures(of_prompt_0[::-1], ["a"], ["greedy"]) == figures(of_prompt_0, ["a"], ["greedy"])
+
+
+def test_there_is_no_vote_where_the_grader_says_nothing_of_final_answers() -> None:
+    metrics = figures(graded(0, True, False), ["a"], ["greedy"])
+    assert "pass@2" in metrics
+    assert not [name for name in metrics if name.startswith("maj@")]
 
 
 def test_nothing_is_said_of_correctness_where_no_grader_does() -> None:

@@ -26,7 +26,7 @@ from tailrace.report.timeline import timeline
 from tailrace.report.trace import trace_events
 from tailrace.report.trace_sink import trace_of_run
 from tailrace.report.worker_figures import worker_sections
-from tailrace.run.evaluation import pass_at
+from tailrace.run.evaluation import of_several_by_prompt
 from tailrace.run.step_metrics import failure_metrics, reward_metrics
 from tailrace.run.train import train
 from tailrace.workloads.files import read_trace
@@ -298,7 +298,7 @@ def test_the_register_of_metrics_has_all_that_runs_tell_and_nothing_else(observe
     of_grader = {*reward_metrics([1.0], [{"format": 1.0, "correct": 1.0}]), *failure_metrics(["timeout: 1 s"])}
     for task in ("step", "evaluation"):
         told[task] |= set(map(pattern, of_grader))
-    told["evaluation"] |= set(map(pattern, pass_at(graded(0, True, False))))
+    told["evaluation"] |= set(map(pattern, of_several_by_prompt(graded(0, True, False, final_answers="75"))))
     registered: dict[str, set[str]] = {}
     for entry in METRICS:
         for kind in entry.of:

@@ -22,10 +22,6 @@ def majority(votes: Votes) -> float:
     return fmean(fmean(right for answer, right in votes if answer == winner) for winner in winners)
 
 
-def maj(votes: Votes, k: int) -> float:
-    return majority_at_k([answer for answer, _ in votes], [right for _, right in votes], k)
-
-
 @pytest.mark.parametrize(
     ("votes", "k", "expected"),
     [
@@ -43,7 +39,7 @@ def maj(votes: Votes, k: int) -> float:
     ],
 )
 def test_maj_at_k_of_worked_cases(votes: str, k: int, expected: float) -> None:
-    assert maj([(vote[:-1], vote[-1] == "+") for vote in votes.split()], k) == pytest.approx(expected)
+    assert majority_at_k([(vote[:-1], vote[-1] == "+") for vote in votes.split()], k) == pytest.approx(expected)
 
 
 some_votes = st.lists(st.tuples(st.sampled_from(["", "1", "2", "3", "4"]), st.booleans()), min_size=1, max_size=9)
@@ -59,27 +55,27 @@ def consistent(votes: Votes) -> Votes:
 def test_maj_at_k_is_the_mean_over_all_choices(votes: Votes, data: st.DataObject) -> None:
     votes = consistent(votes)
     k = data.draw(st.integers(1, len(votes)))
-    assert maj(votes, k) == pytest.approx(fmean(majority(list(chosen)) for chosen in combinations(votes, k)))
+    assert majority_at_k(votes, k) == pytest.approx(fmean(majority(list(chosen)) for chosen in combinations(votes, k)))
 
 
 @given(some_votes)
 def test_maj_at_k_holds_to_what_a_vote_must(votes: Votes) -> None:
     votes = consistent(votes)
     right = sum(right for _, right in votes)
-    assert maj(votes, 1) == pytest.approx(right / len(votes))
+    assert majority_at_k(votes, 1) == pytest.approx(right / len(votes))
     for k in range(1, len(votes) + 1):
-        assert -1e-12 <= maj(votes, k) <= pass_at_k(len(votes), right, k) + 1e-12
-        assert maj(votes, k) == pytest.approx(maj(votes[::-1], k))
+        assert -1e-12 <= majority_at_k(votes, k) <= pass_at_k(len(votes), right, k) + 1e-12
+        assert majority_at_k(votes, k) == pytest.approx(majority_at_k(votes[::-1], k))
 
 
 def test_an_answer_that_graders_call_right_and_wrong_is_right_in_part() -> None:
-    assert maj([("7", True), ("7", False), ("5", False)], 3) == 1 / 2
+    assert majority_at_k([("7", True), ("7", False), ("5", False)], 3) == 1 / 2
 
 
 def test_maj_at_k_of_many_answers_is_a_number() -> None:
     votes = [("7", True)] * 30_000 + [("5", False)] * 20_000 + [(str(k), False) for k in range(100, 200)]
-    assert 0.9 < maj(votes, 64) < 0.95
-    assert maj(votes, len(votes)) == 1
+    assert 0.9 < majority_at_k(votes, 64) < 0.95
+    assert majority_at_k(votes, len(votes)) == 1
 
 
 @pytest.mark.parametrize(("count", "right"), [(1, 0), (1, 1), (5, 2), (7, 6), (8, 0), (8, 8)])
