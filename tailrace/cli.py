@@ -158,9 +158,13 @@ def evaluate(
             metavar="MODEL_OR_RUN",
         ),
     ],
-    overrides: Annotated[
+    arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="Changes, such as rewards.grader.type=math.", metavar="[KEY=VALUE]..."),
+        typer.Argument(
+            help="What to evaluate on: .jsonl or .parquet files, reasoning_gym:GENERATOR, hub:DATA_SET, …, each with "
+            "settings such as reasoning_gym:chain_sum,size=50; and changes, such as rewards.grader.type=math.",
+            metavar="[TASK]... [KEY=VALUE]...",
+        ),
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -191,13 +195,13 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output where it exists.")] = False,
 ) -> None:
-    """Evaluate a model or a run: accuracy, pass@k and reward, with 95 % intervals. A run is evaluated on its held-out
-    prompts, unless told otherwise. Ctrl-C keeps what is graded.
+    """Evaluate a model or a run on one or several tasks: accuracy, pass@k, maj@k and reward, with 95 % intervals.
+    Without tasks, a run is evaluated on the prompts that it holds out. Ctrl-C keeps what is graded.
     """
     from tailrace.config.evaluated import evaluated_config
 
     given = [] if samples is None else [f"evaluation.samples={samples}"]
-    config = evaluated_config(model, recipe=recipe, prompts=prompts, step=step, overrides=[*given, *(overrides or ())])
+    config = evaluated_config(model, [*given, *(arguments or ())], recipe=recipe, prompts=prompts, step=step)
     from tailrace.commands.evaluate import evaluate as run_evaluation
 
     checkpoint = None if step is None else (_path(model), step)

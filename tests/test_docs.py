@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from tailrace.cli import app
 from tailrace.commands.generate import Line
 from tailrace.commands.queue_serve import load_served
 from tailrace.config.columns import ColumnKind
+from tailrace.config.generate import EvalConfig
 from tailrace.config.load import load_config
 from tailrace.config.queue_table import TableConfig
+from tailrace.config.shorthand import split_arguments
+from tailrace.config.task_source import task_sources
 from tailrace.run.queue import run_table
 from tailrace.transfer.queue.adapters.tensors import PaddedTensor
 from tailrace.transfer.queue.address import QueueAddress
@@ -181,9 +185,10 @@ def test_every_field_of_an_output_line_is_explained() -> None:
 def test_recipes_of_the_page_on_data_are_valid() -> None:
     page = (ROOT / "docs" / "data.md").read_text()
     sections = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    rest = {"output_dir": "x", "rewards": {"grader": {"type": "math"}}}
+    prompts = {"source": {"type": "jsonl", "path": "p.jsonl"}}
+    rest = {"output_dir": "x", "rewards": {"grader": {"type": "math"}}, "prompts": prompts}
     evaluated = [load_config({**rest, **yaml.safe_load(section)}).prompts.validation for section in sections]
-    assert [list(sets) for sets in evaluated] == [[], ["test", "hard"], ["test"]]
+    assert [list(sets) for sets in evaluated] == [[], ["test", "hard"], [], ["test"]]
 
 
 def test_the_commands_of_the_page_on_data_are_options_that_there_are() -> None:
@@ -195,6 +200,18 @@ def test_the_commands_of_the_page_on_data_are_options_that_there_are() -> None:
     }
     assert used == {"--step", "--output", "--prompts", "--samples", "--recipe", "--json"}
     assert used <= {option for parameter in get_command(app).commands["eval"].params for option in parameter.opts}  # type: ignore[attr-defined]
+
+
+def test_the_tasks_of_the_pages_are_sources_of_prompts() -> None:
+    page = (ROOT / "docs" / "data.md").read_text() + (ROOT / "README.md").read_text()
+    names: set[str] = set()
+    for line in re.findall(r"^\$ tailrace eval (.*)$", page, re.MULTILINE):
+        words = shlex.split(line, comments=True)
+        values = {words[at + 1] for at, word in enumerate(words) if word.startswith("--") and word != "--json"}
+        arguments = [word for word in words[1:] if not word.startswith("--") and word not in values]
+        tasks, _ = split_arguments(arguments, EvalConfig.model_fields)
+        names |= task_sources(tasks, {}).keys()
+    assert names >= {"chain_sum", "leg_counting", "test", "gsm8k"}
 
 
 def test_the_recipe_of_the_readme_is_valid() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
 from tailrace.commands.export import exported_checkpoint
 from tailrace.commands.json_lines import JsonLines
@@ -261,13 +262,25 @@ def _print(config: EvalConfig, inputs: Inputs, answers: Sequence[Answer], *, as_
         }
         print(msgspec.json.encode(result).decode())
         return
-    table = figures_table("", "", "95 %")
-    for name, value in found.items():
-        if name in ranges or "failures" not in name or value:
-            table.add_row(name, _number(name, value), _range(name, ranges.get(name)))
     sets = ", ".join(f"{len(prompts)} of {name}" for name, prompts in inputs.sets.items())
     print(f"{config.model.path}: {counted(len(answers), 'answer')} to {sets}")
-    Console().print(table)
+    Console().print(_table(found, ranges, list(inputs.sets)))
+
+
+def _table(found: Mapping[str, float], ranges: Mapping[str, Interval], sets: Sequence[str]) -> Table:
+    """The table of all figures; with several sets first those of all prompts together, then those of each set."""
+    table = figures_table("", "", "95 %")
+    several = len(sets) > 1
+    for of_set in ["", *sets] if several else [""]:
+        if several:
+            table.add_row(of_set or "all", "", "")
+        for name, value in found.items():
+            first, _, rest = name.partition("/")
+            is_of_set = several and first in sets
+            if (first if is_of_set else "") == of_set and (name in ranges or "failures" not in name or value):
+                shown = f"  {rest if is_of_set else name}" if several else name
+                table.add_row(shown, _number(name, value), _range(name, ranges.get(name)))
+    return table
 
 
 def _number(name: str, value: float) -> str:

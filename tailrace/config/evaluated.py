@@ -1,38 +1,39 @@
 """The arguments of `tailrace eval`, as one configuration."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from tailrace.config.base import expanded, path_text
 from tailrace.config.generate import EvalConfig
-from tailrace.config.load import load_as
-from tailrace.config.shorthand import file_source, model_override
+from tailrace.config.load import load_as, read_recipe
+from tailrace.config.shorthand import file_source, model_override, split_arguments
+from tailrace.config.task_source import task_sources
 from tailrace.errors import ConfigError, UserError, quoted
 from tailrace.registers import run_files
 
 
 def evaluated_config(
-    model: str, *, recipe: Path | None, prompts: Path | None, step: int | None, overrides: Sequence[str]
+    model: str, arguments: Sequence[str] = (), *, recipe: Path | None, prompts: Path | None, step: int | None
 ) -> EvalConfig:
     """Return the configuration of an evaluation of `model`, which may be the directory of a run.
 
     Args:
+        model: a model, or the directory of a run.
+        arguments: tasks, whose prompts are all answered, in place of the recipe's (see `task_sources`); and changes of
+            the form `key=value`.
         recipe: a recipe of training or of an evaluation; by default that of the run.
         prompts: a file whose prompts are all answered, in place of the recipe's.
         step: the step of the run's checkpoint that is evaluated in place of the exported model.
-        overrides: changes of the form `key=value`.
 
     Raises:
         UserError: the arguments do not go together, or the run has no model; see also `load_as`.
     """
+    tasks, overrides = split_arguments(arguments, EvalConfig.model_fields)
     chosen = model_override(model, EvalConfig.model_fields)
-    try:
-        run = Path(expanded(model))
-    except ValueError as error:
-        raise ConfigError(f"the model {error}") from None
-    is_run = (run / run_files.CONFIG).is_file() and not (run / "config.json").exists()
-    if is_run:
+    run = _run_directory(model)
+    if run is not None:
         recipe = recipe or run / run_files.CONFIG
         chosen = f"model={{path: {json.dumps(path_text(run / run_files.MODEL))}, revision: null}}"
         if step is None and not (run / run_files.MODEL).is_dir():
@@ -41,11 +42,15 @@ def evaluated_config(
         raise UserError(
             f"--step {step} is for the directory of a run, and {model} is none: it has no {run_files.CONFIG}"
         )
-    elif recipe is None and prompts is None:
+    elif recipe is None and prompts is None and not tasks:
         raise ConfigError(
-            f"{quoted(model)} is not the directory of a run, and there are no prompts: give that directory, a file "
-            "with --prompts, or a training recipe with --recipe"
+            f"{quoted(model)} is not the directory of a run, and there are no prompts: give that directory, tasks such "
+            "as reasoning_gym:chain_sum or test.jsonl, or a training recipe with --recipe"
         )
+    if tasks and prompts is not None:
+        raise ConfigError(f"there are tasks and --prompts {prompts}; give the file as a task, too")
+    if tasks:
+        return load_as(EvalConfig, recipe, [chosen, *_of_tasks(tasks, recipe, overrides), *overrides])
     if prompts is None:
         return load_as(EvalConfig, recipe, [chosen, *overrides])
     if any(override.startswith("prompts.validation") for override in overrides):
@@ -53,3 +58,40 @@ def evaluated_config(
     whole = [f"prompts.source={file_source(prompts)}", "prompts.held_out=null"]
     config = load_as(EvalConfig, recipe, [chosen, *whole, *overrides])
     return config.model_copy(update={"prompts": config.prompts.model_copy(update={"validation": {}})})
+
+
+def _run_directory(model: str) -> Path | None:
+    """Return the directory of a run; None where `model` is none."""
+    try:
+        run = Path(expanded(model))
+    except ValueError as error:
+        raise ConfigError(f"the model {error}") from None
+    return run if (run / run_files.CONFIG).is_file() and not (run / "config.json").exists() else None
+
+
+def _of_tasks(tasks: Sequence[str], recipe: Path | None, overrides: Collection[str]) -> list[str]:
+    """Return the overrides that tasks stand for: their sets of prompts, and a grader where none is given.
+
+    Raises:
+        ConfigError: see `task_sources`; or nothing says how answers are graded.
+    """
+    values = {} if recipe is None else read_recipe(recipe)
+    prompts = values.get("prompts")
+    source = prompts.get("source") if isinstance(prompts, dict) else None
+    sources = task_sources(tasks, source if isinstance(source, dict) else {})
+    changes = ["prompts.source=null", "prompts.validation=null"]
+    changes += [f"prompts.validation.{name}={json.dumps(section)}" for name, section in sources.items()]
+    if "rewards" in values or any(override.startswith("rewards") for override in overrides):
+        return changes
+    return [*changes, f"rewards={json.dumps(_rewards(tasks, sources))}"]
+
+
+def _rewards(tasks: Sequence[str], sources: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the section `rewards` where none is given: problems of reasoning-gym come with their scorer."""
+    for task, source in zip(tasks, sources.values(), strict=True):
+        if source["type"] != "reasoning_gym":
+            raise ConfigError(
+                f"nothing says how the answers to {quoted(task)} are graded; give rewards.grader.type, such as math or "
+                "exact, or a recipe with --recipe"
+            )
+    return {"grader": {"type": "reasoning_gym"}}

@@ -101,7 +101,8 @@ class Presentation(Config):
 
 
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-_TAKEN_NAMES = ("held_out", "source", "greedy", "sampled", "reward", "reward_failures")
+TAKEN_NAMES = ("held_out", "source", "greedy", "sampled", "reward", "reward_failures")
+"""Names that no set can have, since figures of evaluations are called so."""
 
 
 class PromptSets(Presentation):
@@ -125,7 +126,7 @@ class PromptSets(Presentation):
     @classmethod
     def _names_are_free(cls, validation: dict[str, PromptSource]) -> dict[str, PromptSource]:
         for name in validation:
-            if name in _TAKEN_NAMES:
+            if name in TAKEN_NAMES:
                 raise ValueError(f"has a set named {name!r}, which figures of evaluations are called; rename it")
         return validation
 

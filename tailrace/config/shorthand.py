@@ -31,9 +31,14 @@ def source_override(prompts: Path) -> str:
 
 def file_source(prompts: Path, more: str = "") -> str:
     """Return the source for a file, as YAML; `-` is standard input. `more`: further keys."""
-    kind = "parquet" if prompts.suffix == ".parquet" else "jsonl"
+    kind = file_type(prompts) or "jsonl"
     path = "/dev/stdin" if prompts == Path("-") else path_text(prompts)
     return f"{{type: {kind}, path: {json.dumps(path)}{more}}}"
+
+
+def file_type(prompts: Path) -> str | None:
+    """Return the type of source that a file is by its name; None where the name does not tell."""
+    return {".jsonl": "jsonl", ".parquet": "parquet"}.get(prompts.suffix)
 
 
 def model_override(model: str, keys: Collection[str]) -> str:

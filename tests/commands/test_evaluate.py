@@ -94,6 +94,31 @@ def test_a_file_takes_the_place_of_all_prompts_of_the_recipe(run: Path, tmp_path
     assert "sampled/" not in told.stdout  # an evaluation that is the only one has no prefix
 
 
+def test_several_tasks_take_the_place_of_the_recipes_prompts(run: Path, tmp_path: Path, tailrace_here: Command) -> None:
+    mine = write_prompts(tmp_path / "mine.jsonl", 3)
+    tasks = [str(mine), "reasoning_gym:chain_sum,size=2"]
+    told = tailrace_here("eval", str(run), *tasks, *GREEDY, "prompts.validation.chain_sum.seed=5", "--json")
+    assert told.returncode == 0, told.stderr
+    result = json.loads(told.stdout)
+    assert result["prompts"] == {"mine": 3, "chain_sum": 2}
+    assert {"reward", "mine/reward", "chain_sum/reward"} <= result["figures"].keys() & result["intervals_95"].keys()
+    table = tailrace_here("eval", str(run), *tasks, *GREEDY).stdout.splitlines()
+    assert table[0] == f"{run}/model: 5 answers to 3 of mine, 2 of chain_sum"
+    headings = [line.strip() for line in table[2:] if not line.startswith("  ")]
+    assert headings == ["all", "mine", "chain_sum"]
+    assert sum(line.startswith("  reward ") for line in table) == 3
+
+
+def test_a_model_needs_no_recipe_for_tasks_that_come_with_their_scorer(run: Path, tailrace_here: Command) -> None:
+    task = ["reasoning_gym:chain_sum,size=2", "reasoning_gym:basic_arithmetic,size=1"]
+    engine = ["engine.dtype=float32", "engine.kv_cache_gib=0.01", "sampling.max_new_tokens=4"]
+    told = tailrace_here("eval", str(run / "model"), *task, *engine, "--samples", "2", "--json")
+    assert told.returncode == 0, told.stderr
+    result = json.loads(told.stdout)
+    assert (result["prompts"], result["answers"]) == ({"chain_sum": 2, "basic_arithmetic": 1}, 9)
+    assert {"accuracy", "basic_arithmetic/sampled/pass@2"} <= result["figures"].keys()
+
+
 def test_a_model_is_evaluated_with_a_training_recipe(run: Path, tailrace_here: Command) -> None:
     told = tailrace_here("eval", str(run / "model"), "--recipe", str(run / RECIPE), "--json")
     assert json.loads(told.stdout)["figures"] == evaluations(run)[-1]
@@ -124,7 +149,12 @@ def test_ctrl_c_keeps_what_is_graded(
     ("arguments", "message"),
     [
         (["RUN", "--step", "7"], "has no checkpoint of step 7; it has those of 1, 2"),
-        (["MODEL"], "is not the directory of a run, and there are no prompts: give that directory, a file"),
+        (["MODEL"], "is not the directory of a run, and there are no prompts: give that directory, tasks such as"),
+        (["MODEL", "MINE"], "graded; give rewards.grader.type, such as math or exact, or a recipe with --recipe"),
+        (["RUN", "hard"], "the task 'hard' is no source of prompts; give a .jsonl or .parquet file"),
+        (["RUN", "MINE", "--prompts", "MINE"], "give the file as a task, too"),
+        (["RUN", "MINE", "--output", "MINE", "--force"], "is an input of this command; give another file"),
+        (["RUN", "reasoning_gym:chain_sums"], "is none of reasoning-gym's"),
         (["RUN", "--prompts", "MINE", "--output", "MINE", "--force"], "is an input of this command; give another file"),
         (["RUN", "--output", "CONFIG", "--force"], "is an input of this command; give another file"),
         (["MODEL", "--step", "1", "--recipe", "CONFIG"], "--step 1 is for the directory of a run"),

@@ -101,7 +101,7 @@ def test_a_file_that_is_called_like_a_home_is_found_wherever_a_path_is_given(
     run = tmp_path / "~root"
     (run / "model").mkdir(parents=True)
     (run / "config.yaml").write_text(write_yaml(BASE))
-    config = evaluated_config("./~root", recipe=None, prompts=Path("~root"), step=None, overrides=[])
+    config = evaluated_config("./~root", recipe=None, prompts=Path("~root"), step=None)
     assert (config.model.path, config.prompts.source.path) == ("./~root/model", "./~root")  # type: ignore[union-attr]
     given = source_override(Path(expanded("./~root")))
     assert load_as(GenerateConfig, None, [given]).prompts.source.path == "./~root"  # type: ignore[union-attr]
