@@ -224,10 +224,16 @@ def on_failure(undo: Callable[_Args, object], *args: _Args.args, **kwargs: _Args
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error to show of tasks that failed together.
 
-    A death comes before the errors that it has caused; an error raised on purpose comes before any other.
+    A death comes before the errors that it has caused, and so does what is wrong with a worker; an error raised on
+    purpose comes before any other.
     """
     leaves = list(_leaves(group))
-    known = [leaf for kind in (ClusterLost, WorkerDied, TailraceError) for leaf in leaves if isinstance(leaf, kind)]
+    known = [
+        leaf
+        for kind in (ClusterLost, WorkerDied, ClusterError, TailraceError)
+        for leaf in leaves
+        if isinstance(leaf, kind)
+    ]
     return next(iter(known), leaves[0])
 
 

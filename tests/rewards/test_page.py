@@ -81,7 +81,8 @@ async def test_the_rewards_of_the_page_are_added_up() -> None:
     config = load_config({**RECIPES[0], **RECIPES[4]}).rewards
     async with Graders(config.with_one_worker) as graders:
         grade = await graders.grade(make_request("It is $7$.", answer="7", tokens=[1] * 100))
-    assert grade == Grade(reward=1.1, parts={"right": 1.0, "right.correct": 1.0, "brief": 0.5, "correct": 1.0})
+    parts = {"right": 1.0, "right.correct": 1.0, "brief": 0.5, "correct": 1.0}
+    assert grade == Grade(reward=1.1, parts=parts, final_answer="7")
     assert f"there may be {MAX_REWARDS}" in PAGE
 
 

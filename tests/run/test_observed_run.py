@@ -276,8 +276,8 @@ def test_every_event_of_a_run_is_of_a_kind_in_the_register(observed: Observed, n
 
 def pattern(name: str) -> str:
     """The name of a metric on the page: `time/rollout` becomes `time/<task>`."""
-    if name.startswith("pass@"):
-        return "pass@<k>"
+    if name.startswith(("pass@", "maj@")):
+        return name.partition("@")[0] + "@<k>"
     before, slash, _ = name.partition("/")
     if not slash or before in PARTS:
         return name

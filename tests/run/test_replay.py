@@ -42,7 +42,7 @@ def test_a_run_of_any_mode_plays_the_lengths_and_rewards_of_a_trace(
 def test_a_replay_starts_graders_only_for_evaluations(
     tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, held_out: int
 ) -> None:
-    monkeypatch.setattr("tailrace.run.colocated.GraderPool", MagicMock(side_effect=UserError("a grader was started")))
+    monkeypatch.setattr("tailrace.run.colocated.Graders", MagicMock(side_effect=UserError("a grader was started")))
     rewards = {"grader": {"type": "exact"}}
     config = replaying(tmp_path, tiny_model("llama"), rewards=rewards, prompts__held_out=held_out)
     with pytest.raises(UserError, match="a grader was started") if held_out else nullcontext():

@@ -69,6 +69,7 @@ EXAMPLES: list[Message] = [
     messages.Nack(9, None),
     messages.Nack(9, ROWS),
     messages.Renew(9),
+    messages.Remake(9, ROWS, 3),
     messages.Stats(),
     messages.Join("unit-0", "3f", False, ["tcp://h:1"], "host", "/dev/shm/x", 2**30),
     messages.Written(9, ROWS),
