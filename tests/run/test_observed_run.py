@@ -230,7 +230,7 @@ def test_every_run_shows_its_queue_from_the_beginning_to_the_end(observed: Obser
 @pytest.mark.parametrize("name", SEPARATED)
 def test_every_mode_keeps_the_texts_of_the_same_prompts(directory_of: Callable[[str], Path], name: str) -> None:
     ours, theirs = (
-        [(one.kind, one.step, one.group, one.sample, one.prompt, one.answer) for one in read_samples(path)]
+        sorted((one.kind, one.step, one.group, one.sample, one.prompt, one.answer) for one in read_samples(path))
         for path in (directory_of(mode) / "samples.jsonl" for mode in (name, "colocated"))
     )
     assert ours == theirs
