@@ -272,6 +272,18 @@ def test_a_run_corrects_as_its_recipe_says_and_by_default_not_at_all(tmp_path: P
     assert all(step.keys() == plain.keys() for step, plain in zip(steps["truncated"], steps["none"], strict=True))
 
 
+def test_a_run_that_rejects_everything_goes_on_and_says_why(tmp_path: Path, tiny_model: TinyModel) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    rejection = {"type": "kl", "upper": 1e-30}
+    changes: dict[str, Any] = {"algorithm__rollout_rejection": rejection, "trainer__steps": 2}
+    assert train(small_run(tmp_path / "run", tiny_model("llama"), prompts, **changes), resume=False) == 0
+    for step in steps_of(tmp_path / "run"):
+        assert (step.metrics["rejected_tokens"], step.metrics["rejected_samples"]) == (1.0, 1.0)
+        assert 0 < step.metrics["rollout_mismatch"] < 1e-3
+        assert step.metrics["skipped_updates"] == 1
+        assert not {"loss", "grad_norm", "ratio"} & step.metrics.keys()
+
+
 def test_missing_log_probs_of_the_engine_name_the_fix() -> None:
     with pytest.raises(ValueError, match=r"set algorithm\.rollout_correction\.type to none"):
         corrected(sampled_at(stale([1.0]), None))
