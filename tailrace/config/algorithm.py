@@ -87,7 +87,7 @@ class KlBound(Config):
     level: RatioLevel = "geometric"
     """What has a divergence. geometric: a response, the mean over its tokens. sequence: a response, their sum. token:
     each token, which alone is rejected."""
-    upper: Annotated[float, Field(ge=1e-12, le=1e6)] = 0.01
+    upper: Annotated[float, Field(ge=1e-30, le=1e6)] = 0.01
     """The greatest divergence that is trained on, in nats."""
 
 
