@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 from tailrace.config.rollout import DispatchConfig, Policy
 from tailrace.config.weights import WeightsMode
 from tailrace.errors import PlanError
-from tailrace.planning.allocation import Allocation, Batches, engine_tokens, layouts, mean_batches
+from tailrace.planning.allocation import Batches, Engines, engine_tokens, layouts, mean_batches
 from tailrace.planning.curves import Surface
 from tailrace.planning.drain import drain_s
 from tailrace.planning.hardware.base import Cluster, Link, Pool
@@ -479,8 +479,14 @@ def separated(
     models, layout = trainer_of(task, trainer, train, system)
     ends = frozenset((rollout.datacentre, trainer.datacentre))
     cluster = Cluster(pools=(rollout, trainer), wide={} if wide is None else {ends: wide})
-    allocation = Allocation(rollout=rollout, engines=engines.engines, tp=engines.tp, trainer=trainer, layout=layout)
-    arrive_s = max(arrivals_s(cluster, allocation, task.weights))
+    members = Engines(
+        pool=rollout,
+        engines=engines.engines,
+        tp=engines.tp,
+        slots=engines.slots,
+        cache_tokens=engines.cache_tokens,
+    )
+    arrive_s = max(arrivals_s(cluster, trainer, [members], task.weights))
     gathered = all_gather_s(task.weights, Group.of(trainer, layout.devices))
     kind = TrainerKind(times=models, ranks=layout.dp, publish_s=gathered)
     return _scenario(task, system, replace(engines, arrive_s=arrive_s), kind)

@@ -16,11 +16,11 @@ import typer
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.host.cpu import usable_cores
-from tailrace.planning.allocation import Allocation, best_layout
+from tailrace.planning.allocation import Allocation, Engines, best_layout, engine_tokens, mean_batches
 from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.simulator.run import SimulatedRun
-from tailrace.simulator.setup import scenario_of, step_batches
+from tailrace.simulator.setup import PREFILL_TOKENS, SLOTS, scenario_of
 from tailrace.simulator.summary import Summing
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.factory import open_workload
@@ -53,8 +53,13 @@ def simulate(steps: int) -> dict[str, float]:
     config, shape, cluster = recipe(), find_shape("Qwen2.5-7B"), open_cluster(f"{DEVICES}xH100")
     trace = open_workload("math-32b").sample(steps=steps, groups=SAMPLES // GROUP, group_size=GROUP, seed=0)
     replay, (pool,) = Replay.of(trace), cluster.pools
-    layout, _ = best_layout(shape, pool, DEVICES // 2, step_batches(config, replay))
-    allocation = Allocation(rollout=pool, engines=DEVICES // 2, trainer=pool, layout=layout)
+    groups = [(group[0].prompt_tokens, [script.tokens for script in group]) for group in replay.groups]
+    tokens = config.trainer.micro_batch_tokens
+    batches = mean_batches(groups, groups_per_step=config.groups_per_step, micro_batch_tokens=tokens)
+    layout, _ = best_layout(shape, pool, DEVICES // 2, batches)
+    room = engine_tokens(shape, pool, tp=1, step_tokens=PREFILL_TOKENS, slots=SLOTS)
+    engines = Engines(pool=pool, engines=DEVICES // 2, slots=SLOTS, cache_tokens=room)
+    allocation = Allocation(rollout=(engines,), trainer=pool, layout=layout)
     summing = Summing(1)
     scenario = scenario_of(config, shape, cluster, allocation, steps=steps)
     run = SimulatedRun(scenario, replay, sinks=(summing,), samples=False)

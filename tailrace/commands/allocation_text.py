@@ -1,14 +1,15 @@
 """An allocation of devices in words, the same for plans and simulations."""
 
 from tailrace.config.base import GIB
-from tailrace.planning.allocation import Allocation
+from tailrace.planner.bound import Bases
+from tailrace.planning.allocation import Allocation, Engines
 from tailrace.planning.memory import Memory
 
 
-def engines_text(allocation: Allocation) -> str:
+def engines_text(engines: Engines) -> str:
     """The devices that generate: `16 H100 2×TP4·DP2` are two engines of two replicas."""
-    arrangement = f"{allocation.engines}×TP{allocation.tp}" + (f"·DP{allocation.dp}" if allocation.dp > 1 else "")
-    return f"{allocation.rollout_devices} {allocation.rollout.kind} {arrangement}"
+    arrangement = f"{engines.engines}×TP{engines.tp}" + (f"·DP{engines.dp}" if engines.dp > 1 else "")
+    return f"{engines.devices} {engines.pool.kind} {arrangement}"
 
 
 def trainer_text(allocation: Allocation) -> str:
@@ -26,3 +27,9 @@ def trainer_text(allocation: Allocation) -> str:
 def memory_text(memory: Memory) -> str:
     """The memory of a device at the worst instant."""
     return f"{memory.peak / GIB:.1f} GiB at the {memory.worst}"
+
+
+def bases_text(bases: Bases) -> str:
+    """What the times of engines and trainer rest on."""
+    engines, trainer = bases.engines, bases.trainer
+    return f"engines ± {100 * engines.error:.0f} %, {engines.kind}; trainer ± {100 * trainer.error:.0f} %"

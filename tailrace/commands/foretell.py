@@ -4,47 +4,49 @@ a plan            --output writes it beside the recipe, which names it: observe.
 a run afterwards  tailrace report --cluster or --profile simulates the run's own recipe
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
-from tailrace.commands.simulate import allocation_of, memories
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError, UserError
 from tailrace.events import Event
 from tailrace.models.resolve import resolve_model
+from tailrace.planner.candidates import Candidate
+from tailrace.planner.given import given
 from tailrace.planner.local import LocalPlan, LocalProblem
+from tailrace.planner.problem import Problem
 from tailrace.planner.search import Plans
-from tailrace.planner.trial import counted_steps, played, scenario_for
+from tailrace.planner.trial import bases_of, counted_steps, engine_memories, played, scenario_for
 from tailrace.planning.allocation import Allocation
 from tailrace.planning.dispatch.costs import StepCosts, fitted
 from tailrace.planning.foretold import Foretold, Peak
 from tailrace.planning.hardware.base import Cluster
 from tailrace.planning.hardware.clusters import open_cluster
-from tailrace.planning.latency import StepTimes
 from tailrace.planning.memory import Memory
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.model_shape.hugging_face import read_shape
-from tailrace.planning.step_times.basis import Basis
+from tailrace.planning.step_times.basis import Basis, Kind
 from tailrace.planning.step_times.machine import MachineProfile, read_machine_profile
 from tailrace.planning.step_times.profiled import DRIFT
-from tailrace.planning.step_times.sources import source_of
 from tailrace.planning.step_times.trainer_profile import ProfiledTrainer
 from tailrace.report.run_data import RunData, load_run, step_of
 from tailrace.report.step_figures import figures_of
 from tailrace.report.text import counted
 from tailrace.run.directory import RunDirectory
 from tailrace.simulator.drawing import draw_steps
-from tailrace.simulator.scenario import Scenario
-from tailrace.simulator.setup import scenario_here, scenario_of, slots_of
+from tailrace.simulator.scenario import EngineKind, Scenario
+from tailrace.simulator.setup import scenario_here
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.run_trace import run_provenance, trace_of_events
 from tailrace.workloads.samplers.factory import open_workload
@@ -66,35 +68,16 @@ class Simulation:
     """That of so many steps."""
     drawn: Replay
     config: RunConfig
-    basis: Basis
-    spread: tuple[float, float] | None = None
-    """By how many times a step may be shorter and longer; by default as the engines' steps."""
-    times: StepTimes
-    tp: int = 1
-    dp: int = 1
-    slots: int
+    kind: Kind
+    """What the engines' steps rest on."""
+    spread: tuple[float, float]
+    """By how many times a step may be shorter and longer."""
     memory: Mapping[str, Memory]
 
 
 def foretold_by(plans: Plans) -> Foretold:
     """What the best plan foretells."""
-    problem, best = plans.problem, plans.best
-    allocation = best.allocation
-    return foretell(
-        Simulation(
-            of=f"{problem.shape.name} under {problem.workload} on {_devices(allocation)}, {best.mode}",
-            scenario=partial(scenario_for, problem, best.candidate),
-            drawn=problem.drawn,
-            config=best.mode.applied(problem.config),
-            basis=best.bases.engines,
-            spread=best.spread,
-            times=problem.source(allocation.rollout),
-            tp=allocation.tp,
-            dp=allocation.dp,
-            slots=slots_of(problem.config),
-            memory={"rollout": best.engine, "trainer": best.trainer},
-        )
-    )
+    return foretell(_played(plans.problem, plans.best.candidate))
 
 
 def foretold_here(problem: LocalProblem, plan: LocalPlan) -> Foretold:
@@ -127,7 +110,10 @@ def foretold_after(
     asked = None if workload is None else open_workload(workload)
     drawn = _own(run, config) if asked is None else draw_steps(asked, config, shape, steps=_DRAWN)
     if isinstance(machines, Cluster):
-        return foretell(_on(machines, config, shape, drawn, workload or "its own lengths"))
+        problem = Problem(
+            config=config, shape=shape, cluster=machines, workload=workload or "its own lengths", drawn=drawn
+        )
+        return foretell(_played(problem, given(problem)))
     if not isinstance(config.engine, NativeEngineConfig):
         raise PlanError(f"engine.type of the run is {config.engine.type!r}; only native engines have profiles")
     return foretell(_here(config, shape, machines, drawn))
@@ -156,50 +142,41 @@ def _own(run: RunData, config: RunConfig) -> Replay:
 
 
 def _here(config: RunConfig, shape: ModelShape, profile: MachineProfile, drawn: Replay) -> Simulation:
-    engine = config.engine
-    assert isinstance(engine, NativeEngineConfig), "others are refused before"
     cores = profile.cores if config.pipeline.placement == "colocated" else profile.half
+    basis = Basis(kind="profiled", error=DRIFT + ProfiledTrainer(profile.trainer(cores)).error)
     return Simulation(
         of=f"{shape.name} on {counted(cores, 'core')}{'' if cores == profile.cores else ' each'} of this machine",
         scenario=lambda steps: scenario_here(config, shape, profile, steps=steps),
         drawn=drawn,
         config=config,
-        basis=Basis(kind="profiled", error=DRIFT + ProfiledTrainer(profile.trainer(cores)).error),
-        times=profile.engine(cores, tp=engine.tp, dp=engine.dp).costs,
-        tp=engine.tp,
-        dp=engine.dp,
-        slots=engine.max_batch_size,
+        kind=basis.kind,
+        spread=basis.interval(1.0),
         memory={},
     )
 
 
-def _on(machines: Cluster, config: RunConfig, shape: ModelShape, drawn: Replay, workload: str) -> Simulation:
-    allocation = allocation_of(config, shape, machines, drawn)
-    source, slots = source_of(shape, allocation.rollout, allocation.tp), slots_of(config)
-
-    def scenario(steps: int) -> Scenario:
-        return scenario_of(config, shape, machines, allocation, steps=steps, times=lambda pool: source)
-
-    engine, trainer = memories(config, shape, allocation, scenario(1), drawn)
+def _played(problem: Problem, candidate: Candidate) -> Simulation:
+    """The simulation of a candidate."""
+    bases = bases_of(problem, candidate)
+    engines = engine_memories(problem, candidate).values()
     return Simulation(
-        of=f"{shape.name} under {workload} on {_devices(allocation)}",
-        scenario=scenario,
-        drawn=drawn,
-        config=config,
-        basis=source.basis,
-        times=source,
-        tp=allocation.tp,
-        dp=allocation.dp,
-        slots=slots,
-        memory={"rollout": engine, "trainer": trainer},
+        of=f"{problem.shape.name} under {problem.workload} on {_devices(candidate.allocation)}, {candidate.mode}",
+        scenario=partial(scenario_for, problem, candidate),
+        drawn=problem.drawn,
+        config=candidate.mode.applied(problem.config),
+        kind=bases.engines.kind,
+        spread=bases.spread(candidate.mode, problem.table, candidate.parts),
+        memory={"rollout": max(engines, key=lambda memory: memory.peak), "trainer": candidate.trainer},
     )
 
 
 def _devices(allocation: Allocation) -> str:
-    rollout, trainer = allocation.rollout, allocation.trainer
-    if rollout is trainer:
-        return f"{allocation.devices} {rollout.kind}"
-    return f"{allocation.rollout_devices} {rollout.kind} and {allocation.trainer_devices} {trainer.kind}"
+    """The devices by their kinds."""
+    counts = Counter({one.pool.kind: 0 for one in allocation.rollout})
+    for one in allocation.rollout:
+        counts[one.pool.kind] += one.devices
+    counts[allocation.trainer.kind] += allocation.trainer_devices
+    return " and ".join(f"{number} {kind}" for kind, number in counts.items())
 
 
 def foretell(made: Simulation) -> Foretold:
@@ -211,27 +188,35 @@ def foretell(made: Simulation) -> Foretold:
     numbers = counted_steps(made.drawn, groups=groups, ahead=ahead)
     figures = figures_of(run, [step for step in run.steps if step_of(step) in numbers])
     assert figures is not None, "simulated runs tell all"
-    shorter, longer = made.spread or made.basis.interval(1.0)
+    shorter, longer = made.spread
+    kinds = made.scenario(1).engines
     return Foretold(
         of=made.of,
-        rests_on=f"{made.basis.kind} step times",
+        rests_on=f"{made.kind} step times",
         least_s=shorter * figures.step_s,
         most_s=longer * figures.step_s,
         figures=figures,
-        decode=_costs(made),
-        replicas=made.dp,
+        decode=_costs(kinds, made.drawn),
+        replicas=round(fmean(kind.dp for kind in kinds)),
         memory={kind: Peak(bytes=memory.peak, instant=memory.worst) for kind, memory in made.memory.items()},
     )
 
 
-def _costs(made: Simulation) -> StepCosts:
+def _costs(kinds: Sequence[EngineKind], drawn: Replay) -> StepCosts:
+    """The step times as a line; of engines that differ, the mean one."""
+    lines = {name: _line(kind, drawn) for name, kind in {kind.name: kind for kind in kinds}.items()}
+    each = [msgspec.structs.asdict(lines[kind.name]) for kind in kinds]
+    return StepCosts(**{name: fmean(costs[name] for costs in each) for name in StepCosts.__struct_fields__})
+
+
+def _line(kind: EngineKind, drawn: Replay) -> StepCosts:
     """The step times as a line, through batches of all sizes with contexts as the workload has them."""
-    scripts = [script for group in made.drawn.groups for script in group]
+    scripts = [script for group in drawn.groups for script in group]
     shortest = min(script.prompt_tokens for script in scripts)
     longest = max(script.prompt_tokens + script.tokens for script in scripts)
-    sizes = sorted({made.slots, *(1 << power for power in range(made.slots.bit_length()))})
+    sizes = sorted({kind.slots, *(1 << power for power in range(kind.slots.bit_length()))})
     decode = [
-        (float(size), float(size * context), made.times.step_s(made.tp, size, size * context, made.dp))
+        (float(size), float(size * context), kind.times.step_s(kind.tp, size, size * context, kind.dp))
         for size, context in product(sizes, (shortest, (shortest + longest) / 2, longest))
     ]
-    return fitted(decode, [(float(_PREFILL), made.times.prefill_s(made.tp, 1, _PREFILL))])
+    return fitted(decode, [(float(_PREFILL), kind.times.prefill_s(kind.tp, 1, _PREFILL))])

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tailrace.commands.allocation_text import engines_text, memory_text, trainer_text
+from tailrace.commands.allocation_text import bases_text, engines_text, memory_text, trainer_text
 from tailrace.commands.files import check_new_file
 from tailrace.commands.foretell import foretold_by
 from tailrace.commands.planned_files import check_new_plan, naming_foretold, write_plan, write_text
@@ -17,7 +17,6 @@ from tailrace.config.base import GIB
 from tailrace.config.load import changed_recipe, load_config
 from tailrace.config.overrides import override_values
 from tailrace.errors import PlanError, did_you_mean
-from tailrace.planner.bound import Bases
 from tailrace.planner.problem import Problem
 from tailrace.planner.processes import side_by_side
 from tailrace.planner.recipe import recipe_text
@@ -195,13 +194,13 @@ def _print(plans: Plans, compared: Sequence[Comparison]) -> None:
         "",
         f"The best of {plans.enumerated:,} that fit, by {plans.objective}: {best.mode}, "
         f"{best.allocation.devices} devices.",
-        f"  engines   {engines_text(best.allocation)}",
+        f"  engines   {engines_text(best.candidate.engines)}",
         f"  trainer   {trainer_text(best.allocation)}, micro-batches of "
         f"{number(best.candidate.micro_batch_tokens)} tokens",
         *_reference_lines(best),
         f"  graders   {best.candidate.graders}",
         f"  memory    engine {memory_text(best.engine)}; trainer {memory_text(best.trainer)}",
-        f"  a step    {best.step_s:.1f} s; {low:.1f} to {high:.1f} ({_bases_text(best.bases)})",
+        f"  a step    {best.step_s:.1f} s; {low:.1f} to {high:.1f} ({bases_text(best.bases)})",
         f"  it costs  {best.usd_per_1000_steps:,.0f} USD for 1,000 steps, {best.usd_per_million_tokens:.2f} USD for a "
         f"million response tokens, {best.kwh_per_1000_steps:,.0f} kWh for 1,000 steps",
         f"  it waits  for {best.bound.binds}: {_parts_text(best)}",
@@ -226,7 +225,7 @@ def _table(plans: Plans) -> Table:
         low, high = plan.interval_s
         table.add_row(
             _mode_text(plan),
-            engines_text(plan.allocation),
+            engines_text(plan.candidate.engines),
             trainer_text(plan.allocation),
             f"{plan.step_s:.1f}",
             f"{low:.1f}–{high:.1f}",
@@ -260,11 +259,6 @@ def _devices_text(plan: Plan) -> str:
     if allocation.colocated:
         return f"{allocation.devices}"
     return f"{allocation.rollout_devices}+{allocation.trainer_devices}"
-
-
-def _bases_text(bases: Bases) -> str:
-    engines, trainer = bases.engines, bases.trainer
-    return f"engines ± {100 * engines.error:.0f} %, {engines.kind}; trainer ± {100 * trainer.error:.0f} %"
 
 
 def _reference_lines(plan: Plan) -> list[str]:

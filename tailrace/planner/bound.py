@@ -10,7 +10,7 @@ spread evenly here, and nothing waits for a place; the simulation of a candidate
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tailrace.planner.load import Load
@@ -93,7 +93,7 @@ class Flow:
 
 
 class Generation:
-    """Seconds of a step's generation by engines of one kind."""
+    """Seconds of a step's generation by replicas of one kind."""
 
     def __init__(self, times: MixedStepTimes, load: Load, *, tp: int, slots: int, cache_tokens: float) -> None:
         """`slots`, `cache_tokens`: of a replica."""
@@ -101,7 +101,12 @@ class Generation:
         self._most = max(1.0, min(slots, cache_tokens / (load.prompt + load.mean)))
         self._read_s = load.read * times.prefill_s(tp, 1, _PREFILL) / _PREFILL
 
-    def together_s(self, replicas: int) -> float:
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens that a replica generates in a second, in its largest batch."""
+        return self._most / max(_LEAST_S, self._decode_s(self._most, self._load.context))
+
+    def together_s(self, replicas: float) -> float:
         """Seconds until all responses of a step have ended, where none of another step is there."""
         load = self._load
         each = load.samples / replicas
@@ -115,7 +120,7 @@ class Generation:
             before = max(before, length)
         return seconds + self._read_s / replicas + load.tools_s
 
-    def flow(self, replicas: int, ahead: int) -> Flow:
+    def flow(self, replicas: float, ahead: int) -> Flow:
         """The same where the responses of `ahead` further steps are there, too."""
         load = self._load
         each = load.samples / replicas
@@ -138,6 +143,23 @@ class Generation:
 
 _PREFILL = 4096
 """Tokens of a step that computes prompts alone, of which the seconds of a token are taken."""
+_LEAST_S = 1e-9
+"""Seconds of a decode step at least: engines without a model take none."""
+
+
+def together(each: Sequence[tuple[Generation, int]], ahead: int) -> Flow | float:
+    """Return a step's generation by replicas of several kinds, whose parts of it are as their speeds.
+
+    The kind that takes the longest counts.
+
+    Args:
+        each: the kinds, and the replicas of each.
+        ahead: further steps whose responses are there, too; see `Parts`.
+    """
+    speed = sum(count * kind.tokens_per_s for kind, count in each)
+    alike = [(kind, speed / kind.tokens_per_s) for kind, _ in each]  # so many of one kind are as fast as all
+    found = [kind.flow(count, ahead) if ahead else kind.together_s(count) for kind, count in alike]
+    return max(found, key=lambda one: one.generation_s if isinstance(one, Flow) else one)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

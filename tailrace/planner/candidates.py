@@ -17,10 +17,10 @@ from functools import cache
 from heapq import nsmallest
 from itertools import islice, product
 
-from tailrace.planner.bound import Bound, Flow, Generation, Parts, bound
+from tailrace.planner.bound import Bound, Flow, Generation, Parts, bound, together
 from tailrace.planner.modes import Mode
 from tailrace.planner.problem import Problem
-from tailrace.planning.allocation import Allocation, Batches, engine_tokens, layouts
+from tailrace.planning.allocation import Allocation, Batches, Engines, engine_tokens, layouts
 from tailrace.planning.hardware.base import Pool
 from tailrace.planning.memory import Memory, reference_memory, trainer_memory
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
@@ -32,26 +32,12 @@ MICRO_BATCH_TOKENS = (8192, 16_384, 32_768, 65_536)
 MOST_GRADERS = 1024
 _KEPT = 2
 """Arrangements of a trainer that are kept for a number of devices and a way to claim."""
-_DEGREES = 2
+_DEGREES = (1, 2, 4, 8, 16)
+"""TP degrees of engines and of a reference to choose from."""
+_KEPT_DEGREES = 2
 """TP degrees of engines that are kept for a number of devices."""
 _PEAK = 4.0
 """How many times more responses than in the mean end at once, about, for which graders have to be there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engines:
-    """Engines of one kind, and what they hold."""
-
-    pool: Pool
-    engines: int
-    tp: int
-    dp: int
-    cache_tokens: float
-
-    @property
-    def devices(self) -> int:
-        """Devices of all together."""
-        return self.engines * self.tp * self.dp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +66,18 @@ class Candidate:
 
     mode: Mode
     allocation: Allocation
-    cache_tokens: float
-    """Room in the cache of a replica."""
     micro_batch_tokens: int
     graders: int
     parts: Parts
     bound: Bound
     """Of the parts."""
     trainer: Memory
+
+    @property
+    def engines(self) -> Engines:
+        """The engines of a plan, which has those of one kind."""
+        (one,) = self.allocation.rollout
+        return one
 
 
 def sizes(pool: Pool, most: int) -> list[int]:
@@ -103,13 +93,13 @@ class Candidates:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._slots = slots_of(problem.config)
+        self._slots = slots_of(problem.config.engine)
         self._longest = problem.load.batches.longest
         self.engines = cache(self._engines)
         self.trainings = cache(self._trainings)
         self.degrees = cache(self._degrees)
-        self._generated: dict[tuple[str, int, float, int, int], Flow | float] = {}
-        self._arrivals: dict[tuple[str, str, int, int, int], float] = {}
+        self._generated: dict[tuple[int, tuple[tuple[str, int, int, float, int], ...]], Flow | float] = {}
+        self._arrivals: dict[tuple[str, tuple[tuple[str, int, int, int], ...]], float] = {}
 
     def of(self, mode: Mode) -> list[Candidate]:
         """Return all candidates of a mode."""
@@ -130,30 +120,27 @@ class Candidates:
         if mode.colocated:
             return list(self._shared(mode, pool, trainer))
         return [
-            self._candidate(mode, engines, training, *self.reference(training))
+            self._candidate(mode, engines, training, *self._reference(training))
             for training in self.quickest(of_trainer, trainer, streaming=mode.streaming)
             for engines in self._best_engines(mode, pool, rollout)
         ]
 
     def placed(self, mode: Mode, allocation: Allocation, micro_batch_tokens: int) -> Candidate | None:
         """An allocation in a mode; None where it does not fit."""
-        setup = TrainingSetup(shape=self._problem.shape, layout=allocation.layout)
-        largest = replace(self._problem.load.batches, micro_batch_tokens=micro_batch_tokens).largest
-        memory = trainer_memory(setup, largest)
-        training = self._training(setup, allocation.trainer, micro_batch_tokens, memory)
-        engines = Engines(
-            pool=allocation.rollout,
-            engines=allocation.engines,
-            tp=allocation.tp,
-            dp=allocation.dp,
-            cache_tokens=self._room(allocation.rollout, allocation.tp),
-        )
-        if mode.colocated:
-            engines = replace(engines, cache_tokens=self.room_beside(engines, training))
-        if engines.cache_tokens < self._longest or not memory.fits(allocation.trainer.device):
+        training = self.training(allocation.trainer, allocation.layout, micro_batch_tokens)
+        (engines,) = allocation.rollout
+        room = self.room_beside(engines, training) if mode.colocated else self._room(engines.pool, engines.tp)
+        engines = replace(engines, slots=self._slots, cache_tokens=room)
+        if room < self._longest or not training.memory.fits(allocation.trainer.device):
             return None
-        reference, reference_s = self.reference(training, most=allocation.devices if mode.colocated else 0)
+        reference, reference_s = self._reference(training, most=allocation.devices if mode.colocated else 0)
         return self._candidate(mode, engines, training, reference, reference_s)
+
+    def training(self, pool: Pool, layout: Layout, micro_batch_tokens: int) -> Training:
+        """A trainer, whether it fits or not."""
+        setup = TrainingSetup(shape=self._problem.shape, layout=layout)
+        largest = replace(self._problem.load.batches, micro_batch_tokens=micro_batch_tokens).largest
+        return self._training(setup, pool, micro_batch_tokens, trainer_memory(setup, largest))
 
     def _room(self, pool: Pool, tp: int) -> float:
         """Tokens in the cache of a replica that has its devices for itself."""
@@ -164,7 +151,7 @@ class Candidates:
         shape, pool = self._problem.shape, self._problem.cluster.pool(pool_name)
         return [
             tp
-            for tp in (1, 2, 4, 8, 16)
+            for tp in _DEGREES
             if pool.per_node % tp == 0 and shape.heads % tp == 0 and self._room(pool, tp) >= self._longest
         ]
 
@@ -176,8 +163,9 @@ class Candidates:
             if devices % tp == 0:
                 replicas = devices // tp
                 dp = math.gcd(replicas, pool.per_node // tp)
+                room = self._room(pool, tp)
                 found.append(
-                    Engines(pool=pool, engines=replicas // dp, tp=tp, dp=dp, cache_tokens=self._room(pool, tp))
+                    Engines(pool=pool, engines=replicas // dp, tp=tp, dp=dp, slots=self._slots, cache_tokens=room)
                 )
         return found
 
@@ -225,7 +213,7 @@ class Candidates:
     def _separated(self, mode: Mode, rollout: Pool, trainer: Pool) -> Iterator[Candidate]:
         for devices in sizes(trainer, trainer.devices):
             for training in self.quickest(trainer, devices, streaming=mode.streaming):
-                reference, reference_s = self.reference(training)
+                reference, reference_s = self._reference(training)
                 taken = devices + (reference.devices if reference else 0)
                 left = rollout.devices - taken if rollout is trainer else rollout.devices
                 if taken > trainer.devices or left < 1:
@@ -238,10 +226,10 @@ class Candidates:
         """The quickest few engines."""
 
         def seconds(one: Engines) -> float:
-            found = self.generation(one, mode)
+            found = self.generation((one,), mode)
             return found if isinstance(found, float) else max(found.generation_s, found.longest_s(found.generation_s))
 
-        return sorted(self.engines(pool.name, devices), key=seconds)[:_DEGREES]
+        return sorted(self.engines(pool.name, devices), key=seconds)[:_KEPT_DEGREES]
 
     def _colocated(self, mode: Mode, pool: Pool) -> Iterator[Candidate]:
         for devices in sizes(pool, pool.devices):
@@ -253,7 +241,7 @@ class Candidates:
         for engines in self.engines(pool.name, devices):
             roomy = ((one, self.room_beside(engines, one)) for one in each)
             for training, room in islice((pair for pair in roomy if pair[1] >= self._longest), _KEPT):
-                reference, reference_s = self.reference(training, most=devices)
+                reference, reference_s = self._reference(training, most=devices)
                 yield self._candidate(mode, replace(engines, cache_tokens=room), training, reference, reference_s)
 
     def room_beside(self, engines: Engines, training: Training) -> float:
@@ -266,7 +254,7 @@ class Candidates:
             shape, pool, tp=engines.tp, step_tokens=PREFILL_TOKENS, slots=self._slots, taken_bytes=taken
         )
 
-    def reference(self, training: Training, *, most: int = 0) -> tuple[Layout | None, float]:
+    def _reference(self, training: Training, *, most: int = 0) -> tuple[Layout | None, float]:
         """The reference's arrangement, where the algorithm has one, and its seconds of a step.
 
         `most`: replicas share so many devices; by default there are as many as keep it below the trainer.
@@ -274,60 +262,78 @@ class Candidates:
         Raises:
             PlanError: it fits nowhere in a node.
         """
-        problem, pool = self._problem, training.pool
-        if not problem.table.reference:
+        if not self._problem.table.reference:
             return None, 0.0
-        batches = problem.load.batches
-        tokens = float(training.micro_batch_tokens)
-        largest = MicroBatch(tokens=max(tokens, batches.longest), squares=0.0)
-        for tp in (1, 2, 4, 8, 16):
-            setup = TrainingSetup(shape=problem.shape, layout=Layout(tp=tp))
-            if pool.per_node % tp or problem.shape.heads % tp:
-                continue
-            memory = reference_memory(setup, largest)
-            if memory.fits(pool.device) or most:
-                break
-        else:
-            memory.check(pool.device, f"each of {tp} {pool.kind}")
-        times = AnalyticTrainingTimes(setup, pool)
-        batch = MicroBatch(tokens=tokens, squares=tokens * batches.mean_length)
-        all_s = times.log_probs_s([batch]) * batches.tokens / tokens
-        replicas = max(1, most // tp) if most else math.ceil(all_s / training.whole_s)
-        return Layout(tp=tp, dp=replicas), all_s / replicas
+        layout = Layout(dp=most) if most else self.reference_layout(training.pool, training.micro_batch_tokens)
+        one_s = self.reference_s(training, replace(layout, dp=1))
+        layout = layout if most else replace(layout, dp=math.ceil(one_s / training.whole_s))
+        return layout, one_s / layout.dp
 
-    def generation(self, engines: Engines, mode: Mode) -> Flow | float:
+    def reference_layout(self, pool: Pool, micro_batch_tokens: int) -> Layout:
+        """The arrangement of a replica of the reference on a pool: on the fewest devices on which it fits.
+
+        Raises:
+            PlanError: it fits nowhere in a node.
+        """
+        shape = self._problem.shape
+        largest = MicroBatch(tokens=max(micro_batch_tokens, self._longest), squares=0.0)
+        each = [Layout(tp=tp) for tp in _DEGREES if pool.per_node % tp == 0 and shape.heads % tp == 0]
+        memories = [reference_memory(TrainingSetup(shape=shape, layout=layout), largest) for layout in each]
+        fitting = next((place for place, memory in enumerate(memories) if memory.fits(pool.device)), -1)
+        memories[fitting].check(pool.device, f"each of {each[fitting].tp} {pool.kind}")
+        return each[fitting]
+
+    def reference_s(self, training: Training, layout: Layout) -> float:
+        """Seconds of a step of a reference on devices of the trainer's pool, whose replicas share what there is."""
+        batches, tokens = self._problem.load.batches, float(training.micro_batch_tokens)
+        setup = TrainingSetup(shape=self._problem.shape, layout=replace(layout, dp=1))
+        batch = MicroBatch(tokens=tokens, squares=tokens * batches.mean_length)
+        one_s = AnalyticTrainingTimes(setup, training.pool).log_probs_s([batch]) * batches.tokens / tokens
+        return one_s / layout.dp
+
+    def generation(self, rollout: tuple[Engines, ...], mode: Mode) -> Flow | float:
         """A step's generation; see `Parts`."""
-        replicas = engines.engines * engines.dp
-        ahead = 0 if mode.colocated else mode.max_staleness
-        key = engines.pool.name, engines.tp, engines.cache_tokens, replicas, ahead
+        problem, ahead = self._problem, 0 if mode.colocated else mode.max_staleness
+        key = (
+            ahead,
+            tuple((one.pool.name, one.tp, one.slots, one.cache_tokens, one.engines * one.dp) for one in rollout),
+        )
         if (found := self._generated.get(key)) is None:
-            own = Generation(
-                self._problem.source(engines.pool),
-                self._problem.load,
-                tp=engines.tp,
-                slots=self._slots,
-                cache_tokens=engines.cache_tokens,
-            )
-            found = own.flow(replicas, ahead) if ahead else own.together_s(replicas)
-            self._generated[key] = found
+            each = [
+                Generation(
+                    problem.source(one.pool, one.tp),
+                    problem.load,
+                    tp=one.tp,
+                    slots=one.slots,
+                    cache_tokens=one.cache_tokens,
+                )
+                for one in rollout
+            ]
+            counts = (one.engines * one.dp for one in rollout)
+            self._generated[key] = found = together(list(zip(each, counts, strict=True)), ahead)
         return found
 
-    def _candidate(
-        self, mode: Mode, engines: Engines, training: Training, reference: Layout | None, reference_s: float
-    ) -> Candidate:
-        problem, load = self._problem, self._problem.load
-        parts = Parts(
-            generation=self.generation(engines, mode),
+    def parts(self, mode: Mode, rollout: tuple[Engines, ...], training: Training, reference_s: float) -> Parts:
+        """The parts of a step, without gradings."""
+        problem = self._problem
+        return Parts(
+            generation=self.generation(rollout, mode),
             training_s=training.seconds(streaming=mode.streaming) - training.optimizer_s,
             claims=training.claims,
             optimizer_s=training.optimizer_s,
             reference_s=reference_s,
             grading_s=0.0,
-            grade_s=load.grade_s,
+            grade_s=problem.load.grade_s,
             publish_s=publish_s(problem.shape, training.pool, training.layout),
-            arrive_s=0.0 if mode.colocated else self._arrive_s(engines, training),
-            install_s=install_s(problem.shape, engines.pool, engines.tp),
+            arrive_s=0.0 if mode.colocated else self._arrive_s(rollout, training.pool),
+            install_s=max(install_s(problem.shape, one.pool, one.tp) for one in rollout),
         )
+
+    def _candidate(
+        self, mode: Mode, engines: Engines, training: Training, reference: Layout | None, reference_s: float
+    ) -> Candidate:
+        problem, load, rollout = self._problem, self._problem.load, (engines,)
+        parts = self.parts(mode, rollout, training, reference_s)
         graders = problem.config.rewards.least_workers
         found = bound(mode, problem.table, parts)
         if load.grading_s:
@@ -336,8 +342,13 @@ class Candidates:
             found = bound(mode, problem.table, parts)
         return Candidate(
             mode=mode,
-            allocation=_allocation(engines, training, reference, colocated=mode.colocated),
-            cache_tokens=engines.cache_tokens,
+            allocation=Allocation(
+                rollout=rollout,
+                trainer=training.pool,
+                layout=training.layout,
+                reference=reference,
+                colocated=mode.colocated,
+            ),
             micro_batch_tokens=training.micro_batch_tokens,
             graders=graders,
             parts=parts,
@@ -345,13 +356,12 @@ class Candidates:
             trainer=training.memory,
         )
 
-    def _arrive_s(self, engines: Engines, training: Training) -> float:
+    def _arrive_s(self, rollout: tuple[Engines, ...], trainer: Pool) -> float:
         """Seconds until the last engine has new weights."""
-        key = engines.pool.name, training.pool.name, engines.engines, engines.tp, engines.dp
+        key = trainer.name, tuple((one.pool.name, one.most_engines, one.tp, one.dp) for one in rollout)
         if (found := self._arrivals.get(key)) is None:
-            allocation = _allocation(engines, training, None, colocated=False)
-            found = max(arrivals_s(self._problem.cluster, allocation, 2.0 * self._problem.shape.parameters))
-            self._arrivals[key] = found
+            weights = 2.0 * self._problem.shape.parameters
+            self._arrivals[key] = found = max(arrivals_s(self._problem.cluster, trainer, rollout, weights))
         return found
 
 
@@ -383,17 +393,4 @@ def training_of(
         streamed_s=count * layout.pp * stage_s if updates == 1 else whole_s,
         claims=float(count),
         optimizer_s=updates * optimizer_s,
-    )
-
-
-def _allocation(engines: Engines, training: Training, reference: Layout | None, *, colocated: bool) -> Allocation:
-    return Allocation(
-        rollout=engines.pool,
-        engines=engines.engines,
-        tp=engines.tp,
-        dp=engines.dp,
-        trainer=training.pool,
-        layout=training.layout,
-        reference=reference,
-        colocated=colocated,
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.hardware import DeviceConfig, DType
 from tailrace.errors import PlanError
-from tailrace.planner.bound import Bound, Flow, Generation, Parts, bound
+from tailrace.planner.bound import Bound, Flow, Generation, Parts, bound, together
 from tailrace.planner.candidates import Training, training_of
 from tailrace.planner.modes import Mode
 from tailrace.planner.problem import Table
@@ -111,21 +111,21 @@ class _Looking:
         return source_of(shape, pool, size.tp)
 
     def _generation(self, sources: Mapping[str, Source]) -> Flow | float:
-        """Of a step, by the pool whose engines take the longest; all replicas have equal parts of it."""
-        replicas = sum(count * self._size(name).dp for name, count in self.run.rollout_workers.items())
-        ahead = self.run.config.pipeline.max_staleness if self.run.separated else 0
+        """Of a step."""
+        run = self.run
+        ahead = run.config.pipeline.max_staleness if run.separated else 0
         each = [
-            self._generated(name, sources.get(name, _NO_TIME), replicas, ahead) for name in self.run.rollout_workers
+            (self._generated(name, sources.get(name, _NO_TIME)), count * self._size(name).dp)
+            for name, count in run.rollout_workers.items()
         ]
-        return max(each, key=lambda one: one.generation_s if isinstance(one, Flow) else one)
+        return together(each, ahead)
 
-    def _generated(self, name: str, times: MixedStepTimes, replicas: int, ahead: int) -> Flow | float:
+    def _generated(self, name: str, times: MixedStepTimes) -> Generation:
         size = self._size(name)
         room = float("inf")
         if size.cache_bytes is not None:
             room = size.cache_bytes / self.run.shape.cache_bytes(tp=size.tp, element_bytes=ELEMENT_BYTES[size.dtype])
-        own = Generation(times, self.run.load, tp=size.tp, slots=size.slots, cache_tokens=room)
-        return own.flow(replicas, ahead) if ahead else own.together_s(replicas)
+        return Generation(times, self.run.load, tp=size.tp, slots=size.slots, cache_tokens=room)
 
     def _bound(self, generation: Flow | float, training: Training) -> Bound | None:
         try:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
 from typing import Any
 
 from tailrace.algorithms.factory import make_algorithm
@@ -51,8 +50,8 @@ class Table:
         others += [task.name for task, _ in algorithm.other_models()]
         if others:
             raise PlanError(
-                f"the algorithm's task {others[0]!r} has a model of its own, which cannot be planned for; plan the "
-                "recipe with algorithm.type=grpo, and leave it devices"
+                f"the algorithm's task {others[0]!r} has a model of its own, which is neither planned for nor "
+                "simulated; use algorithm.type=grpo, and leave it devices"
             )
         (rollout,) = (name for name, one in work.items() if isinstance(one, Generate))
         (actor,) = (name for name, one in work.items() if isinstance(one, Train))
@@ -83,7 +82,7 @@ class Problem:
     """The lengths of a few training steps. They are played again and again, so that every mode has the same work."""
     times: Times | None = None
     """By default `source_of`."""
-    _sources: dict[str, Source] = field(default_factory=dict, repr=False, compare=False)
+    _sources: dict[tuple[str, int], Source] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -100,12 +99,9 @@ class Problem:
         together.
 
         Raises:
-            PlanError: two pools have no link between their datacentres, a sample is too long, or the algorithm has a
-                model beside the policy.
+            PlanError: a sample is too long, or the algorithm has a model beside the policy.
             TraceError: the workload has no such groups.
         """
-        for one, other in combinations(cluster.pools, 2):
-            cluster.between(one, other)
         drawn = draw_steps(workload, config, shape, steps=steps or _few(config.trainer.train_batch_size))
         Table.of(config)
         return cls(config=config, shape=shape, cluster=cluster, workload=workload.name, drawn=drawn, times=times)
@@ -125,11 +121,11 @@ class Problem:
         """Training steps that are drawn."""
         return len(self.drawn.groups) // self.config.groups_per_step
 
-    def source(self, pool: Pool) -> Source:
-        """The steps of engines on a pool."""
-        if (source := self._sources.get(pool.name)) is None:
-            source = source_of(self.shape, pool) if self.times is None else self.times(pool)
-            self._sources[pool.name] = source
+    def source(self, pool: Pool, tp: int) -> Source:
+        """The steps of engines of a TP degree on a pool."""
+        if (source := self._sources.get((pool.name, tp))) is None:
+            source = source_of(self.shape, pool, tp) if self.times is None else self.times(pool)
+            self._sources[pool.name, tp] = source
         return source
 
     def __getstate__(self) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from tailrace.config.base import GIB
 from tailrace.config.overrides import merged
 from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
+from tailrace.planner.candidates import Candidate
 from tailrace.planner.trial import Plan
-from tailrace.planning.allocation import Allocation
 from tailrace.planning.hardware.base import Pool
-from tailrace.simulator.setup import PREFILL_TOKENS, slots_of
+from tailrace.simulator.setup import PREFILL_TOKENS
 
 _WORKERS = ("workers", "min_workers", "max_workers", "pools", "gpus", "datacentre")
 """Keys of the rollout pool that a plan gives."""
@@ -45,9 +45,9 @@ def recipe_values(values: Mapping[str, Any], config: RunConfig, plan: Plan) -> d
         "engine": _engine(config, plan),
     }
     if not mode.colocated:
-        changes["cluster"] = _cluster(config, plan.allocation)
+        changes["cluster"] = _cluster(config, candidate)
         changes["queue"] = _queue(config, plan)
-    if plan.allocation.tp * plan.allocation.dp == 1:
+    if candidate.engines.tp * candidate.engines.dp == 1:
         kept = without(without(kept, "engine", "adaptive_tp"), "engine", "link")
     return merged(kept, changes)
 
@@ -64,24 +64,26 @@ def without(values: Mapping[str, Any], *path: str) -> dict[str, Any]:
 def _engine(config: RunConfig, plan: Plan) -> dict[str, Any]:
     """The keys of the engine that the plan rests on. Engines of other types have none for their arrangement."""
     held = plan.engine.instants[plan.engine.worst]["KV cache"] / GIB
-    sizes = {"kv_cache_gib": round(held, 3), "max_batch_size": slots_of(config)}
+    engines = plan.candidate.engines
+    sizes = {"kv_cache_gib": round(held, 3), "max_batch_size": engines.slots}
     match config.engine.type:
         case "native":
-            arrangement = {"tp": plan.allocation.tp, "dp": plan.allocation.dp}
+            arrangement = {"tp": engines.tp, "dp": engines.dp}
             return {"type": "native", **arrangement, **sizes, "prefill_tokens": PREFILL_TOKENS}
         case "vllm":
             return {"type": "vllm", **sizes}
     return {}
 
 
-def _cluster(config: RunConfig, allocation: Allocation) -> dict[str, Any]:
-    rollout, trainer = allocation.rollout, allocation.trainer
-    apart = rollout.datacentre != trainer.datacentre
+def _cluster(config: RunConfig, candidate: Candidate) -> dict[str, Any]:
+    allocation, engines = candidate.allocation, candidate.engines
+    trainer = allocation.trainer
+    apart = engines.pool.datacentre != trainer.datacentre
     pools: dict[str, Any] = {
         "rollout": {
-            "workers": allocation.engines,
-            "gpus": float(allocation.tp * allocation.dp),
-            **_place(rollout, apart),
+            "workers": engines.engines,
+            "gpus": float(engines.tp * engines.dp),
+            **_place(engines.pool, apart),
         },
         "trainer": {"gpus": float(min(allocation.layout.devices, trainer.per_node)), **_place(trainer, apart)},
     }
@@ -108,12 +110,11 @@ def _queue(config: RunConfig, plan: Plan) -> dict[str, Any]:
 
 
 def _comments(config: RunConfig, plan: Plan) -> Iterator[str]:
-    allocation, layout = plan.allocation, plan.allocation.layout
+    allocation, engines, layout = plan.allocation, plan.candidate.engines, plan.allocation.layout
     low, high = plan.interval_s
     yield f"A plan: {plan.mode}, {allocation.devices} devices, {plan.step_s:.1f} s a step ({low:.1f} to {high:.1f})."
     yield (
-        f"Engines: {allocation.engines} of TP {allocation.tp} and DP {allocation.dp} on {allocation.rollout_devices} "
-        f"{allocation.rollout.kind}."
+        f"Engines: {engines.engines} of TP {engines.tp} and DP {engines.dp} on {engines.devices} {engines.pool.kind}."
     )
     yield (
         f"Trainer: TP {layout.tp}, PP {layout.pp}, DP {layout.dp} on {layout.devices} {allocation.trainer.kind}, "
@@ -123,7 +124,7 @@ def _comments(config: RunConfig, plan: Plan) -> Iterator[str]:
         yield "Tailrace's own trainer has one device. This plan needs one of your own: trainer.backend.type=adapter."
     if allocation.colocated and allocation.devices > 1:
         yield "Colocated, Tailrace has engine and trainer in one process, which has one device for the trainer."
-    if config.engine.type not in ("native",) and allocation.tp > 1:
+    if config.engine.type not in ("native",) and engines.tp > 1:
         yield f"The engine {config.engine.type!r} has no key for TP here: give it its degree in its own way."
     if allocation.reference is not None and allocation.reference.tp > 1:
         yield "Tailrace's own reference has one device; this plan gives each of its workers several."

@@ -33,7 +33,7 @@ def _lacking(problem: Problem, pool: Pool) -> str:
             pool,
             tokens=batches.longest,
             step_tokens=PREFILL_TOKENS,
-            slots=slots_of(problem.config),
+            slots=slots_of(problem.config.engine),
         )
         best_layout(problem.shape, pool, pool.devices, batches)
     except PlanError as error:

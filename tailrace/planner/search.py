@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
+from itertools import combinations
 
 from tailrace.planner.candidates import Candidate, Candidates
 from tailrace.planner.modes import Mode, modes_of
@@ -74,8 +75,11 @@ def plan(
         simulate: where candidates are simulated; see `processes`.
 
     Raises:
-        PlanError: nothing fits; the message says by how much, and what would do.
+        PlanError: two pools have no link between their datacentres, or nothing fits; the message says by how much, and
+            what would do.
     """
+    for one, other in combinations(problem.cluster.pools, 2):
+        problem.cluster.between(one, other)
     space = Candidates(problem)
     modes = modes_of(problem.config, search=search_modes)
     found = [candidate for mode in modes for candidate in space.of(mode)]
@@ -189,7 +193,7 @@ def front(plans: Iterable[Plan]) -> list[Plan]:
 def _changes(problem: Problem, best: Plan) -> Iterator[tuple[str, Trial]]:
     """The best plan with more of one thing at a time."""
     allocation = best.allocation
-    generates, trains = allocation.rollout, allocation.trainer
+    generates, trains = best.candidate.engines.pool, allocation.trainer
     if allocation.colocated:
         more = min(generates.per_node, allocation.devices)
         yield from _with_more(problem, best, f"{more} more {generates.kind}", rollout=more, trainer=more)
@@ -208,11 +212,11 @@ def _with_more(
     problem: Problem, best: Plan, change: str, *, rollout: int = 0, trainer: int = 0
 ) -> Iterator[tuple[str, Trial]]:
     """The best candidate of the same mode with so many devices more, which are added to its pools."""
-    allocation = best.allocation
-    larger = problem.on(_enlarged(_enlarged(problem.cluster, allocation.rollout, rollout), allocation.trainer, trainer))
+    allocation, generates = best.allocation, best.candidate.engines.pool
+    larger = problem.on(_enlarged(_enlarged(problem.cluster, generates, rollout), allocation.trainer, trainer))
     found = Candidates(larger).with_devices(
         best.mode,
-        larger.cluster.pool(allocation.rollout.name),
+        larger.cluster.pool(generates.name),
         larger.cluster.pool(allocation.trainer.name),
         rollout=allocation.rollout_devices + rollout,
         trainer=allocation.layout.devices + trainer,
@@ -242,12 +246,7 @@ def _linked(cluster: Cluster, factor: float) -> Cluster:
 
 def _on(candidate: Candidate, cluster: Cluster) -> Candidate:
     """The candidate with the pools of another cluster that has the same names."""
-    allocation = candidate.allocation
-    return replace(
-        candidate,
-        allocation=replace(
-            allocation,
-            rollout=cluster.pool(allocation.rollout.name),
-            trainer=cluster.pool(allocation.trainer.name),
-        ),
-    )
+    allocation, engines = candidate.allocation, candidate.engines
+    same = replace(engines, pool=cluster.pool(engines.pool.name))
+    trainer = cluster.pool(allocation.trainer.name)
+    return replace(candidate, allocation=replace(allocation, rollout=(same,), trainer=trainer))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from tailrace.planning.step_times.training import training_basis
 from tailrace.registers.events import EventKind
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.scenario import Scenario
-from tailrace.simulator.setup import PREFILL_TOKENS, TRANSFER_BASIS, scenario_of, slots_of
+from tailrace.simulator.setup import PREFILL_TOKENS, TRANSFER_BASIS, scenario_of
 from tailrace.simulator.summary import Summary, Summing
 from tailrace.workloads.replay import Replay
 
@@ -38,8 +38,8 @@ class Plan:
     """What its times rest on."""
     spread: tuple[float, float]
     """By how many times a step may be shorter and longer."""
-    engine: Memory
-    """On each device of an engine."""
+    engine_memories: Mapping[str, Memory]
+    """On each device of an engine, by the pool of the recipe."""
     trainer: Memory
     """On each device of the trainer."""
 
@@ -52,6 +52,11 @@ class Plan:
     def allocation(self) -> Allocation:
         """Its devices."""
         return self.candidate.allocation
+
+    @property
+    def engine(self) -> Memory:
+        """On each device of an engine; where there are several kinds, of that with the most."""
+        return max(self.engine_memories.values(), key=lambda memory: memory.peak)
 
     @property
     def bound(self) -> Bound:
@@ -87,13 +92,7 @@ class Plan:
     @property
     def kwh_per_1000_steps(self) -> float:
         """Energy of 1,000 steps; devices that wait draw less."""
-        allocation, summary = self.allocation, self.summary
-        if allocation.colocated:
-            used = min(1.0, summary.generating + summary.training)
-            watts = allocation.devices * allocation.rollout.device.watts * _drawn(used)
-        else:
-            watts = allocation.rollout_devices * allocation.rollout.device.watts * _drawn(summary.generating)
-            watts += allocation.trainer_devices * allocation.trainer.device.watts * _drawn(summary.training)
+        watts = _watts(self.allocation, self.summary.generating, self.summary.training)
         return watts * self.step_s * 1000 / 3.6e6
 
     def value(self, objective: Objective) -> float:
@@ -107,8 +106,16 @@ class Plan:
                 return self.kwh_per_1000_steps
 
 
+def _watts(allocation: Allocation, generating: float, training: float) -> float:
+    """Power of all devices, where engines and trainer are at work for such parts of the time."""
+    if allocation.colocated:
+        generating = training = generating + training
+    watts = sum(one.devices * one.pool.device.watts for one in allocation.rollout) * _drawn(generating)
+    return watts + allocation.trainer_devices * allocation.trainer.device.watts * _drawn(training)
+
+
 def _drawn(used: float) -> float:
-    return IDLE + (1 - IDLE) * used
+    return IDLE + (1 - IDLE) * min(1.0, used)
 
 
 def estimate(candidate: Candidate, objective: Objective) -> float:
@@ -120,12 +127,8 @@ def estimate(candidate: Candidate, objective: Objective) -> float:
         case "cost":
             return allocation.usd_per_hour / 3600 * seconds * 1000
         case "energy":
-            busy = {"rollout": candidate.bound.generation_s, "trainer": candidate.bound.training_s}
-            used = {name: min(1.0, spent / seconds) for name, spent in busy.items()}
-            if allocation.colocated:
-                used["rollout"] = min(1.0, used["rollout"] + used["trainer"])
-            watts = allocation.rollout_devices * allocation.rollout.device.watts * _drawn(used["rollout"])
-            watts += allocation.trainer_devices * allocation.trainer.device.watts * _drawn(used["trainer"])
+            bound = candidate.bound
+            watts = _watts(allocation, bound.generation_s / seconds, bound.training_s / seconds)
             return watts * seconds * 1000 / 3.6e6
 
 
@@ -145,25 +148,45 @@ def simulate(problem: Problem, candidate: Candidate) -> Plan:
         groups=problem.config.groups_per_step,
         ahead=candidate.mode.max_staleness,
     )
-    bases = Bases(
-        engines=problem.source(candidate.allocation.rollout).basis,
-        trainer=training_basis(candidate.allocation.trainer.kind),
-        weights=TRANSFER_BASIS,
-    )
+    return planned(problem, candidate, summary)
+
+
+def planned(problem: Problem, candidate: Candidate, summary: Summary) -> Plan:
+    """The plan of a candidate that was simulated."""
+    bases = bases_of(problem, candidate)
     return Plan(
         candidate=candidate,
         summary=summary,
         bases=bases,
         spread=bases.spread(candidate.mode, problem.table, candidate.parts),
-        engine=engine_memory(
-            problem.shape,
-            tp=candidate.allocation.tp,
-            cache_tokens=candidate.cache_tokens,
-            step_tokens=PREFILL_TOKENS,
-            batch_size=slots_of(problem.config),
-        ),
+        engine_memories=engine_memories(problem, candidate),
         trainer=candidate.trainer,
     )
+
+
+def bases_of(problem: Problem, candidate: Candidate) -> Bases:
+    """What the times of a candidate rest on; of several kinds of engines, the one that is known least counts."""
+    allocation = candidate.allocation
+    engines = [problem.source(one.pool, one.tp).basis for one in allocation.rollout]
+    return Bases(
+        engines=max(engines, key=lambda basis: basis.error),
+        trainer=training_basis(allocation.trainer.kind),
+        weights=TRANSFER_BASIS,
+    )
+
+
+def engine_memories(problem: Problem, candidate: Candidate) -> Mapping[str, Memory]:
+    """What each device of an engine holds, by the pool of the recipe."""
+    return {
+        one.name: engine_memory(
+            problem.shape,
+            tp=one.tp,
+            cache_tokens=one.cache_tokens,
+            step_tokens=PREFILL_TOKENS,
+            batch_size=one.slots,
+        )
+        for one in candidate.allocation.rollout
+    }
 
 
 def summarized(scenario: Callable[[int], Scenario], drawn: Replay, *, groups: int, ahead: int) -> Summary:
@@ -210,16 +233,14 @@ def played(
 
 def scenario_for(problem: Problem, candidate: Candidate, steps: int) -> Scenario:
     """The scenario of so many steps of a candidate."""
-    scenario = scenario_of(
+    return scenario_of(
         config_of(problem.config, candidate),
         problem.shape,
         problem.cluster,
         candidate.allocation,
         steps=steps,
-        times=problem.source,
+        times=lambda one: problem.source(one.pool, one.tp),
     )
-    engines = tuple(replace(engine, cache_tokens=candidate.cache_tokens) for engine in scenario.engines)
-    return replace(scenario, engines=engines)
 
 
 def _stop_after(steps: int, event: Event, run: SimulatedRun) -> None:
@@ -233,7 +254,7 @@ def document(plan: Plan) -> Mapping[str, Any]:
     return {
         "mode": plan.mode.values,
         "devices": allocation.devices,
-        "rollout": {**allocation.of_rollout, "utilisation": plan.summary.generating, **plan.engine.document},
+        "rollout": {**plan.candidate.engines.document, "utilisation": plan.summary.generating, **plan.engine.document},
         "trainer": {**allocation.of_trainer, "utilisation": plan.summary.training, **plan.trainer.document},
         "reference_devices": 0 if reference is None else reference.devices,
         "micro_batch_tokens": plan.candidate.micro_batch_tokens,

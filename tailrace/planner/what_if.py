@@ -41,13 +41,15 @@ def what_if(plan: Plan, problem: Problem, change: str, given: Mapping[str, Any],
 def _moved(candidate: Candidate, problem: Problem, given: Mapping[str, Any]) -> Candidate | None:
     """The candidate with the devices and keys of another problem; None where it does not fit there."""
     allocation = candidate.allocation
-    rollout = _pool(problem.cluster, allocation.rollout)
+    generates = _pool(problem.cluster, candidate.engines.pool)
     trainer = _pool(problem.cluster, allocation.trainer)
-    if rollout is None or trainer is None:
+    if generates is None or trainer is None:
         return None
     pipeline = given.get("pipeline") or {}
     mode = replace(candidate.mode, **{key: value for key, value in pipeline.items() if key in candidate.mode.values})
-    same = replace(allocation, rollout=rollout, trainer=trainer, colocated=mode.colocated)
+    same = replace(
+        allocation, rollout=(replace(candidate.engines, pool=generates),), trainer=trainer, colocated=mode.colocated
+    )
     if mode.colocated != allocation.colocated or not _has_room(same):
         return None
     tokens = (given.get("trainer") or {}).get("micro_batch_tokens", candidate.micro_batch_tokens)
@@ -65,7 +67,8 @@ def _pool(cluster: Cluster, pool: Pool) -> Pool | None:
 
 
 def _has_room(allocation: Allocation) -> bool:
-    rollout, trainer = allocation.rollout, allocation.trainer
+    (engines,), trainer = allocation.rollout, allocation.trainer
+    rollout = engines.pool
     if rollout.name == trainer.name:
         return allocation.devices <= rollout.devices
     return allocation.rollout_devices <= rollout.devices and allocation.trainer_devices <= trainer.devices

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tailrace.config.base import GIB
+from tailrace.config.cluster import ROLLOUT
 from tailrace.errors import PlanError
 from tailrace.planning.hardware.base import Pool
 from tailrace.planning.memory import CONTEXT_BYTES, RESERVED, Memory, engine_memory, trainer_memory
@@ -19,17 +20,54 @@ _DEGREES = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """Engines that are alike, and their devices."""
+
+    name: str = ROLLOUT
+    """Of their pool in the recipe."""
+    pool: Pool
+    """Whose devices they have."""
+    engines: int
+    most: int | None = None
+    """Where the run chooses their number: the most of them. There are devices for all of these."""
+    tp: int = 1
+    """Devices of a replica of the model."""
+    dp: int = 1
+    """Replicas of an engine."""
+    slots: int
+    """The most sequences that a replica decodes together."""
+    cache_tokens: float
+    """Room in the cache of a replica."""
+
+    @property
+    def most_engines(self) -> int:
+        """The most engines that there may be."""
+        return self.most or self.engines
+
+    @property
+    def devices(self) -> int:
+        """Devices that generate, or may."""
+        return self.most_engines * self.tp * self.dp
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same, for machines."""
+        return {
+            "pool": self.pool.name,
+            "kind": self.pool.kind,
+            "devices": self.devices,
+            "engines": self.engines,
+            "tp": self.tp,
+            "dp": self.dp,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """The devices of a run."""
 
-    rollout: Pool
-    engines: int
-    most_engines: int | None = None
-    """Where the run chooses their number: the most of them. There are devices for all of these."""
-    tp: int = 1
-    """Devices of a replica of the model in an engine."""
-    dp: int = 1
-    """Replicas of an engine."""
+    rollout: tuple[Engines, ...]
+    """Those of each pool of the recipe; a plan has one."""
     trainer: Pool
     layout: Layout
     reference: Layout | None = None
@@ -40,7 +78,7 @@ class Allocation:
     @property
     def rollout_devices(self) -> int:
         """Devices that generate, or may."""
-        return (self.most_engines or self.engines) * self.tp * self.dp
+        return sum(one.devices for one in self.rollout)
 
     @property
     def devices(self) -> int:
@@ -58,19 +96,8 @@ class Allocation:
     @property
     def usd_per_hour(self) -> float:
         """Price of the devices for an hour."""
-        return self.rollout_devices * self.rollout.usd_per_hour + self.trainer_devices * self.trainer.usd_per_hour
-
-    @property
-    def of_rollout(self) -> dict[str, Any]:
-        """The devices that generate, for machines."""
-        return {
-            "pool": self.rollout.name,
-            "kind": self.rollout.kind,
-            "devices": self.rollout_devices,
-            "engines": self.engines,
-            "tp": self.tp,
-            "dp": self.dp,
-        }
+        generating = sum(one.devices * one.pool.usd_per_hour for one in self.rollout)
+        return generating + self.trainer_devices * self.trainer.usd_per_hour
 
     @property
     def of_trainer(self) -> dict[str, Any]:

@@ -120,9 +120,9 @@ class SimulatedRun:
         return self._service.moved
 
     @property
-    def present(self) -> int:
-        """The engines that there are now."""
-        return len(self._service.engines)
+    def present(self) -> Counter[str]:
+        """The engines that there are now, by their pool."""
+        return Counter(engine.kind.name for engine in self._service.engines)
 
     def _log_of(self, worker: str) -> VirtualLog:
         """The log of a worker; colocated, all work is that of one process."""

@@ -1,17 +1,15 @@
 """A scenario from a recipe, a model, and the devices that it gets."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from tailrace.config.base import GIB
-from tailrace.config.cluster import ROLLOUT
-from tailrace.config.engine import NativeEngineConfig, VllmEngineConfig
+from tailrace.config.engine import EngineConfig, NativeEngineConfig, VllmEngineConfig
 from tailrace.config.rollout import LengthsConfig, OracleLengths, SiblingsLengths
 from tailrace.config.run import RunConfig
-from tailrace.errors import PlanError
-from tailrace.planning.allocation import Allocation, Batches, engine_tokens, mean_batches
+from tailrace.planning.allocation import Allocation, Engines, engine_tokens
 from tailrace.planning.broadcast import ROOT, Site, broadcast_tree
 from tailrace.planning.elasticity import ScaleLimits
 from tailrace.planning.hardware.base import Cluster, Pool
@@ -26,7 +24,6 @@ from tailrace.planning.step_times.trainer_profile import ProfiledTrainer
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
 from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
 from tailrace.simulator.scenario import Elastic, EngineKind, Rearranging, Scenario, Scorer, TrainerKind
-from tailrace.workloads.replay import Replay
 
 SLOTS = 256
 """The most sequences that a replica decodes together on an accelerator, where the recipe does not say."""
@@ -46,18 +43,8 @@ _SERVICES = 0.15
 Measured on an AMD EPYC."""
 
 
-def step_batches(config: RunConfig, replay: Replay) -> Batches:
-    """Return what a training step of a recipe has in the mean of a workload."""
-    size = config.algorithm.group_size
-    groups = [(group[0].prompt_tokens, [script.tokens for script in group[:size]]) for group in replay.groups]
-    return mean_batches(
-        groups, groups_per_step=config.groups_per_step, micro_batch_tokens=config.trainer.micro_batch_tokens
-    )
-
-
-def slots_of(config: RunConfig) -> int:
-    """The most sequences that a replica decodes together."""
-    engine = config.engine
+def slots_of(engine: EngineConfig) -> int:
+    """The most sequences that a replica decodes together: `max_batch_size`, where the recipe gives it."""
     given = isinstance(engine, NativeEngineConfig | VllmEngineConfig) and "max_batch_size" in engine.model_fields_set
     return engine.max_batch_size if given else SLOTS  # type: ignore[union-attr]
 
@@ -69,23 +56,22 @@ def scenario_of(
     allocation: Allocation,
     *,
     steps: int,
-    times: Callable[[Pool], MixedStepTimes] | None = None,
+    times: Callable[[Engines], MixedStepTimes] | None = None,
 ) -> Scenario:
     """Return the scenario of a recipe.
 
-    `times`: the steps of engines on a pool; by default see `source_of`.
+    `times`: the steps of engines; by default see `source_of`.
 
     Raises:
-        PlanError: an engine has no room for its weights, or there is no link between two pools.
+        PlanError: there is no link between two pools.
     """
     setup = TrainingSetup(shape=shape, layout=allocation.layout)
     trainer = AnalyticTrainingTimes(setup, allocation.trainer)
-    source = (times or partial(source_of, shape))(allocation.rollout)
-    engines = list(_engines(config, shape, cluster, allocation, source))
+    every = _engines(config, shape, cluster, allocation, times or (lambda one: source_of(shape, one.pool)))
     base = _played(
         config,
         steps,
-        engines=tuple(engines[: allocation.engines]),
+        engines=tuple(kind for one in allocation.rollout for kind in every[one.name][: one.engines]),
         trainer=TrainerKind(
             times=trainer,
             ranks=allocation.layout.dp,
@@ -96,7 +82,7 @@ def scenario_of(
     return replace(
         base,
         placement="colocated" if allocation.colocated else "separated",
-        elastic=None if allocation.most_engines is None else _elastic(config, engines[-1]),
+        elastic=_elastic(config, allocation, every),
         reference=_reference(shape, allocation),
     )
 
@@ -156,54 +142,58 @@ def install_s(shape: ModelShape, pool: Pool, tp: int) -> float:
 
 
 def _engines(
-    config: RunConfig, shape: ModelShape, cluster: Cluster, allocation: Allocation, times: MixedStepTimes
-) -> Iterator[EngineKind]:
-    pool, tp, slots = allocation.rollout, allocation.tp, slots_of(config)
-    cache = _cache_tokens(shape, pool, tp, slots)
-    if cache <= 0:
-        raise PlanError(f"an engine of {shape.name} with TP {tp} does not fit on {pool.kind}; raise its TP degree")
-    adaptive_tp = _adaptive_tp(config, shape, allocation, times)
-    every = replace(allocation, engines=allocation.most_engines or allocation.engines)
-    arrivals = [0.0] * every.engines if allocation.colocated else arrivals_s(cluster, every, _bytes(shape))
-    for name, seconds in zip(_pools(config, allocation), arrivals, strict=True):
-        yield EngineKind(
-            name=name,
-            times=times,
-            tp=tp,
-            dp=allocation.dp,
-            adaptive_tp=adaptive_tp,
-            slots=slots,
-            cache_tokens=cache,
+    config: RunConfig,
+    shape: ModelShape,
+    cluster: Cluster,
+    allocation: Allocation,
+    times: Callable[[Engines], MixedStepTimes],
+) -> Mapping[str, list[EngineKind]]:
+    """The engines of each pool by name, with those that may join."""
+    rollout = allocation.rollout
+    arrivals = iter(() if allocation.colocated else arrivals_s(cluster, allocation.trainer, rollout, _bytes(shape)))
+    found: dict[str, list[EngineKind]] = {}
+    for one in rollout:
+        source = times(one)
+        like = EngineKind(
+            name=one.name,
+            times=source,
+            tp=one.tp,
+            dp=one.dp,
+            adaptive_tp=_adaptive_tp(config, shape, one, source),
+            slots=one.slots,
+            cache_tokens=one.cache_tokens,
             prefill_tokens=PREFILL_TOKENS,
             block=16,
-            arrive_s=seconds,
-            install_s=install_s(shape, pool, tp),
+            install_s=install_s(shape, one.pool, one.tp),
         )
+        found[one.name] = [replace(like, arrive_s=next(arrivals, 0.0)) for _ in range(one.most_engines)]
+    return found
 
 
-def _cache_tokens(shape: ModelShape, pool: Pool, tp: int, slots: int) -> float:
-    return engine_tokens(shape, pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=slots)
-
-
-def _adaptive_tp(
-    config: RunConfig, shape: ModelShape, allocation: Allocation, times: MixedStepTimes
-) -> Rearranging | None:
+def _adaptive_tp(config: RunConfig, shape: ModelShape, own: Engines, times: MixedStepTimes) -> Rearranging | None:
     """How engines change their TP degree, where the recipe lets them and several degrees hold the longest response."""
-    engine, pool, slots = config.engine, allocation.rollout, slots_of(config)
+    engine = config.engines[own.name]
     if not isinstance(engine, NativeEngineConfig) or engine.adaptive_tp is None:
         return None
-    longest, ranks = config.sampling.max_new_tokens, allocation.tp * allocation.dp
-    cache = {tp: _cache_tokens(shape, pool, tp, slots) for tp in degrees_of(shape, ranks)}
-    cache = {tp: tokens for tp, tokens in cache.items() if tokens >= longest or tp == allocation.tp}
+    longest, ranks = config.sampling.max_new_tokens, own.tp * own.dp
+    held = own.cache_tokens * shape.cache_bytes(tp=own.tp)  # of a rank, at any degree
+    cache = {
+        tp: min(
+            held / shape.cache_bytes(tp=tp),
+            engine_tokens(shape, own.pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=own.slots),
+        )
+        for tp in degrees_of(shape, ranks)
+    }
+    cache = {tp: tokens for tp, tokens in cache.items() if tokens >= longest or tp == own.tp}
     if len(cache) == 1:
         return None
     profile = predicted_profile(
         times,
         shape,
-        pool,
+        own.pool,
         ranks=ranks,
         cache_tokens=cache,
-        slots=slots,
+        slots=own.slots,
         longest=min(longest, shape.context),
         step_tokens=PREFILL_TOKENS,
     )
@@ -216,24 +206,17 @@ def _adaptive_tp(
     )
 
 
-def _pools(config: RunConfig, allocation: Allocation) -> list[str]:
-    """The pool of each engine by name; those of engines that may join are not asked for."""
-    names = [name for name, pool in config.cluster.rollout.each.items() for _ in range(pool.workers)]
-    known = names if len(names) == allocation.engines else []
-    return known + [ROLLOUT] * ((allocation.most_engines or allocation.engines) - len(known))
-
-
-def _elastic(config: RunConfig, like: EngineKind) -> Elastic:
-    """The pool whose number of engines a recipe leaves to the run. An engine that joins is like the given one.
+def _elastic(config: RunConfig, allocation: Allocation, every: Mapping[str, list[EngineKind]]) -> Elastic | None:
+    """The pool whose number of engines the run chooses, if it does. An engine that joins is like the others there.
 
     Its process is there: it loads its weights over the link to its host.
     """
-    rollout = config.cluster.rollout
-    name = rollout.elastic
-    assert name is not None
-    pool = rollout.each[name]
+    name = next((one.name for one in allocation.rollout if one.most is not None), None)
+    if name is None:
+        return None
+    pool, like = config.cluster.rollout.each[name], every[name][-1]
     limits = ScaleLimits(least=pool.least, most=pool.most)
-    return Elastic(limits=limits, joining=replace(like, name=name, starts_s=like.install_s))
+    return Elastic(limits=limits, joining=replace(like, starts_s=like.install_s))
 
 
 def _reference(shape: ModelShape, allocation: Allocation) -> Scorer | None:
@@ -244,32 +227,46 @@ def _reference(shape: ModelShape, allocation: Allocation) -> Scorer | None:
     return Scorer(times=AnalyticTrainingTimes(setup, allocation.trainer), workers=allocation.reference.dp)
 
 
-def arrivals_s(cluster: Cluster, allocation: Allocation, weights: float) -> list[float]:
-    """Seconds from the publication of weights until each engine has them.
+def arrivals_s(cluster: Cluster, trainer: Pool, rollout: Sequence[Engines], weights: float) -> list[float]:
+    """Seconds from the publication of weights until each engine has them, with those that may join.
 
     They go along the tree of the weight transfer, in pieces, so that a member passes on what it is still getting. All
     devices of a member take part, each with a part of the weights. Engines of one host share what has come there.
+
+    Raises:
+        PlanError: there is no link between the datacentres of the trainer and of an engine.
     """
-    rollout, trainer = allocation.rollout, allocation.trainer
-    link = cluster.between(trainer, rollout)
-    own = allocation.tp * allocation.dp
-    sites = [
-        Site(name=str(number), host=f"host-{number * own // rollout.per_node}", datacentre=rollout.datacentre)
-        for number in range(allocation.engines)
-    ]
+    members = list(_members(rollout))
+    sites, engines = {site.name: site for site, _ in members}, {site.name: one for site, one in members}
     root = Site(name=ROOT, host="trainer", datacentre=trainer.datacentre)
-    parents = broadcast_tree(root, sites, fan_out=_FAN_OUT)
-    hosts = {site.name: site.host for site in sites}
-    lanes = min(own, rollout.per_node) * rollout.network.bytes_per_s / _FAN_OUT  # a member has as many children
-    far = trainer.datacentre != rollout.datacentre
-    crossing_s = link.seconds(weights) if far else 0.0
+    parents = broadcast_tree(root, list(sites.values()), fan_out=_FAN_OUT)
 
-    def hops(name: str) -> int:
-        parent = parents[name]
-        return 0 if parent == ROOT else hops(parent) + (hosts[parent] != hosts[name])
+    def way(name: str) -> tuple[float, float]:
+        """Seconds of the slowest part of the way to an engine, and of its latencies."""
+        parent, pool = parents[name], engines[name].pool
+        before, latency_s = way(parent) if parent != ROOT else (0.0, 0.0)
+        if parent == ROOT and pool.datacentre != trainer.datacentre:
+            before = cluster.between(trainer, pool).seconds(weights)
+        elif parent != ROOT and sites[parent].host == sites[name].host:
+            return before, latency_s
+        return max(before, weights / _lanes(engines[name])), latency_s + pool.network.latency_s
 
-    latency_s = rollout.network.latency_s
-    return [max(crossing_s, weights / lanes) + latency_s * (1 + hops(site.name)) for site in sites]
+    return [sum(way(site.name)) for site, _ in members]
+
+
+def _members(rollout: Sequence[Engines]) -> Iterator[tuple[Site, Engines]]:
+    """Each engine with its place. Engines of one pool of the cluster stand side by side, one node after the other."""
+    taken: Counter[str] = Counter()
+    for one in rollout:
+        for number in range(one.most_engines):
+            host = f"{one.pool.name}-{taken[one.pool.name] // one.pool.per_node}"
+            taken[one.pool.name] += one.tp * one.dp
+            yield Site(name=f"{one.name}-{number}", host=host, datacentre=one.pool.datacentre), one
+
+
+def _lanes(one: Engines) -> float:
+    """Bytes a second to an engine, which passes as many on to each child."""
+    return min(one.tp * one.dp, one.pool.per_node) * one.pool.network.bytes_per_s / _FAN_OUT
 
 
 def scenario_here(config: RunConfig, shape: ModelShape, profile: MachineProfile, *, steps: int) -> Scenario:

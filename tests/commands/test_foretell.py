@@ -46,12 +46,13 @@ def test_a_plan_foretells_what_its_table_says() -> None:
     assert found.figures.generation_s == pytest.approx(best.summary.generating * best.step_s, rel=0.1)
     assert found.figures.training_s == pytest.approx(best.summary.training * best.step_s, rel=0.1)
     assert found.figures.samples == 64
-    assert found.figures.engines == best.allocation.engines
+    engines = best.candidate.engines
+    assert found.figures.engines == engines.engines
     assert found.least_s < found.figures.step_s < found.most_s
     assert found.memory["trainer"].bytes == best.trainer.peak
     assert found.memory["rollout"].instant == best.engine.worst
     assert found.decode.step_s(1, 8, 8 * 500, 1) == pytest.approx(
-        plans.problem.source(best.allocation.rollout).step_s(best.allocation.tp, 8, 8 * 500, 1), rel=0.3
+        plans.problem.source(engines.pool, engines.tp).step_s(engines.tp, 8, 8 * 500, 1), rel=0.3
     )
 
 
@@ -119,7 +120,7 @@ def test_a_run_without_a_plan_is_compared_with_a_simulation_of_its_own_lengths(
     assert here.rests_on == "profiled step times"
     done = tailrace_here("report", str(run), "--cluster", "1xH100")
     assert done.returncode == 0, done.stderr
-    assert "under its own lengths on 1 H100" in words((run / "report.html").read_text())
+    assert "under its own lengths on 1 H100, colocated, staleness 0" in words((run / "report.html").read_text())
     assert tailrace_here("report", str(run)).returncode == 0
     assert "Plan against reality" not in words((run / "report.html").read_text())
 
@@ -127,6 +128,14 @@ def test_a_run_without_a_plan_is_compared_with_a_simulation_of_its_own_lengths(
 def sampled(run: Path) -> list[Event]:
     """The samples of a run's training steps."""
     return [event for event in read_events(run / "events.jsonl") if event.task == "sample" and event.step is not None]
+
+
+def directory_of(run: Path, config: RunConfig) -> Path:
+    """The directory of a run that has ended at once."""
+    run.mkdir()
+    (run / "events.jsonl").write_bytes(msgspec.json.encode(Event(task="run", actor="driver", start=0, end=0)) + b"\n")
+    (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return run
 
 
 @pytest.mark.parametrize(
@@ -142,10 +151,7 @@ def sampled(run: Path) -> list[Event]:
 def test_what_cannot_be_compared_is_refused_in_one_line(
     tmp_path: Path, recipe: Callable[..., RunConfig], options: dict[str, Any], said: str
 ) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "events.jsonl").write_bytes(msgspec.json.encode(Event(task="run", actor="driver", start=0, end=0)) + b"\n")
-    (run / "config.yaml").write_text(yaml.safe_dump(recipe().model_dump(mode="json")))
+    run = directory_of(tmp_path / "run", recipe())
     with pytest.raises(UserError) as refused:
         foretold_after(run, **options, model=None)
     assert said in str(refused.value)

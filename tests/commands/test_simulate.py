@@ -45,9 +45,12 @@ def test_a_recipe_has_the_same_figures_every_time(simulate: Simulate) -> None:
     found = [json.loads(simulate("--json").stdout) for _ in range(2)]
     assert found[0] == found[1]
     assert found[0]["simulated"] is True
-    assert found[0]["rollout"].items() >= {"kind": "H100", "devices": 4, "engines": 4, "tp": 1, "dp": 1}.items()
+    (engines,) = found[0]["rollout"]
+    assert engines.items() >= {"kind": "H100", "devices": 4, "engines": 4, "tp": 1, "dp": 1}.items()
     assert found[0]["trainer"]["tp"] * found[0]["trainer"]["pp"] * found[0]["trainer"]["dp"] == 4
     assert 0 < found[0]["generating"] <= 1
+    assert found[0]["interval_s"][0] < found[0]["step_s"] < found[0]["interval_s"][1]
+    assert found[0]["bases"].keys() == {"engines", "trainer", "weights"}
     assert found[0]["staleness"] <= 1
 
 
@@ -70,11 +73,12 @@ def test_its_events_are_those_of_a_run(simulate: Simulate, tmp_path: Path) -> No
 def test_a_run_may_choose_the_number_of_its_engines(simulate: Simulate, tmp_path: Path) -> None:
     elastic = ("cluster.rollout.workers=1", "cluster.rollout.max_workers=4", "--steps", "8")
     found = json.loads(simulate(*elastic, "--json", "--report", str(tmp_path / "simulated")).stdout)
-    assert found["rollout"]["most"] == 4
-    assert found["rollout"]["at_the_end"] > 1
+    (engines,) = found["rollout"]
+    assert engines["most"] == 4
+    assert engines["at_the_end"] > 1
     assert found["trainer"]["tp"] * found["trainer"]["pp"] * found["trainer"]["dp"] == 4, "devices are kept for engines"
     scaled = [event for event in read_events(tmp_path / "simulated" / "events.jsonl") if event.task == EventKind.SCALE]
-    assert len(scaled[-1].info["engines"]) == found["rollout"]["at_the_end"]
+    assert len(scaled[-1].info["engines"]) == engines["at_the_end"]
     assert "Number of engines" in (tmp_path / "simulated" / "report.html").read_text()
 
 
@@ -99,7 +103,11 @@ def test_an_engine_may_change_its_tp_degree(simulate: Simulate, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "options", "said"),
     [
-        ((), {"model": "Qwen2.5-72B"}, "the trainer of Qwen2.5-72B lacks"),
+        (
+            ("cluster.rollout.workers=1", "engine.type=native", "engine.tp=4"),
+            {"model": "Qwen2.5-72B"},
+            "the trainer of Qwen2.5-72B lacks",
+        ),
         (
             ("pipeline.placement=colocated", "queue.type=local", "engine.tp=4", "engine.dp=4"),
             {},
@@ -160,7 +168,10 @@ def test_a_critic_is_refused(simulate: Simulate, tmp_path: Path, monkeypatch: py
     (tmp_path / "recipe.yaml").write_text(recipe)
     done = simulate(recipe="recipe.yaml")
     assert done.returncode == 2
-    assert "the algorithm's task 'critic' trains a model of its own, which is not simulated" in done.stderr
+    assert (
+        "the algorithm's task 'critic' has a model of its own, which is neither planned for nor simulated"
+        in done.stderr
+    )
 
 
 def test_a_report_replaces_no_run(simulate: Simulate, tmp_path: Path) -> None:

@@ -54,19 +54,15 @@ def slow_trainer(scenario: Scenario) -> Scenario:
 @cache
 def planned(mode: Mode) -> tuple[Simulation, Foretold]:
     problem = problem_of("8xH100", "sampling.max_new_tokens=65536", steps=1)
-    several = (one for one in Candidates(problem).of(mode) if one.allocation.engines * one.allocation.dp >= 2)
+    several = (one for one in Candidates(problem).of(mode) if one.engines.engines * one.engines.dp >= 2)
     best = min(several, key=lambda one: one.bound.seconds)
-    source = problem.source(best.allocation.rollout)
     made = Simulation(
         of="a test",
         scenario=partial(scenario_for, problem, best),
         drawn=problem.drawn,
         config=mode.applied(problem.config),
-        basis=source.basis,
-        times=source,
-        tp=best.allocation.tp,
-        dp=best.allocation.dp,
-        slots=256,
+        kind="analytic",
+        spread=(0.75, 1.33),
         memory={},
     )
     return made, foretell(made)

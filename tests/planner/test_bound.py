@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.planner.bound import Bases, Flow, Parts, bound
+from tailrace.planner.bound import Bases, Flow, Generation, Parts, bound, together
 from tailrace.planner.modes import USUAL, Mode
 from tailrace.planner.problem import Table
 from tailrace.planning.step_times.basis import Basis
-from tests.planner.problems import config_of
+from tailrace.planning.step_times.operators import Pass
+from tests.planner.problems import config_of, problem_of
 
 TABLE = Table.of(config_of())
 BATCHES, STREAMING = Mode(placement="separated"), Mode(placement="separated", streaming=True)
@@ -39,6 +40,45 @@ def parts(generation: Flow | float = 100.0, *, training_s: float = 50.0, weights
         arrive_s=0.0,
         install_s=0.0,
     )
+
+
+class Steps:
+    """Steps of so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+        return self._seconds
+
+    def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
+        return self._seconds
+
+    def mixed_s(self, tp: int, batch_size: float, context_tokens: float, chunk: Pass) -> float:
+        return self._seconds
+
+
+def generation(seconds: float, *, slots: int = 8) -> Generation:
+    load = problem_of("4xH100").load
+    return Generation(Steps(seconds), load, tp=1, slots=slots, cache_tokens=1e9)
+
+
+def generation_s(*each: tuple[Generation, int], ahead: int) -> float:
+    found = together(each, ahead)
+    return found.generation_s if isinstance(found, Flow) else found
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_replicas_that_differ_share_a_step_as_their_speeds(ahead: int) -> None:
+    quick, slow = generation(0.01), generation(0.02)
+    assert generation_s((quick, 1), (quick, 2), ahead=ahead) == generation_s((quick, 3), ahead=ahead)
+    both = generation_s((quick, 1), (slow, 2), ahead=ahead)
+    assert both >= generation_s((quick, 2), ahead=ahead), "as fast as two quick ones, but for the last responses"
+    assert both < generation_s((slow, 2), ahead=ahead)
+
+
+def test_replicas_without_a_model_leave_nothing_to_do_for_others() -> None:
+    assert generation_s((generation(0.01), 1), (generation(0.0), 1), ahead=1) < 1e-3
 
 
 def test_each_part_of_a_sequential_step_has_its_own_error() -> None:

@@ -25,22 +25,22 @@ MODELS = ("Qwen2.5-0.5B", "Qwen2.5-7B", "Qwen2.5-32B")
 def test_every_candidate_fits_on_the_devices_and_in_their_memory(cluster: str, model: str, mode: Mode, kl: str) -> None:
     problem = problem_of(cluster, kl, model=model)
     for candidate in Candidates(problem).of(mode):
-        allocation = candidate.allocation
-        assert allocation.rollout_devices <= allocation.rollout.devices
+        allocation, engines = candidate.allocation, candidate.engines
+        assert engines.devices <= engines.pool.devices
         assert allocation.trainer_devices <= allocation.trainer.devices
-        if allocation.rollout is allocation.trainer:
-            assert allocation.devices <= allocation.rollout.devices
-        assert allocation.tp * allocation.dp <= allocation.rollout.per_node
+        if engines.pool is allocation.trainer:
+            assert allocation.devices <= engines.pool.devices
+        assert engines.tp * engines.dp <= engines.pool.per_node
         assert (allocation.reference is not None) == kl.endswith("0.1")
         engine = engine_memory(
-            problem.shape, tp=allocation.tp, cache_tokens=candidate.cache_tokens, step_tokens=8192, batch_size=256
+            problem.shape, tp=engines.tp, cache_tokens=engines.cache_tokens, step_tokens=8192, batch_size=256
         )
-        room = allocation.rollout.device.memory_bytes - CONTEXT_BYTES
+        room = engines.pool.device.memory_bytes - CONTEXT_BYTES
         if mode.colocated:
             assert engine.peak + candidate.trainer.peak <= room
         assert engine.peak <= room
         assert candidate.trainer.fits(allocation.trainer.device)
-        assert candidate.cache_tokens >= problem.load.batches.longest
+        assert engines.cache_tokens >= problem.load.batches.longest
         assert candidate.bound.seconds > 0
 
 
@@ -55,7 +55,7 @@ def test_there_are_few_numbers_of_devices_and_all_of_a_smaller_pool_are_among_th
 def test_two_pools_may_each_have_either_work() -> None:
     space = Candidates(problem_of("8xH20+8xH800", model="Qwen2.5-7B"))
     found = space.of(Mode(placement="separated", streaming=True))
-    pairs = {(one.allocation.rollout.kind, one.allocation.trainer.kind) for one in found}
+    pairs = {(one.engines.pool.kind, one.allocation.trainer.kind) for one in found}
     assert pairs == {("H20", "H20"), ("H20", "H800"), ("H800", "H20"), ("H800", "H800")}
 
 
@@ -72,8 +72,8 @@ def test_more_engines_never_generate_for_longer(mode: Mode) -> None:
     found = Candidates(problem_of("8xH100")).of(mode)
     same: dict[object, list[tuple[int, float]]] = {}
     for one in found:
-        key = one.allocation.layout, one.micro_batch_tokens, one.allocation.tp, one.cache_tokens
-        same.setdefault(key, []).append((one.allocation.rollout_devices, one.bound.generation_s))
+        key = one.allocation.layout, one.micro_batch_tokens, one.engines.tp, one.engines.cache_tokens
+        same.setdefault(key, []).append((one.engines.devices, one.bound.generation_s))
     for each in same.values():
         seconds = [second for _, second in sorted(each)]
         assert all(later <= earlier for earlier, later in pairwise(seconds))

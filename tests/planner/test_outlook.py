@@ -14,7 +14,7 @@ from tailrace.planner.outlook import Machine, Outlook, outlook
 from tailrace.planner.problem import Problem
 from tailrace.planner.run_memory import RunMemory, memory_of
 from tailrace.planner.sized_run import Prompts, SizedRun
-from tailrace.planning.allocation import Allocation
+from tailrace.planning.allocation import Allocation, Engines
 from tailrace.planning.engine_size import PROCESS_BYTES
 from tailrace.planning.hardware.catalogue import find_device
 from tailrace.planning.hardware.clusters import open_cluster
@@ -240,7 +240,8 @@ def test_it_is_what_the_planner_says_of_the_same_devices_and_lengths() -> None:
     drawn = Replay([[script] * run.algorithm.group_size] * run.groups_per_step)
     problem = Problem(config=run, shape=shape, cluster=cluster, workload="longest", drawn=drawn)
     pool = cluster.pools[0]
-    allocation = Allocation(rollout=pool, engines=1, trainer=pool, layout=Layout())
+    engines = Engines(pool=pool, engines=1, slots=64, cache_tokens=0)
+    allocation = Allocation(rollout=(engines,), trainer=pool, layout=Layout())
     mode = Mode(placement="separated", streaming=True)
     candidate = Candidates(problem).placed(mode, allocation, run.trainer.micro_batch_tokens)
     trainer = run.trainer.model_copy(update={"precision": "bf16"})

@@ -71,4 +71,4 @@ def test_a_cluster_whose_datacentres_have_no_link_is_refused(tmp_path: Path) -> 
     path = tmp_path / "apart.yaml"
     path.write_text(APART)
     with pytest.raises(PlanError, match=r"no link between the datacentres 'here' .* and 'there'"):
-        problem_of(open_cluster(str(path)))
+        plan(problem_of(open_cluster(str(path))))

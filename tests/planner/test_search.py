@@ -74,7 +74,7 @@ def test_a_faster_link_has_no_slower_best_plan(tmp_path: Path) -> None:
         found = [
             one
             for one in space.of(Mode(placement="separated"))
-            if (one.allocation.rollout.name, one.allocation.trainer.name) == ("near", "far")
+            if (one.engines.pool.name, one.allocation.trainer.name) == ("near", "far")
         ]
         best = min(found, key=lambda one: one.bound.seconds)
         seconds.append(simulate(problem, best).step_s)

@@ -42,7 +42,7 @@ def test_a_key_of_the_recipe_changes_and_the_devices_stay(best: Plan) -> None:
 def test_another_cluster_takes_the_same_arrangement(best: Plan) -> None:
     faster = compared(best, problem_of("8xH200", *AHEAD))
     assert not faster.searched
-    assert faster.plan.allocation.rollout.kind == "H200"
+    assert faster.plan.candidate.engines.pool.kind == "H200"
     assert faster.plan.allocation.layout == best.allocation.layout
     assert faster.plan.step_s < best.step_s
     assert faster.plan.usd_per_1000_steps != best.usd_per_1000_steps
@@ -51,7 +51,7 @@ def test_another_cluster_takes_the_same_arrangement(best: Plan) -> None:
 def test_with_several_other_pools_a_plan_is_made_anew(best: Plan) -> None:
     other = compared(best, problem_of("8xH20+8xH800", *AHEAD))
     assert other.searched
-    assert {other.plan.allocation.rollout.kind, other.plan.allocation.trainer.kind} <= {"H20", "H800"}
+    assert {other.plan.candidate.engines.pool.kind, other.plan.allocation.trainer.kind} <= {"H20", "H800"}
 
 
 def test_a_reference_that_has_no_room_beside_the_plan_is_planned_anew(best: Plan) -> None:

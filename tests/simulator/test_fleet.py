@@ -45,7 +45,7 @@ def test_engines_are_added_while_generation_is_the_longer_one_and_released_when_
     assert scaled[0].info["engines"] == ["rollout-0", "rollout-1"]
     counts = [len(event.info["engines"]) for event in scaled]
     assert counts[:3] == [2, 3, 2]
-    assert run.present == counts[-1]
+    assert run.present.total() == counts[-1]
 
 
 def test_an_engine_that_joins_loads_gets_the_newest_weights_and_generates() -> None:
@@ -58,7 +58,7 @@ def test_an_engine_that_joins_loads_gets_the_newest_weights_and_generates() -> N
     made = [event for event in events if event.worker == "rollout-1" and event.task == EventKind.SAMPLE]
     assert made
     assert all(event.start >= first.end for event in made)
-    assert run.present > 1
+    assert run.present["rollout"] > 1
 
 
 def test_what_an_engine_has_goes_on_elsewhere_when_it_is_released() -> None:
@@ -76,13 +76,13 @@ def test_what_an_engine_has_goes_on_elsewhere_when_it_is_released() -> None:
     under_way = [event for event in samples if event.start < released.start < event.end]
     assert len(under_way) == 6
     assert {event.worker for event in under_way} == {"rollout-0", "rollout-1"}
-    assert run.present == 2
+    assert run.present == {"rollout": 2}
 
 
 def test_without_bounds_the_number_stays() -> None:
     run, events = played(replace(GROWS, elastic=None), growing(*[100] * STEPS))
     assert changes(events) == []
-    assert run.present == 1
+    assert run.present == {"rollout": 1}
 
 
 @given(SCENARIOS, st.integers(1, 3), st.floats(0, 20), st.data())
