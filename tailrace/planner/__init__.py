@@ -7,7 +7,7 @@ modes        how generation and training overlap
 load         what a training step of a workload has
 bound        seconds of a step, by arithmetic alone
 candidates   all allocations that fit, with their bounds
-given        the candidate that a recipe describes itself
+given        the candidate that a recipe describes itself; `places`: where its pools stand on a cluster
 trial        a candidate simulated: a plan
 processes    trials side by side
 search       the best plans, what would make them faster, and time against cost

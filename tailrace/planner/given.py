@@ -1,7 +1,7 @@
 """A recipe as it is: the candidate that it describes itself.
 
-    rollout ──the first pool of the cluster──▶ engines
-    trainer ──the last one──▶ all devices that are left, in the quickest arrangement that fits
+    rollout pools ──`places`──▶ pools of the cluster ──▶ engines, each pool's with its own TP, DP, batch and cache
+    trainer       ──`places`──▶ all devices of its pool that are left, in the quickest arrangement that fits
 
 All else that a plan chooses is taken from the recipe.
 """
@@ -16,6 +16,7 @@ from tailrace.errors import PlanError
 from tailrace.planner.bound import bound
 from tailrace.planner.candidates import Candidate, Candidates
 from tailrace.planner.modes import Mode
+from tailrace.planner.places import rollout_place, trainer_place
 from tailrace.planner.problem import Problem
 from tailrace.planning.allocation import Allocation, Engines, best_layout, engine_tokens
 from tailrace.planning.hardware.base import Pool
@@ -27,7 +28,7 @@ def given(problem: Problem) -> Candidate:
     """Return the candidate of a recipe.
 
     Raises:
-        PlanError: engines differ in TP or DP, a worker does not fit, or there are too few devices.
+        PlanError: it is not clear where a pool stands, a worker does not fit, or there are too few devices.
     """
     return with_allocation(problem, _colocated(problem) if _is_colocated(problem) else _separated(problem))
 
@@ -77,8 +78,8 @@ def _colocated(problem: Problem) -> Allocation:
 def _separated(problem: Problem) -> Allocation:
     """The recipe's engines, and a trainer on what is left."""
     config, cluster = problem.config, problem.cluster
-    trainer = cluster.pools[-1]
-    rollout = tuple(_rollout(problem, cluster.pools[0]))
+    trainer = trainer_place(cluster, config.cluster)
+    rollout = tuple(_rollout(problem, trainer))
     reference = None
     if problem.table.reference:
         alone = Candidates(problem).reference_layout(trainer, config.trainer.micro_batch_tokens)
@@ -94,19 +95,12 @@ def _separated(problem: Problem) -> Allocation:
     return _allocation(problem, rollout, trainer, left, reference)
 
 
-def _rollout(problem: Problem, pool: Pool) -> Iterator[Engines]:
-    """The engines of each pool of the recipe, which are alike."""
-    config = problem.config.cluster.rollout
-    first: Engines | None = None
-    for name, own in config.each.items():
-        engines = _engines(problem, name, pool)
-        first = first or engines
-        if (engines.tp, engines.dp) != (first.tp, first.dp):
-            raise PlanError(
-                f"{pool_key(name)} has engines of TP {engines.tp} and DP {engines.dp}, and {pool_key(first.name)} of "
-                f"TP {first.tp} and DP {first.dp}; a simulation has one arrangement: give all the same engine.tp and dp"
-            )
+def _rollout(problem: Problem, trainer: Pool) -> Iterator[Engines]:
+    """The engines of each pool that has some."""
+    config = problem.config.cluster
+    for name, own in config.rollout.each.items():
         if own.workers:
+            engines = _engines(problem, name, rollout_place(problem.cluster, name, config, trainer))
             yield replace(engines, engines=own.workers, most=own.most if own.is_elastic else None)
 
 

@@ -16,7 +16,7 @@ from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError, UserError
 from tailrace.events import Event, read_events
 from tailrace.planner.search import plan
-from tailrace.planning.foretold import read_foretold
+from tailrace.planning.foretold import Foretold, read_foretold
 from tailrace.run.train import train
 from tests.conftest import Command, TinyModel
 from tests.helpers.runs import small_run, steps_of, write_prompts
@@ -128,6 +128,29 @@ def test_a_run_without_a_plan_is_compared_with_a_simulation_of_its_own_lengths(
 def sampled(run: Path) -> list[Event]:
     """The samples of a run's training steps."""
     return [event for event in read_events(run / "events.jsonl") if event.task == "sample" and event.step is not None]
+
+
+def test_of_engines_that_differ_the_mean_one_is_foretold(tmp_path: Path, recipe: Callable[..., RunConfig]) -> None:
+    engine = {"type": "native", "kv_cache_gib": 8.0}
+
+    def found(name: str, **wide: int) -> Foretold:
+        rollout = {"workers": 1, "pools": {"wide": {"engine": wide}}} if wide else {"workers": 2}
+        config = recipe(
+            pipeline={"placement": "separated"},
+            queue={"type": "service"},
+            cluster={"rollout": rollout},
+            engine=engine,
+            sampling__max_new_tokens=16384,
+        )
+        run = directory_of(tmp_path / name, config)
+        return foretold_after(run, cluster="8xH100", profile=None, workload="math-32b", model="Qwen2.5-1.5B")
+
+    alike, differ = found("alike"), found("differ", tp=4, dp=1)
+    quick, slow = (each.decode.step_s(1, 8, 8 * 500, 1) for each in (differ, alike))
+    assert quick < slow
+    assert differ.figures.engines == alike.figures.engines == 2
+    assert differ.memory["rollout"].bytes == alike.memory["rollout"].bytes, "of the engine with the most"
+    assert alike.least_s < alike.figures.step_s < alike.most_s
 
 
 def directory_of(run: Path, config: RunConfig) -> Path:

@@ -82,6 +82,29 @@ def test_a_run_may_choose_the_number_of_its_engines(simulate: Simulate, tmp_path
     assert "Number of engines" in (tmp_path / "simulated" / "report.html").read_text()
 
 
+def test_pools_may_have_engines_of_several_arrangements(simulate: Simulate, tmp_path: Path) -> None:
+    pools = (
+        "cluster.rollout.workers=2",
+        "cluster.rollout.pools.wide={workers: 1, engine: {tp: 4, max_batch_size: 64}}",
+    )
+    placed = ("rollout.dispatch.policy=skewness_aware", "rollout.lengths.type=siblings", "--steps", "2")
+    cluster = "4xH100+4xH200+4xH800"
+    stand = ("cluster.rollout.resources={h100: 1}", "cluster.rollout.pools.wide.resources={h200: 1}")
+    report = ("--report", str(tmp_path / "simulated"))
+    found = json.loads(simulate(*pools, *placed, *stand, "--json", *report, cluster=cluster).stdout)
+    assert [(one["name"], one["kind"], one["engines"], one["tp"]) for one in found["rollout"]] == [
+        ("rollout", "H100", 2, 1),
+        ("rollout.wide", "H200", 1, 4),
+    ]
+    assert found["trainer"]["kind"] == "H800"
+    assert found["interval_s"][0] < found["step_s"] < found["interval_s"][1]
+    samples = [e for e in read_events(tmp_path / "simulated" / "events.jsonl") if e.task == EventKind.SAMPLE]
+    assert {event.worker for event in samples} == {"rollout-0", "rollout-1", "rollout.wide-0"}
+    told = simulate(*pools, *stand, "--steps", "1", cluster=cluster).stdout
+    assert "engines of rollout.wide" in told
+    assert "memory of a device of rollout.wide" in told
+
+
 def test_an_engine_may_change_its_tp_degree(simulate: Simulate, tmp_path: Path) -> None:
     engine = ("cluster.rollout.workers=1", "engine.dp=4", "engine.adaptive_tp.estimate=bound")
     synchronous = ("pipeline.max_staleness=0", "pipeline.streaming=false", "sampling.max_new_tokens=20000")
@@ -121,9 +144,9 @@ def test_an_engine_may_change_its_tp_degree(simulate: Simulate, tmp_path: Path) 
             "cluster.rollout.max_workers",
         ),
         (
-            ("cluster.rollout.pools.wide.engine.tp=2",),
+            ("cluster.rollout.pools.wide.datacentre=west",),
             {},
-            "cluster.rollout.pools.wide has engines of TP 2 and DP 1, and cluster.rollout of TP 1 and DP 1",
+            "cluster.rollout.pools.wide asks for the datacentre 'west', and the cluster has H100; change",
         ),
         ((), {"model": "Qwen2.5-Math-7B"}, "the context of Qwen2.5-Math-7B is 4096"),
         (("sampling.max_new_tokens=48",), {}, "sampling.max_new_tokens is 48; raise it"),

@@ -1,6 +1,8 @@
-"""Claims on a recipe as it is: which engines and trainer it has."""
+"""Claims on a recipe as it is: where its pools stand, and which engines and trainer it has."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,20 +13,188 @@ from tailrace.planner.modes import USUAL, Mode
 from tailrace.planner.problem import Problem
 from tailrace.planner.trial import bases_of, config_of, planned, scenario_for
 from tailrace.planning.allocation import Allocation
+from tailrace.planning.hardware.base import Cluster
+from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.summary import Summing
 from tests.planner.problems import problem_of
 
 SEPARATED = ("pipeline.placement=separated", "queue.type=service", "sampling.max_new_tokens=65536")
+TWO = ("cluster.rollout.pools.wide.workers=1",)
+
+FILE = """
+pools:
+  near: {device: H20, nodes: 1, datacentre: east}
+  far: {device: H200, nodes: 1, datacentre: west}
+  last: {device: H800, nodes: 2, datacentre: east}
+links:
+  - {between: [east, west], gb_s: 1, ms: 2}
+"""
 
 
-def allocated(cluster: str, *recipe: str, model: str = "Qwen2.5-1.5B") -> Allocation:
+@pytest.fixture
+def three(tmp_path: Path) -> Callable[..., Cluster]:
+    """A cluster of three pools, some of them renamed."""
+
+    def make(**names: str) -> Cluster:
+        text = FILE
+        for old, new in names.items():
+            text = text.replace(f"  {old}:", f"  {new}:")
+        (tmp_path / "three.yaml").write_text(text)
+        return open_cluster(str(tmp_path / "three.yaml"))
+
+    return make
+
+
+def allocated(cluster: str | Cluster, *recipe: str, model: str = "Qwen2.5-1.5B") -> Allocation:
     return given(problem_of(cluster, *SEPARATED, *recipe, model=model)).allocation
+
+
+def test_each_pool_has_engines_of_its_own(three: Callable[..., Cluster]) -> None:
+    recipe = (
+        "engine={type: native, max_batch_size: 64}",
+        "cluster.rollout.workers=3",
+        "cluster.rollout.datacentre=east",
+        "cluster.rollout.pools.wide.datacentre=west",
+        "cluster.rollout.pools.wide.workers=2",
+        "cluster.rollout.pools.wide.engine={tp: 2, dp: 2, max_batch_size: 32, kv_cache_gib: 4}",
+        "cluster.rollout.pools.none={workers: 0, datacentre: nowhere}",
+    )
+    problem = problem_of(three(), *SEPARATED, *recipe)
+    candidate = given(problem)
+    first, wide = candidate.allocation.rollout
+    assert (first.name, first.pool.kind, first.engines, first.tp, first.dp, first.slots) == (
+        "rollout",
+        "H20",
+        3,
+        1,
+        1,
+        64,
+    )
+    assert (wide.name, wide.pool.kind, wide.engines, wide.tp, wide.dp, wide.slots) == (
+        "rollout.wide",
+        "H200",
+        2,
+        2,
+        2,
+        32,
+    )
+    assert wide.cache_tokens == 4 * 2**30 / problem.shape.cache_bytes(tp=2)
+    assert first.cache_tokens > wide.cache_tokens
+    assert (candidate.allocation.trainer.kind, candidate.allocation.layout.devices) == ("H800", 16)
+    assert candidate.allocation.rollout_devices == 3 + 2 * 4
+    kinds = scenario_for(problem, candidate, 1).engines
+    assert [(kind.name, kind.tp, kind.dp, kind.slots) for kind in kinds] == [
+        *[("rollout", 1, 1, 64)] * 3,
+        *[("rollout.wide", 2, 2, 32)] * 2,
+    ]
+    assert {kind.cache_tokens for kind in kinds} == {first.cache_tokens, wide.cache_tokens}
+    steps_s = {kind.name: kind.times.step_s(1, 8, 8000, 1) for kind in kinds}
+    assert steps_s["rollout"] != steps_s["rollout.wide"], "devices differ"
+
+
+def test_weights_cross_to_another_datacentre_and_are_installed_by_each_engine_at_its_own_pace(
+    three: Callable[..., Cluster],
+) -> None:
+    recipe = ("cluster.rollout.datacentre=east", "cluster.rollout.pools.wide={datacentre: west, engine: {tp: 2}}")
+    problem = problem_of(three(), *SEPARATED, *recipe)
+    near, far = scenario_for(problem, given(problem), 1).engines
+    crossing_s = 2 * problem.shape.parameters / 1e9
+    assert near.arrive_s < crossing_s < far.arrive_s < 1.1 * crossing_s
+    assert far.install_s < near.install_s, "two ranks take half each"
+
+
+@pytest.mark.parametrize(
+    ("names", "recipe", "places"),
+    [
+        ({"near": "rollout", "far": "wide"}, (), ["H20", "H200", "H800"]),
+        ({"near": "trainer", "far": "rollout", "last": "wide"}, (), ["H200", "H800", "H20"]),
+        ({"far": "rollout", "last": "wide"}, (), ["H200", "H800", "H20"]),
+        ({"far": "wide"}, (), ["H20", "H200", "H800"]),
+        (
+            {},
+            ("cluster.rollout.datacentre=west", "cluster.rollout.pools.wide.resources={h20: 1}"),
+            ["H200", "H20", "H800"],
+        ),
+        (
+            {},
+            (
+                "cluster.rollout.resources={'accelerator_type:H200': 1}",
+                "cluster.rollout.pools.wide.resources={H800: 1}",
+            ),
+            ["H200", "H800", "H800"],
+        ),
+        (
+            {"near": "wide"},
+            ("cluster.rollout.resources={h20: 1, disk: 1}", "cluster.trainer.datacentre=west"),
+            ["H20", "H20", "H200"],
+        ),
+    ],
+)
+def test_a_pool_stands_where_its_name_its_datacentre_or_its_resources_say(
+    three: Callable[..., Cluster], names: dict[str, str], recipe: tuple[str, ...], places: list[str]
+) -> None:
+    found = allocated(three(**names), *TWO, *recipe)
+    assert [*(one.pool.kind for one in found.rollout), found.trainer.kind] == places
+
+
+@pytest.mark.parametrize(
+    ("cluster", "places"), [("4xH100", ["H100", "H100", "H100"]), ("4xH20+4xH800", ["H20", "H20", "H800"])]
+)
+def test_engines_that_say_nothing_stand_where_the_trainer_does_not(cluster: str, places: list[str]) -> None:
+    found = allocated(cluster, *TWO)
+    assert [*(one.pool.kind for one in found.rollout), found.trainer.kind] == places
+
+
+def test_pools_of_a_cluster_without_a_file_are_called_after_their_devices() -> None:
+    found = allocated(
+        "4xH100+4xRTX-4090+4xH800", "cluster.rollout.resources={h100: 1}", "cluster.rollout.pools.rtx_4090={}"
+    )
+    assert [*(one.pool.kind for one in found.rollout), found.trainer.kind] == ["H100", "RTX-4090", "H800"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (
+            ("cluster.rollout.datacentre=east",),
+            "cluster.rollout.pools.wide may stand on near of H20 in 'east' or far of H200 in 'west' of the",
+        ),
+        (
+            ("cluster.rollout.datacentre=south",),
+            "cluster.rollout asks for the datacentre 'south', and the cluster has near of H20 in 'east', far of H200",
+        ),
+        (
+            ("cluster.rollout.datacentre=west", "cluster.rollout.resources={h100: 1}"),
+            "cluster.rollout asks for the datacentre 'west' and the device H100, and the cluster has",
+        ),
+        (("cluster.trainer.datacentre=south",), "cluster.trainer asks for the datacentre 'south'"),
+    ],
+)
+def test_a_pool_whose_place_is_not_clear_is_refused(
+    three: Callable[..., Cluster], recipe: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(PlanError) as refused:
+        allocated(three(), *TWO, *recipe)
+    assert said in str(refused.value)
+
+
+def test_a_pool_of_the_name_has_to_have_what_the_recipe_asks_for(three: Callable[..., Cluster]) -> None:
+    with pytest.raises(
+        PlanError, match="rollout asks for the datacentre 'west', and the cluster has rollout of H20 in"
+    ):
+        allocated(three(near="rollout"), "cluster.rollout.datacentre=west")
 
 
 @pytest.mark.parametrize(
     ("cluster", "recipe", "said"),
     [
+        (
+            "8xH100",
+            ("cluster.rollout.workers=4", "cluster.rollout.pools.wide.engine.tp=4"),
+            "4 engines of 1 devices and 1 engines of 4 devices take 8 of 8 H100, which leaves 0 for the trainer; "
+            "change cluster.rollout.workers, cluster.rollout.pools.wide.workers, engine.tp or engine.dp",
+        ),
         ("2xH20+2xH800", ("cluster.rollout.workers=3",), "3 engines of 1 devices take 3 of 2 H20; change"),
         ("8xH100", ("engine={type: native, kv_cache_gib: 99}",), "engine.kv_cache_gib is 99, and H100 has room for 6"),
         (
@@ -65,6 +235,19 @@ def test_the_reference_has_devices_that_the_trainer_does_not_have() -> None:
     assert found.devices == 8
 
 
+def test_an_engine_that_joins_a_pool_is_like_the_others_there_and_has_devices_from_the_beginning() -> None:
+    wide = "cluster.rollout.pools.wide={workers: 1, max_workers: 3, engine: {tp: 2, max_batch_size: 32}}"
+    problem = problem_of("16xH100", *SEPARATED, wide)
+    candidate = given(problem)
+    assert candidate.allocation.layout.devices == 16 - 1 - 3 * 2
+    scenario = scenario_for(problem, candidate, 1)
+    assert [kind.name for kind in scenario.engines] == ["rollout", "rollout.wide"]
+    assert scenario.elastic is not None
+    joining = scenario.elastic.joining
+    assert joining == replace(scenario.engines[1], starts_s=joining.install_s, arrive_s=joining.arrive_s)
+    assert (scenario.elastic.limits.least, scenario.elastic.limits.most) == (1, 3)
+
+
 def sequential(*recipe: str) -> Problem:
     return problem_of("8xH100", *SEPARATED, "trainer.micro_batch_tokens=16384", *recipe)
 
@@ -89,3 +272,18 @@ def test_the_interval_covers_engines_trainer_and_weights() -> None:
     shorter, longer = planned(problem, candidate, summing.summary(preemptions=0)).spread
     assert 1 + trainer < longer
     assert shorter < 1 / (1 + trainer)
+
+
+def test_engines_that_differ_share_the_work_in_the_parts_of_the_bound() -> None:
+    """A pool as fast as another takes half of the work; one that is slower takes less."""
+    four, two_pools, few = (
+        given(sequential(*recipe))
+        for recipe in (
+            ("cluster.rollout.workers=4",),
+            ("cluster.rollout.workers=2", "cluster.rollout.pools.same.workers=2"),
+            ("cluster.rollout.workers=2", "cluster.rollout.pools.slow={workers: 2, engine: {max_batch_size: 8}}"),
+        )
+    )
+    assert two_pools.bound.generation_s == pytest.approx(four.bound.generation_s)
+    two = with_allocation(sequential(), replace(four.allocation, rollout=(replace(four.engines, engines=2),)))
+    assert four.bound.generation_s < few.bound.generation_s < two.bound.generation_s

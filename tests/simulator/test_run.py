@@ -14,6 +14,7 @@ from tailrace.errors import PlanError
 from tailrace.events import Event
 from tailrace.planning.lengths.base import Expectation
 from tailrace.planning.packing import GroupPart
+from tailrace.planning.step_times.operators import Pass
 from tailrace.registers.events import EventKind
 from tailrace.simulator.lengths import SimulatedLengths
 from tailrace.simulator.run import SimulatedRun
@@ -37,6 +38,16 @@ class Paced:
 
     def optimizer_s(self) -> float:
         return 2.0
+
+
+class Slow(Plain):
+    """Steps that take four times as long."""
+
+    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+        return 4 * super().step_s(tp, batch_size, context_tokens, replicas)
+
+    def mixed_s(self, tp: int, batch_size: float, context_tokens: float, chunk: Pass) -> float:
+        return 4 * super().mixed_s(tp, batch_size, context_tokens, chunk)
 
 
 ENGINE = EngineKind(times=Plain(), slots=8, prefill_tokens=1000, arrive_s=0.5, install_s=0.25)
@@ -256,7 +267,7 @@ SCENARIOS = st.builds(
             EngineKind,
             name=st.sampled_from(["a", "b"]),
             engines=st.integers(1, 3),
-            times=st.just(Plain()),
+            times=st.sampled_from([Plain(), Slow()]),
             dp=st.integers(1, 2),
             slots=st.integers(1, 6),
             cache_tokens=st.integers(100, 1000),
@@ -366,6 +377,27 @@ def test_streamrl_shares_engines_out_by_the_lengths_that_have_come(before: list[
     _, events = played(scenario, lengths(*([tokens] for tokens in [*before, *[400] * 4, *[100] * 16])))
     long = [event for event in events if event.task == EventKind.SAMPLE and event.step == 1 and event.tokens == 400]
     assert len({event.worker for event in long}) == of_long_ones
+
+
+def test_engines_that_are_predicted_to_be_faster_are_given_more() -> None:
+    """Two pools; the steps of one take four times as long."""
+    slow = replace(ENGINE, name="slow", times=Slow(), install_s=1.0)
+    scenario = replace(
+        SMALL,
+        steps=1,
+        groups_per_step=24,
+        engines=(replace(ENGINE, slots=32), replace(slow, slots=32)),
+        dispatch=DispatchConfig(policy="skewness_aware"),
+        knows_lengths="lengths",
+        order="longest_first",
+        moves=False,
+    )
+    replay = lengths(*[[20]] * 24)
+    run, events = played(scenario, replay)
+    made = Counter(event.worker for event in events if event.task == EventKind.SAMPLE)
+    assert made["rollout-0"] > 2 * made["slow-0"] > 0
+    in_turn = replace(scenario, dispatch=DispatchConfig(policy="round_robin"))
+    assert run.agenda.now < played(in_turn, replay)[0].agenda.now
 
 
 def test_engines_that_die_too_often_end_the_simulation_in_one_line() -> None:

@@ -30,21 +30,30 @@ def find_device(name: str, own: Mapping[str, DeviceConfig] | None = None) -> tup
     """
     known = {**catalogue(), **(own or {})}
     for written, device in known.items():
-        if _plain(written) == _plain(name):
+        if plain_name(written) == plain_name(name):
             return written, device
     near = did_you_mean(name, known) or f"; known are {', '.join(known)}"
     raise PlanError(f"the device {name!r} is not known{near}; others go into a cluster file, under devices")
 
 
-def device_called(name: str) -> tuple[str, DeviceConfig] | None:
-    """Return the kind that a driver calls `name`, such as NVIDIA H100 80GB HBM3, and its name; None where none is.
+def device_called(name: str, own: Mapping[str, DeviceConfig] | None = None) -> tuple[str, DeviceConfig] | None:
+    """Return the kind that something is called after, such as NVIDIA H100 80GB HBM3 by its driver, and the kind's name.
 
-    The words of the kind's name stand in it. Of several kinds the longest name counts.
+    The words of the kind's name stand in it; None where those of none do. Of several kinds the longest name counts.
+
+    Args:
+        own: further kinds, which come before those of the catalogue.
     """
-    words = f" {re.sub(r'[^a-z0-9]+', ' ', name.lower())} "
-    found = [kind for kind in catalogue() if f" {kind.lower().replace('-', ' ')} " in words]
-    return max(((kind, catalogue()[kind]) for kind in found), key=lambda one: len(one[0]), default=None)
+    known = {**catalogue(), **(own or {})}
+    found = [kind for kind in known if _words(kind) in _words(name)]
+    return max(((kind, known[kind]) for kind in found), key=lambda one: len(one[0]), default=None)
 
 
-def _plain(name: str) -> str:
+def _words(name: str) -> str:
+    """The words of a name, in lower case and between spaces."""
+    return f" {re.sub(r'[^a-z0-9]+', ' ', name.lower())} "
+
+
+def plain_name(name: str) -> str:
+    """Return the letters and digits of a name in lower case: those by which names are compared."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
