@@ -32,13 +32,16 @@ def kill_descendants() -> None:
 
 
 def kill_all(left: Callable[[], Sequence[psutil.Process]], limit_s: float = KILL_LIMIT_S) -> None:
-    """Kill the processes that `left` finds until it finds none, for at most `limit_s` seconds."""
+    """Kill the processes that `left` finds until it finds none and all have ended, for at most `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
-    while (found := left()) and time.monotonic() < deadline:
+    killed: list[psutil.Process] = []
+    # the kernel frees a process's memory, by which `left` may know it, before the process has ended
+    while (found := [*left(), *filter(_runs, killed)]) and time.monotonic() < deadline:
         for process in found:
             with suppress(psutil.Error):  # it has ended, or has become another user's
                 process.kill()
         psutil.wait_procs(found, timeout=0.1)
+        killed = found
 
 
 def living(is_one: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
@@ -50,10 +53,15 @@ def living(is_one: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
 
 
 def _is(process: psutil.Process, is_one: Callable[[psutil.Process], bool]) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and is_one(process)
-    except psutil.Error:
-        return False
+    with suppress(psutil.Error):
+        return _runs(process) and is_one(process)
+    return False
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _prctl(option: int, value: int) -> None:

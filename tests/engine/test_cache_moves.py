@@ -29,10 +29,10 @@ from tests.engine.switching import make_switching_core, pids, steps, switch
 Change = Callable[[SequenceCache], SequenceCache]
 
 
-def asked(count: int = 4, **sampling: Any) -> list[Request]:
-    """Groups of two, of different lengths."""
+def asked(count: int = 4, size: int = 2, **sampling: Any) -> list[Request]:
+    """Groups of `size`, of different lengths."""
     settings = {"max_new_tokens": 24, "ignore_eos": True, **sampling}
-    return [make_request(i, group_id=i // 2, prompt=9 + 6 * (i // 2), **settings) for i in range(count)]
+    return [make_request(i, group_id=i // size, prompt=9 + 6 * (i // size), **settings) for i in range(count)]
 
 
 def withdrawn(core: EngineCore, requests: Sequence[Request], after: int) -> list[Request]:
@@ -78,7 +78,8 @@ def assert_same(got: dict[int, Sample], whole: dict[int, Sample]) -> None:
 def test_tokens_and_log_probs_are_bit_for_bit_those_of_a_response_that_stayed(
     tiny_model: TinyModel, after: int, temperature: float
 ) -> None:
-    requests = asked(temperature=temperature)
+    # without siblings: a prompt's last block may be computed twice, and come to be shared later where one stays
+    requests = asked(size=1, temperature=temperature)
     with closing(make_core(tiny_model("llama"))) as stays, closing(make_core(tiny_model("llama"))) as one:
         whole, begun = run_core(stays, requests), withdrawn(one, requests, after)
         with closing(make_core(tiny_model("llama"))) as two:

@@ -19,7 +19,7 @@ async def _stand_still(worker: "_Held") -> None:
     if worker.trained == worker.config.trainer.steps and not was_held.exists():
         was_held.touch()
         worker.context.emit(Event(task=worker.held_at, actor="trainer", start=0.0, end=0.0))
-        await worker.hold()
+        await worker.stall()
 
 
 class _Held(TrainerWorker):
@@ -29,7 +29,7 @@ class _Held(TrainerWorker):
     held_at = "held"
     """The event that says that it stands still."""
 
-    async def hold(self) -> None:
+    async def stall(self) -> None:
         """Stand still."""
         await asyncio.Event().wait()
 
@@ -53,7 +53,7 @@ class HeldInExport(_Held):
 
     held_at = "export begins"
 
-    async def hold(self) -> None:
+    async def stall(self) -> None:
         """See `_Held`."""
         await asyncio.get_running_loop().run_in_executor(self.executor, threading.Event().wait)
 
