@@ -154,13 +154,32 @@ def _named(recipe: Path | Mapping[str, Any] | None) -> str:
     return str(recipe) if isinstance(recipe, Path) else "recipe"
 
 
-def read_recipe(recipe: Path) -> dict[str, Any]:
+def read_recipe(recipe: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     """Return the contents of a YAML recipe, without resolving its interpolations.
 
+    A recipe with the key `base` changes another recipe, of which `base` is the file, from the recipe's own directory,
+    or the name of one that ships.
+
+    `above`: the recipes whose base this one is.
+
     Raises:
-        ConfigError: see `load_as`.
+        ConfigError: see `load_as`, or a recipe is its own base.
     """
     file_path = find_recipe(recipe)
+    if file_path.resolve() in above:
+        raise ConfigError(f"the recipe {recipe} is its own base; take the key base out of one of them")
+    values = _read_mapping(recipe, file_path)
+    base = values.pop("base", None)
+    if base is None:
+        return values
+    if not isinstance(base, str):
+        raise ConfigError(f"the recipe {recipe}: base is {base!r}; expected the file or the name of a recipe")
+    beside = file_path.parent / base
+    found = beside if beside.is_file() else Path(base)
+    return merged(read_recipe(found, (*above, file_path.resolve())), values)
+
+
+def _read_mapping(recipe: Path, file_path: Path) -> dict[str, Any]:
     try:
         with file_path.open("rb") as file:
             values = read_yaml(file.read(4 * MAX_CHARS + 1).decode("utf-8-sig"))

@@ -1,0 +1,154 @@
+"""`make bench-algorithms`: every algorithm on a small model, synchronous and with stale responses.
+
+    python benchmarks/bench_algorithms.py [--steps 40] [--seeds 3] [--processes 2]
+
+The model is a random Llama of 0.1M parameters; it learns to answer with digits. Each algorithm is the section of its
+recipe in `recipes/`. Its runs have `pipeline.max_staleness` 0, and 4 without and with the correction that is then the
+default. Workers are tasks of one process: learning is measured here, not speed. A run's final reward is the mean of its
+last ten steps. Curves are left in `build/bench-algorithms`, where plot_algorithms.py finds them. The last line is JSON.
+"""
+
+import contextlib
+import io
+import json
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+from unittest.mock import patch
+
+import typer
+
+BUILD = Path(__file__).parent.parent / "build" / "bench-algorithms"
+CURVES = BUILD / "curves.json"
+STALENESS = 4
+LAST = 10
+"""The last steps of a run, whose mean is its final reward."""
+
+RECIPES: dict[str, tuple[str, ...]] = {
+    "grpo": (),
+    "dr_grpo": (),
+    "rloo": (),
+    "reinforce_plus_plus": (),
+    "gspo": (),
+    "cispo": (),
+    "dapo": ("algorithm.overlong.penalty_tokens=4",),
+    "max_rl": ("rewards.grader.path=algorithm_rewards.digit_first",),
+    "ppo": ("algorithm.critic.lr=1e-2", "algorithm.critic.warmup_steps=0", "trainer.frozen_steps=2"),
+}
+"""The recipes, with what the small model needs besides."""
+
+MODES = {
+    "synchronous": ("pipeline.max_staleness=0",),
+    "uncorrected": (f"pipeline.max_staleness={STALENESS}", "algorithm.rollout_correction.type=none"),
+    "corrected": (f"pipeline.max_staleness={STALENESS}",),
+}
+
+
+class Job(NamedTuple):
+    """One run."""
+
+    recipe: str
+    mode: str
+    seed: int
+    steps: int
+
+
+def overrides(job: Job, base: Path) -> list[str]:
+    """What makes a recipe a run of the small model."""
+    model, prompts = base / f"model-{job.seed}", base / "prompts.jsonl"
+    return [
+        f"output_dir={base / f'{job.recipe}-{job.mode}-{job.seed}'}",
+        f"model.path={model}",
+        f"seed={job.seed}",
+        "prompts.source.type=jsonl",
+        f"prompts.source.path={prompts}",
+        "prompts.held_out=0",
+        "rewards.grader.type=function",
+        "rewards.grader.path=algorithm_rewards.digits",
+        "rewards.workers=1",
+        "sampling.max_new_tokens=12",
+        "engine.dtype=float32",
+        "engine.kv_cache_gib=0.01",
+        f"trainer.steps={job.steps}",
+        "trainer.precision=fp32",
+        "trainer.lr=5e-3",
+        "trainer.schedule=constant",
+        "trainer.warmup_steps=0",
+        f"checkpoint.every={job.steps}",
+        "observe.tensorboard=false",
+        "pipeline.placement=separated",
+        "queue.type=service",
+        "queue.units=1",
+        *MODES[job.mode],
+        *RECIPES[job.recipe],
+    ]
+
+
+def prepare(base: Path, seeds: int) -> None:
+    """Write the prompts, and a model for each seed."""
+    from tailrace.conformance.tiny import write_tiny_model
+
+    base.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps({"prompt": f"n{number}", "answer": ""}) + "\n" for number in range(64))
+    (base / "prompts.jsonl").write_text("".join(lines))
+    for seed in range(seeds):
+        write_tiny_model("llama", base / f"model-{seed}", seed=seed)
+
+
+def curve(job: Job, base: Path) -> list[dict[str, float]]:
+    """Train, and return the metrics of each step."""
+    import torch
+
+    from tailrace.cluster.local import LocalCluster
+    from tailrace.config.load import load_config
+    from tailrace.events import read_events
+    from tailrace.run.train import train
+
+    torch.set_num_threads(1)
+    recipe = "quickstart" if job.recipe == "grpo" else job.recipe
+    config = load_config(Path(recipe), overrides(job, base))
+    with (
+        patch("tailrace.run.separated.make_cluster", lambda settings, _: LocalCluster(settings)),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        if code := train(config, resume=False):
+            raise RuntimeError(f"{job} ended with {code}")
+    return [event.metrics for event in read_events(Path(config.output_dir) / "events.jsonl") if event.task == "step"]
+
+
+def final(steps: list[dict[str, float]]) -> float:
+    """The final reward of a run."""
+    return fmean(step["reward"] for step in steps[-LAST:])
+
+
+def main(steps: int = 40, seeds: int = 3, processes: int = 2, only: str = "") -> None:
+    """Train all, and print the mean final reward of each, over the seeds."""
+    import tempfile
+
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    os.environ["OMP_NUM_THREADS"] = "1"
+    recipes = only.split(",") if only else list(RECIPES)
+    jobs = [Job(recipe, mode, seed, steps) for recipe in recipes for mode in MODES for seed in range(seeds)]
+    with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(processes) as pool:
+        prepare(Path(directory), seeds)
+        runs = [(job, pool.submit(curve, job, Path(directory))) for job in jobs]
+        curves: dict[str, dict[str, list[list[dict[str, float]]]]] = {}
+        for job, run in runs:
+            made = curves.setdefault(job.recipe, {}).setdefault(job.mode, [])
+            made.append(run.result())
+            stale = fmean(step.get("staleness", 0.0) for step in made[-1])
+            print(f"{job.recipe} {job.mode} seed {job.seed}: {final(made[-1]):.3f}, staleness {stale:.2f}", flush=True)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    CURVES.write_text(json.dumps(curves))
+    rewards = {
+        recipe: {mode: round(fmean(map(final, found)), 3) for mode, found in modes.items()}
+        for recipe, modes in curves.items()
+    }
+    print(json.dumps({"bench": "algorithms", "steps": steps, "seeds": seeds, "final_reward": rewards}))
+
+
+if __name__ == "__main__":
+    sys.exit(typer.run(main))
