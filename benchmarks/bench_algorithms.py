@@ -12,7 +12,7 @@ import contextlib
 import io
 import json
 import os
-import sys
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import fmean
@@ -124,14 +124,11 @@ def final(steps: list[dict[str, float]]) -> float:
     return fmean(step["reward"] for step in steps[-LAST:])
 
 
-def main(steps: int = 40, seeds: int = 3, processes: int = 2, only: str = "") -> None:
+def main(steps: int = 40, seeds: int = 3, processes: int = 2, only: str = ",".join(RECIPES)) -> None:
     """Train all, and print the mean final reward of each, over the seeds."""
-    import tempfile
-
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     os.environ["OMP_NUM_THREADS"] = "1"
-    recipes = only.split(",") if only else list(RECIPES)
-    jobs = [Job(recipe, mode, seed, steps) for recipe in recipes for mode in MODES for seed in range(seeds)]
+    jobs = [Job(recipe, mode, seed, steps) for recipe in only.split(",") for mode in MODES for seed in range(seeds)]
     with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(processes) as pool:
         prepare(Path(directory), seeds)
         runs = [(job, pool.submit(curve, job, Path(directory))) for job in jobs]
@@ -139,7 +136,7 @@ def main(steps: int = 40, seeds: int = 3, processes: int = 2, only: str = "") ->
         for job, run in runs:
             made = curves.setdefault(job.recipe, {}).setdefault(job.mode, [])
             made.append(run.result())
-            stale = fmean(step.get("staleness", 0.0) for step in made[-1])
+            stale = fmean(step["staleness_mean"] for step in made[-1])
             print(f"{job.recipe} {job.mode} seed {job.seed}: {final(made[-1]):.3f}, staleness {stale:.2f}", flush=True)
     BUILD.mkdir(parents=True, exist_ok=True)
     CURVES.write_text(json.dumps(curves))
@@ -151,4 +148,4 @@ def main(steps: int = 40, seeds: int = 3, processes: int = 2, only: str = "") ->
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(main))
+    typer.run(main)

@@ -53,6 +53,8 @@ A recipe is YAML in UTF-8, without aliases, tags, keys that are no text or a key
 decimal. What is not in quotes and looks like a number, `true`, `yes`, `null` or `~` is that, and no text; a date is a
 text. A value of `key=value` is YAML, too, so that a list is `key=[a,b]`, and `key=` is null.
 
+- `base: quickstart` makes a recipe one that changes another: the shipped recipe of that name, or a file, relative to
+  the recipe's own directory. Sections are merged key by key; another `type` replaces its section.
 - A path may begin with `~` or `~user`. A relative one starts at the working directory, also in the run's `config.yaml`.
 - `${key}` stands for the value of another key that the recipe has, and `${oc.env:NAME}` for a variable of the
   environment, `${oc.env:NAME,default}` where it may be missing, `${oc.decode:${oc.env:NAME}}` for one that is a number.

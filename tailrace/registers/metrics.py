@@ -342,6 +342,33 @@ METRICS = (
         chart="Optimization",
     ),
     Metric(
+        name="critic/explained_variance",
+        group=_UPDATE,
+        title="Explained variance of the critic",
+        meaning=(
+            "1 − Var(return − value) / Var(return) over the tokens: 1 where the critic knows the returns, 0 where it "
+            "knows no more than their mean"
+        ),
+        better="higher",
+        chart="Optimization",
+    ),
+    Metric(
+        name="critic/value_loss",
+        group=_UPDATE,
+        title="Loss of the critic",
+        meaning="mean of its clipped squared error alone ([PPO](https://arxiv.org/abs/1707.06347), equation 9)",
+        better="lower",
+        chart="Optimization",
+    ),
+    Metric(
+        name="critic/<figure>",
+        group=_UPDATE,
+        meaning=(
+            "the other figures of its event `optimizer`, each the mean over its optimizer steps; so for any model that "
+            "is trained beside the policy, under the name of its row"
+        ),
+    ),
+    Metric(
         name="rollout_mismatch",
         group=_UPDATE,
         title="Rollout mismatch",

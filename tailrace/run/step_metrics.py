@@ -14,7 +14,7 @@ from tailrace.planning.admission import staleness
 from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import STALENESS, TIME
 from tailrace.rewards.base import CORRECT, failure_kind
-from tailrace.tasks.actor import StepResult
+from tailrace.tasks.actor import POLICY_ROW, StepResult
 from tailrace.tasks.compute import REMADE
 from tailrace.trainer.base import UpdateResult
 from tailrace.transfer.queue.base import Row
@@ -25,22 +25,27 @@ class TaskTimes:
     """A sink that adds up figures of events since the step before, for passing `step` events. It must be the first.
 
     `time/<task>`: seconds of each task; tasks overlap, so they may exceed the wall clock. `remade_groups`: groups that
-    were thrown away, where an algorithm does that.
+    were thrown away, where an algorithm does that. `critic/<figure>`: the mean over the critic's optimizer steps; so
+    for any other model that is trained beside the policy, under the name of its row.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
+        self._updates: dict[str, list[float]] = {}
 
     def __call__(self, event: Event) -> None:
         """Count one span, or add the sums to a `step` event."""
         if event.task == EventKind.STEP:
-            event.metrics |= self._sums
-            self._sums = {}
+            event.metrics |= self._sums | {name: statistics.fmean(values) for name, values in self._updates.items()}
+            self._sums, self._updates = {}, {}
             return
         if event.about.is_timed:
             self._add(f"{TIME.prefix}{event.task}", event.end - event.start)
         if REMADE in event.metrics:
             self._add(REMADE, event.metrics[REMADE])
+        if event.task == EventKind.OPTIMIZER and event.actor != POLICY_ROW:
+            for name, value in event.metrics.items():
+                self._updates.setdefault(f"{event.actor}/{name}", []).append(value)
 
     def _add(self, name: str, value: float) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + value

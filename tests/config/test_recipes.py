@@ -71,7 +71,7 @@ def test_a_name_in_a_directory_is_that_of_a_file() -> None:
         ("quickstart.yml", "did you mean quickstart?"),
         ("smollm2-async.yaml", "did you mean smollm2_async?"),
         ("sub/mime.yaml", "did you mean sub/mine.yaml?"),
-        ("zzzz", "those that ship are bench, quickstart, smollm2_async"),
+        ("zzzz", "those that ship are bench, cispo, dapo, "),
         ("sub", "cannot be read: Is a directory"),
         ("run", "cannot be read: Is a directory; did you mean run/config.yaml?"),
         ("", "cannot be read: Is a directory"),
@@ -84,6 +84,36 @@ def test_an_unknown_recipe_is_answered_with_the_nearest(given: str, says: str) -
     Path("run").mkdir()
     Path("run/config.yaml").write_text("seed: 1")
     assert says in refusal(given)
+
+
+def test_a_recipe_changes_its_base() -> None:
+    Path("sub").mkdir()
+    Path("sub/mine.yaml").write_text("base: quickstart\ntrainer: {lr: 1e-6}\nalgorithm: {type: rloo}")
+    Path("sub/ours.yaml").write_text("base: mine.yaml\nseed: 7")
+    base, config = load_config(Path("quickstart")), load_config(Path("sub/ours.yaml"))
+    assert (config.seed, config.trainer.lr, config.algorithm.type) == (7, 1e-6, "rloo")
+    assert config.trainer.steps == base.trainer.steps
+    assert config.prompts == base.prompts
+
+
+def test_a_recipe_goes_before_its_base_and_overrides_before_both() -> None:
+    Path("mine.yaml").write_text("base: quickstart\nseed: 7")
+    assert load_config(Path("mine.yaml"), ["seed=8"]).seed == 8
+
+
+@pytest.mark.parametrize(
+    ("base", "says"),
+    [
+        ("quikstart", "the recipe quikstart does not exist; did you mean quickstart?"),
+        ("mine.yaml", "is its own base"),
+        ("other.yaml", "is its own base"),
+        ("[quickstart]", "base is ['quickstart']; expected the file or the name of a recipe"),
+    ],
+)
+def test_a_base_that_is_none_is_refused(base: str, says: str) -> None:
+    Path("mine.yaml").write_text(f"base: {base}")
+    Path("other.yaml").write_text("base: mine.yaml")
+    assert says in refusal("mine.yaml")
 
 
 def test_a_recipe_from_a_pipe_is_read() -> None:

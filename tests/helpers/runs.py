@@ -64,7 +64,7 @@ def learned(event: Event) -> dict[str, float]:
     Sharing changes the rounding of the engine's log-probabilities, but nothing that is learned.
     """
     rounded = ("sampling_entropy", "effective_sample_size", "rollout_", "on_policy_")
-    measured = ("time/", "share/", "memory/", "remade_groups")  # by the clock
+    measured = ("time/", "share/", "memory/", "critic/", "remade_groups")  # by the clock
     return {
         name: value
         for name, value in event.metrics.items()

@@ -183,6 +183,16 @@ def test_a_step_gets_the_times_that_its_tasks_took_since_the_one_before() -> Non
     assert passed(times, make_span("reward", 5.0, 5.25)) == {"time/reward": 0.25}
 
 
+def test_a_step_gets_the_mean_figures_of_models_beside_the_policy() -> None:
+    updates = [
+        Event(actor=actor, task="optimizer", start=1.0, end=1.0, metrics={"loss": loss})
+        for actor, loss in (("critic", 1.0), ("trainer", 7.0), ("critic", 3.0))
+    ]
+    times = TaskTimes()
+    assert passed(times, *updates) == {"time/optimizer": 0.0, "critic/loss": 2.0}
+    assert passed(times) == {}
+
+
 def test_events_that_are_no_work_of_a_task_have_no_time() -> None:
     assert passed(TaskTimes(), make_span("sample", 0.0, 1.0), make_span("evaluation", 0.0, 1.0)) == {}
 
