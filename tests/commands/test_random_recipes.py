@@ -27,7 +27,7 @@ from tests.conftest import Command, TinyModel
 from tests.helpers.runs import write_prompts
 
 SEED = 7
-RECIPES = 500
+RECIPES = 200
 LIMIT_S = 60
 
 SECTIONS = list(sections(Place(schema=RunConfig)))

@@ -18,7 +18,7 @@ MODES: dict[str, dict[str, Any]] = {
     "one_step": {"placement": "separated", "max_staleness": 1},
     "fully_asynchronous": {"placement": "separated", "max_staleness": 1, "streaming": True},
 }
-SEEDS = range(3)
+SEEDS = range(2)
 STEPS, LAST = 18, 5
 """The steps of a run, and the number of last steps whose mean is its final reward."""
 NOISE = 0.05
