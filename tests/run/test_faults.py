@@ -20,8 +20,10 @@ MODES: list[tuple[dict[str, Any], str]] = [
     ({"max_staleness": 1}, "delayed"),
     ({"max_staleness": 2, "streaming": True}, "sub_step"),
 ]
+ALGORITHMS: list[dict[str, Any]] = [{"type": "grpo"}, {"type": "dapo", "dynamic_sampling": {"max_attempts": 3}}]
+"""DAPO throws about a third of its groups away with this grader, and has other prompts in their places."""
 SEEDS = range(4)
-"""The seeds of runs with workers in this process, one for each mode."""
+"""The seeds of runs with workers in this process, one for each mode; every second one has DAPO."""
 SEEDS_OF_PROCESSES = (135,)
 """The seeds of runs with worker processes, which take long to start."""
 STEPS = 5
@@ -30,6 +32,7 @@ POOLS = ("rollout", "trainer", "reward", "reference")
 
 def survive(directory: Path, model: Path, seed: int, local: list[LocalCluster] | None) -> None:
     pipeline, mode = MODES[seed % len(MODES)]
+    algorithm = ALGORITHMS[seed % len(ALGORITHMS)]
     pools: dict[str, Any] = {kind: {"cpus": 0} for kind in POOLS}
     config = small_run(
         directory / "run",
@@ -40,7 +43,8 @@ def survive(directory: Path, model: Path, seed: int, local: list[LocalCluster] |
         cluster={**pools, "rollout": {"cpus": 0, "workers": 2}, "heartbeat_limit_s": 8.0},
         queue={"type": "service", "units": 2, "replicas": 2},
         trainer__steps=STEPS,
-        algorithm__kl={"coefficient": 0.01},
+        algorithm={"group_size": 4, "kl": {"coefficient": 0.01}, **algorithm},
+        rewards__grader={"type": "function", "path": "tests.helpers.graders.one_in_four"},
     )
     faults = Faults(seed, local=local)
     assert run(config, faults) == 0
@@ -50,6 +54,8 @@ def survive(directory: Path, model: Path, seed: int, local: list[LocalCluster] |
     assert sorted(order for step in rows.values() for order in step) == list(range(8 * STEPS)), faults.done
     last = {event.step: event for event in steps_of(directory / "run")}
     assert all(e.metrics["staleness_max"] <= pipeline.get("max_staleness", 0) for e in last.values()), faults.done
+    remade = sum(event.metrics.get("remade_groups", 0.0) for event in last.values())
+    assert bool(remade) == (algorithm["type"] == "dapo"), faults.done
     died = {event.actor for event in read_events(directory / "run" / "events.jsonl") if event.task == "worker_died"}
     assert "trainer" in died, faults.done  # the trainer's death may end the attempt before other deaths are heard of
 
