@@ -28,6 +28,9 @@ TailraceError
 │   ├── WorkerError             a worker raised an error that is not of this tree
 │   └── WorkerDied              a worker's process ended, or was killed because it hung
 ├── RewardError (RuntimeError)  a grader failed, timed out or died
+│   ├── JudgeUnavailable        a judge could not be reached, or was too busy
+│   ├── JudgeRefused            a judge does not serve such requests
+│   ├── JudgeNonsense           a judge's answer has no score
 │   └── NothingGraded           all gradings of a step, or of the first evaluation, failed
 ├── BenchError (RuntimeError)   a benchmark that was not played as asked, or an adapter that failed
 ├── AlgorithmError (RuntimeError) the code of an algorithm failed, or returned what it may not
@@ -175,6 +178,18 @@ class WorkerDied(ClusterError):
 
 class RewardError(TailraceError, RuntimeError):
     """A grader failed, timed out, or its process died."""
+
+
+class JudgeUnavailable(RewardError):
+    """A judge could not be reached, or answered with an error that may pass."""
+
+
+class JudgeRefused(RewardError):
+    """A judge answered that it does not serve such requests."""
+
+
+class JudgeNonsense(RewardError):
+    """A judge's answer cannot be read, or has no score within its bounds."""
 
 
 class NothingGraded(RewardError):

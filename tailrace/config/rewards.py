@@ -1,13 +1,25 @@
 """Schemas of rewards."""
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from tailrace.config.base import Config, Keywords, Processes, Seconds
+from tailrace.config.base import (
+    Config,
+    Count,
+    Keywords,
+    Processes,
+    Seconds,
+    key_of,
+    with_default,
+)
 from tailrace.config.patterns import Pattern, Which
+from tailrace.errors import quoted
 
+Price = Annotated[float, Field(ge=0, le=1e6)]
 MAX_PICKLED_CHARS = 2**19
 """Maximum number of characters of a function in a recipe."""
 
@@ -86,6 +98,93 @@ class GroupFunctionReward(_Called):
     """Dotted path, such as my_package.rewards.rank; the working directory is importable."""
 
 
+def _is_endpoint(url: str) -> str:
+    base = url.rstrip("/")
+    try:
+        parts = urlsplit(base)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bad port or IPv6 address
+        is_one = False
+    if not is_one or re.search(r"[\s@?#]|/completions$", base):
+        without_user = re.sub(r"//.*@", "//***@", url)
+        raise ValueError(
+            f"is {quoted(without_user)}; expected the base URL of an OpenAI-compatible endpoint, such as "
+            "http://localhost:8000/v1, without user, query and fragment"
+        )
+    return base
+
+
+def _is_key(key: str) -> str:
+    if not re.fullmatch(r"[!-~]+", key):
+        raise ValueError("is empty, or has white space or other characters that no key has; give the key, or null")
+    return key
+
+
+class JudgeReward(Config):
+    """A language model that scores responses, behind any endpoint with OpenAI's API, such as `tailrace serve`, vLLM or
+    a provider's.
+
+    With it, `workers` is 1 by default, and `timeout_s` is 60.
+    """
+
+    type: Literal["judge"] = "judge"
+    url: Annotated[str, AfterValidator(_is_endpoint)]
+    """Base URL of the endpoint, such as http://localhost:8000/v1"""
+    model: Annotated[str, Field(min_length=1)]
+    """Name of the judge, as the endpoint calls it."""
+    api_key: Annotated[str, AfterValidator(_is_key)] | None = None
+    """Key of the endpoint, such as ${oc.env:JUDGE_KEY}; by default none is sent."""
+    prompt: str | None = None
+    """What the judge is asked. {question}, {response} and {answer} stand for those of the sample, {lowest} and
+    {highest} for the bounds of the score; {response} has to be there. By default it is asked how good the response is,
+    from `lowest` to `highest`, without a reference."""
+    system_prompt: str | None = None
+    """A system message before it."""
+    score: Pattern = r"(?i)score[^\w-]{0,10}(-?\d+(?:\.\d+)?)"
+    """A pattern that finds the score in the judge's answer, a number; the last match counts, group 1 where there is
+    one."""
+    lowest: Annotated[float, Field(ge=-1e6, le=1e6)] = 0.0
+    """The worst score, whose reward is 0. A score below it is a failed grading."""
+    highest: Annotated[float, Field(ge=-1e6, le=1e6)] = 10.0
+    """The best score, whose reward is 1. A score above it is a failed grading."""
+    max_tokens: Count | None = 512
+    """Maximum number of tokens of the judge's answer; null leaves it to the endpoint."""
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = 0.0
+    """Temperature of the judge; null leaves it to the endpoint."""
+    options: Keywords = {}
+    """Further keys of a request, such as {max_completion_tokens: 512} or {reasoning_effort: low}."""
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Requests at a time of each of the `workers`."""
+    max_retries: Annotated[int, Field(ge=0, le=100)] = 5
+    """Further attempts at a request where the judge cannot be reached, is too busy or has an error of its own, within
+    the time limit of the grading."""
+    backoff_s: Seconds = 0.5
+    """Seconds before the first of them, about; each further wait is twice as long, up to 30 s. A wait that the endpoint
+    asks for (Retry-After) counts instead, up to 60 s."""
+    prompt_price: Price = 0.0
+    """Price of a million tokens that the judge reads, for the metric `spent/cost`."""
+    completion_price: Price = 0.0
+    """Price of a million tokens that it writes."""
+
+    @property
+    def reads_answers(self) -> bool:
+        """Whether the judge is shown the answer of a prompt."""
+        return self.prompt is not None and "{answer}" in self.prompt
+
+    @field_validator("prompt")
+    @classmethod
+    def _has_the_response(cls, prompt: str | None) -> str | None:
+        if prompt is not None and "{response}" not in prompt:
+            raise ValueError("has no {response}, so the judge would not see what it scores; add it")
+        return prompt
+
+    @model_validator(mode="after")
+    def _scores_differ(self) -> Self:
+        if self.highest <= self.lowest:
+            raise ValueError(f"has highest {self.highest:g}, which is not above lowest {self.lowest:g}")
+        return self
+
+
 class GivenReward(_Called):
     """A function of the program that started the run, `Trainer(recipe, reward=f)`, which writes this section. It is
     called like a function of `type: function`. Whoever starts a recipe with it runs its code."""
@@ -100,7 +199,14 @@ class GivenReward(_Called):
 
 
 Grader = Annotated[
-    ExactReward | RegexReward | MathReward | ReasoningGymReward | FunctionReward | GroupFunctionReward | GivenReward,
+    ExactReward
+    | RegexReward
+    | MathReward
+    | ReasoningGymReward
+    | FunctionReward
+    | GroupFunctionReward
+    | JudgeReward
+    | GivenReward,
     Field(discriminator="type"),
 ]
 
@@ -120,6 +226,14 @@ class _Grading(Config):
     failure_reward: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
     """Reward of a response whose grading failed; null leaves the sample out of its group and of the update. A step
     without a successful grading ends the run all the same."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suits_its_grader(cls, values: Any) -> Any:
+        kind = key_of(key_of(values, "grader", None), "type", None)
+        if kind == "judge":  # slow, and one process does the work of many
+            return with_default(with_default(values, "workers", 1), "timeout_s", 60.0)
+        return values
 
 
 class GradingConfig(_Grading):

@@ -117,6 +117,17 @@ MEMORY = Metric(
 STALENESS = Metric(
     name="staleness/<versions>", group=_SAMPLES, unit="samples", meaning="how many were that stale", chart="Staleness"
 )
+SPENT = Metric(
+    name="spent/<what>",
+    of=(*_LEARNED, EventKind.REWARD),
+    group=_SAMPLES,
+    meaning=(
+        "sum over all gradings since the step before, or of the evaluation, failed ones included: `requests`, "
+        "`prompt_tokens`, `completion_tokens` and `cost` of a judge; with several rewards the name of the reward "
+        "stands before it, as in `spent/judge.cost`"
+    ),
+    better="lower",
+)
 
 METRICS = (
     Metric(
@@ -178,6 +189,7 @@ METRICS = (
         ),
         better="lower",
     ),
+    SPENT,
     Metric(
         name="flat_groups",
         group=_SAMPLES,

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from tailrace.config.rewards import (
     ExactReward,
     Grader,
+    JudgeReward,
     MathReward,
     ReasoningGymReward,
     RegexReward,
@@ -28,6 +29,7 @@ _LOOKED_AT = 100
 _LIMIT_S = 10.0
 """Seconds for the answers of one set. An answer whose check takes longer counts as fine."""
 _LOOKS_AT_ANSWERS = ExactReward | RegexReward | MathReward | ReasoningGymReward
+_COMPARES = ExactReward | RegexReward | MathReward
 _WHY_NOT = {
     "exact": "are empty or have several lines, and a response has to be the answer letter for letter",
     "regex": "can never be what {key}.pattern finds",
@@ -50,10 +52,10 @@ async def check_answers(
     """
     sets = {key: prompts for key, prompts in sources.items() if prompts}
     for name, grading in config.each.items():
-        if not isinstance(grading.grader, _LOOKS_AT_ANSWERS) or not sets:
-            continue  # only the grader itself knows how it uses an answer
         for key, prompts in sets.items():
             _check_there_are_some(grading.grader, name, key, prompts)
+        if not isinstance(grading.grader, _LOOKS_AT_ANSWERS) or not sets:
+            continue  # only the grader itself knows how it uses an answer
         async with AsyncExitStack() as stack:
             if graders is None:
                 alone = GraderPool(grading.model_copy(update={"workers": 1}), name)
@@ -78,11 +80,11 @@ async def _check(grader: Grader, name: str, key: str, prompts: Sequence[Prompt],
 
 
 def _check_there_are_some(grader: Grader, name: str, key: str, prompts: Sequence[Prompt]) -> None:
-    compares = isinstance(grader, ExactReward | RegexReward | MathReward)
+    compares = grader.reads_answers if isinstance(grader, JudgeReward) else isinstance(grader, _COMPARES)
     if compares and all(prompt.answer is None or not str(prompt.answer).strip() for prompt in prompts):
         raise UserError(
             f"{grader_key(name)}.type {grader.type} compares responses with answers, and none of the {len(prompts)} "
-            f"prompts of {key} has one; set {key}.answer_column, or grade with a function"
+            f"prompts of {key} has one; set {key}.answer_column, or grade without answers, such as with a function"
         )
 
 

@@ -45,6 +45,9 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """One line, its kind first: `timeout: …`, `died: …`, or `ErrorName: message` of the grader. The kind of a reward by
     name has that name before it: `judge.timeout: …`. A sum of rewards has a line for each grading that failed."""
+    spent: Mapping[str, float] = {}
+    """What the grading took, by name: requests, tokens, cost. Of responses that are graded together, the first has it;
+    behind the name of a reward it is `judge.cost`."""
     traceback: str | None = None
     """The traceback of an error that the grader raised: the lines of the user's own files, of bounded length."""
 
@@ -92,6 +95,9 @@ class AsyncGrader(ABC):
         """See `Grader.grade_all`."""
         return [await self.grade(request) for request in requests]
 
+    async def close(self) -> None:  # noqa: B027  (most have nothing open)
+        """Close what is open; no grading is under way."""
+
 
 def verdict(right: bool, final_answer: str | None) -> dict[str, float | str]:
     """The result of a grader whose reward is 1 or 0. `final_answer`: that of the response, if it gives one."""
@@ -109,6 +115,13 @@ def expected_text(request: GradingRequest) -> str:
         what = "no answer" if request.answer is None else f"the empty answer {request.answer!r}"
         raise RewardError(f"the prompt has {what} to compare with; set answer_column of prompts.source")
     return answer
+
+
+def question_text(request: GradingRequest) -> str:
+    """The question as one text: of a conversation, each message behind its role."""
+    if isinstance(request.question, str):
+        return request.question
+    return "\n\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in request.question)
 
 
 def failure_kind(error: str) -> str:

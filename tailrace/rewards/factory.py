@@ -5,6 +5,7 @@ from tailrace.config.rewards import (
     FunctionReward,
     GivenReward,
     GroupFunctionReward,
+    JudgeReward,
     MathReward,
     ReasoningGymReward,
     RegexReward,
@@ -44,3 +45,7 @@ def make_grader(config: GraderConfig, key: str = "rewards.grader") -> Grader | A
             from tailrace.rewards.function import make_group_function_grader
 
             return make_group_function_grader(config, key)
+        case JudgeReward():
+            from tailrace.rewards.judge import JudgeGrader
+
+            return JudgeGrader(config, key)

@@ -98,6 +98,7 @@ def added_up(grades: Mapping[str, Grade], config: RewardsConfig) -> Grade:
     the sum. Its final answer is that of the first grader that says one.
     """
     parts: dict[str, float] = {}
+    spent = {what: amount for grade in grades.values() for what, amount in grade.spent.items()}
     for name, grade in grades.items():
         if grade.reward is not None:
             parts[name] = grade.reward
@@ -106,7 +107,7 @@ def added_up(grades: Mapping[str, Grade], config: RewardsConfig) -> Grade:
     traceback = next((grade.traceback for grade in grades.values() if grade.traceback), None)
     rewards = {name: grade.reward for name, grade in grades.items() if grade.reward is not None}
     if len(rewards) < len(grades):
-        return Grade(reward=None, parts=parts, error=error, traceback=traceback)
+        return Grade(reward=None, parts=parts, error=error, spent=spent, traceback=traceback)
     total = sum(config.graders[name].weight * reward for name, reward in rewards.items())
     verdicts = [grade.correct for grade in grades.values() if grade.correct is not None]
     if config.correct_at is not None:
@@ -114,4 +115,5 @@ def added_up(grades: Mapping[str, Grade], config: RewardsConfig) -> Grade:
     if verdicts and error is None:
         parts[CORRECT] = float(all(verdicts))
     finals = (grade.final_answer for grade in grades.values() if grade.final_answer is not None)
-    return Grade(reward=total, parts=parts, final_answer=next(finals, None), error=error, traceback=traceback)
+    final = next(finals, None)
+    return Grade(reward=total, parts=parts, final_answer=final, error=error, spent=spent, traceback=traceback)

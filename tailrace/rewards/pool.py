@@ -12,7 +12,9 @@ it has as many places as the grader takes gradings at a time.
 import asyncio
 import os
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -25,6 +27,7 @@ from tailrace.config.rewards import (
     GivenReward,
     GradingConfig,
     GroupFunctionReward,
+    JudgeReward,
     RewardsConfig,
     grader_key,
 )
@@ -32,6 +35,7 @@ from tailrace.errors import RewardError, TailraceWarning, UserError
 from tailrace.rewards.base import CORRECT, Grade, GradingRequest
 from tailrace.rewards.output import Printed
 from tailrace.rewards.process import GraderDied, GraderProcess
+from tailrace.rewards.spending import with_spent
 from tailrace.rewards.together import too_late
 
 _WORKER_BYTES = 40 * 2**20
@@ -103,17 +107,8 @@ class GraderPool:
             RewardError: the pool is closed.
         """
         self._check_open()
-        slot = await self._places.get()
-        try:
-            self._check_open()  # it may have been closed while this waited
-            for _ in range(1 + self._config.retries):
-                grades = [self._judged(grade) for grade in await self._attempt(slot, requests)]
-                if all(grade.error is None for grade in grades):
-                    break
-                self._check_open()  # `close` may have killed it
-        finally:
-            self._places.put_nowait(slot)
-        return grades
+        async with self._place() as slot:
+            return await self._graded(slot, requests)
 
     async def can_be_right(self, request: GradingRequest) -> Grade:
         """Ask `Grader.can_be_right`. The grade's reward is 1 or 0, or its error says why no response can be right.
@@ -121,13 +116,9 @@ class GraderPool:
         Raises:
             RewardError: the pool is closed.
         """
-        slot = await self._places.get()
-        try:
-            self._check_open()
+        async with self._place() as slot:
             (grade,) = await self._attempt(slot, [request], is_check=True)
             return grade
-        finally:
-            self._places.put_nowait(slot)
 
     async def close(self) -> None:
         """Kill the workers; gradings under way raise RewardError. Closing twice is harmless."""
@@ -139,6 +130,26 @@ class GraderPool:
         places = [await self._places.get() for _ in range(self.capacity)]
         for slot in places:  # let the gradings that still wait for one see that the pool is closed
             self._places.put_nowait(slot)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[_Slot]:
+        """Wait for a place and hold it."""
+        slot = await self._places.get()
+        try:
+            self._check_open()  # it may have been closed while this waited
+            yield slot
+        finally:
+            self._places.put_nowait(slot)
+
+    async def _graded(self, slot: _Slot, requests: Sequence[GradingRequest]) -> list[Grade]:
+        spent: Counter[str] = Counter()
+        for _ in range(1 + self._config.retries):
+            grades = [self._judged(grade) for grade in await self._attempt(slot, requests)]
+            spent.update(grades[0].spent)
+            if all(grade.error is None for grade in grades):
+                break
+            self._check_open()  # `close` may have killed it
+        return with_spent(grades, {self._named(what): amount for what, amount in spent.items()})
 
     async def _attempt(self, slot: _Slot, requests: Sequence[GradingRequest], *, is_check: bool = False) -> list[Grade]:
         limit_s = self._config.timeout_s
@@ -159,12 +170,16 @@ class GraderPool:
         Put the name of the reward before an error.
         """
         if grade.error is not None:
-            return msgspec.structs.replace(grade, error=f"{self._name}.{grade.error}") if self._name else grade
+            return msgspec.structs.replace(grade, error=self._named(grade.error))
         threshold = self._config.correct_at
         if threshold is None or grade.reward is None:
             return grade
         parts = {**grade.parts, CORRECT: float(grade.reward >= threshold)}
         return msgspec.structs.replace(grade, parts=parts)
+
+    def _named(self, what: str) -> str:
+        """Put the name of the reward before `what`, where it has one."""
+        return f"{self._name}.{what}" if self._name else what
 
     async def _worker_of(self, slot: _Slot) -> GraderProcess:
         async with slot.starting:
@@ -198,6 +213,8 @@ async def capacity_of(config: RewardsConfig) -> int:
 
 
 async def _capacity_of(config: GradingConfig, name: str) -> int:
+    if isinstance(config.grader, JudgeReward):
+        return config.workers * config.grader.concurrency
     if not isinstance(config.grader, FunctionReward | GroupFunctionReward | GivenReward):
         return config.workers
     try:

@@ -21,6 +21,7 @@ from tailrace.rewards.base import AsyncGrader, Grade, Grader, GradingRequest
 from tailrace.rewards.factory import make_grader
 from tailrace.rewards.guard import fork_worker
 from tailrace.rewards.results import all_graded, failed
+from tailrace.rewards.spending import begin_grading, with_spent
 from tailrace.rewards.wire import Call, Ready, Reply, Setup, read
 
 
@@ -72,10 +73,11 @@ def _load(setup: Setup) -> tuple[Grader | AsyncGrader | None, Ready]:
 def _serve(grader: Grader, requests: BinaryIO, replies: BinaryIO) -> None:
     worker = os.getpid()
     while (call := read(requests, Call)) is not None:
+        spent = begin_grading()
         grades = _checks(grader, call.requests) if call.is_check else _grades(grader, call.requests)
         if os.getpid() != worker:  # the grader has forked, and its child came back, too
             os._exit(0)
-        _write(replies, Reply(call.number, grades))
+        _write(replies, Reply(call.number, with_spent(grades, spent)))
 
 
 def _grades(grader: Grader, requests: Sequence[GradingRequest]) -> list[Grade]:

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from tailrace.rewards.base import AsyncGrader, Grade, GradingRequest
 from tailrace.rewards.results import all_graded, failed
+from tailrace.rewards.spending import begin_grading, with_spent
 from tailrace.rewards.wire import Call, Reply, read
 
 Write = Callable[[Reply], None]
@@ -24,14 +25,16 @@ async def _serve(grader: AsyncGrader, requests: BinaryIO, write: Write, limit_s:
     worker = os.getpid()
 
     async def answer(call: Call) -> None:
+        spent = begin_grading()
         grades = await _grades(grader, call.requests, limit_s)
         if os.getpid() != worker:  # the grader has forked, and its child came back, too
             os._exit(0)
-        write(Reply(call.number, grades))
+        write(Reply(call.number, with_spent(grades, spent)))
 
     async with asyncio.TaskGroup() as gradings:
         while (call := await asyncio.to_thread(read, requests, Call)) is not None:
             gradings.create_task(answer(call))
+    await grader.close()
 
 
 async def _grades(grader: AsyncGrader, requests: Sequence[GradingRequest], limit_s: float) -> list[Grade]:

@@ -21,6 +21,7 @@ from tailrace.registers.events import EventKind
 from tailrace.report.samples import SampleRecord, samples_event
 from tailrace.rewards.base import FailureReport, Grade, GradingRequest
 from tailrace.rewards.graders import Graders, Group
+from tailrace.rewards.spending import spent_metrics
 from tailrace.run.step_metrics import failure_metrics, reward_metrics
 from tailrace.statistics.attempts import MOST_VOTES, majority_at_k, pass_at_k, sizes
 from tailrace.tasks.context import Decode
@@ -251,6 +252,7 @@ def _summary(answers: Sequence[Answer]) -> dict[str, float]:
         **reward_metrics(rewards, [grade.parts for grade in grades]),
         **{name: statistics.fmean(scores) for name, scores in of_several_by_prompt(answers).items()},
         **failure_metrics(grade.error for grade in grades),
+        **spent_metrics(grades),
         "response_tokens": statistics.fmean(len(answer.sample.response_ids) for answer in answers),
     }
 

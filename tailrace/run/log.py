@@ -14,7 +14,7 @@ from tailrace.events import Event, EventLog, Sink
 from tailrace.registers.events import EventKind
 from tailrace.run.learning_watch import LearningWatch
 from tailrace.run.resume import Resume
-from tailrace.run.step_metrics import TaskTimes
+from tailrace.run.step_metrics import Spending, TaskTimes
 from tailrace.run.worker_metrics import WorkerMetrics
 
 
@@ -24,7 +24,9 @@ def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], 
     `total_steps`: the number of steps to train, where it is known.
     """
     watch = LearningWatch(config, sinks)
-    log = EventLog(sinks=(TaskTimes(), WorkerMetrics(), *sinks, watch), offset=start.state.elapsed_s if start else 0.0)
+    log = EventLog(
+        sinks=(TaskTimes(), Spending(), WorkerMetrics(), *sinks, watch), offset=start.state.elapsed_s if start else 0.0
+    )
     info = {
         "config": shown(config.resolved),
         "tailrace": tailrace.__version__,

@@ -51,6 +51,21 @@ class TaskTimes:
         self._sums[name] = self._sums.get(name, 0.0) + value
 
 
+class Spending:
+    """A sink that adds up what gradings took, and writes it into passing `step` events as `spent/<what>`."""
+
+    def __init__(self) -> None:
+        self._spent: Counter[str] = Counter()
+
+    def __call__(self, event: Event) -> None:
+        """Count one claim of the reward task, or add the sums to a `step` event."""
+        if event.task == EventKind.REWARD:
+            self._spent.update(event.metrics)
+        elif event.task == EventKind.STEP:
+            event.metrics |= self._spent
+            self._spent.clear()
+
+
 def step_metrics(result: StepResult, step: int, seconds: float) -> dict[str, float]:
     """Every figure of training step `step`, which took `seconds`."""
     lengths = [response_tokens(row) for row in result.rows]

@@ -9,6 +9,7 @@ from tailrace.events import Event
 from tailrace.rewards.base import FailureReport, Grade, GradingRequest
 from tailrace.rewards.graders import added_up
 from tailrace.rewards.pool import GraderPool
+from tailrace.rewards.spending import spent_metrics
 from tailrace.tasks.base import Outputs, Task
 from tailrace.tasks.context import TaskContext
 from tailrace.transfer.queue.base import Claim, Row
@@ -43,6 +44,7 @@ class RewardTask(Task):
                 grades = [await self._pool.grade(request) for request in requests]
         graded = [told(row, grade.reward, self._group_size) for row, grade in zip(claim.rows, grades, strict=True)]
         span.info = {**self._failures.info(grades), "graded": graded}
+        span.metrics = spent_metrics(grades)
         return {row.id: self._cells(grade) for row, grade in zip(claim.rows, grades, strict=True)}
 
     def _cells(self, grade: Grade) -> dict[str, Value]:

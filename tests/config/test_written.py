@@ -123,10 +123,10 @@ def test_what_is_shown_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_no_key_of_a_schema_but_code_and_tokens_is_taken_for_a_secret() -> None:
+def test_no_key_of_a_schema_but_code_keys_and_tokens_is_taken_for_a_secret() -> None:
     keys = {place.key.rpartition(".")[2] for place in places(Place(schema=RunConfig)) if place.key}
     assert shown(load_config(BASE)) == written(load_config(BASE))
-    assert {key for key in keys if load_masks(key)} == {"pickled", "token"}
+    assert {key for key in keys if load_masks(key)} == {"api_key", "pickled", "token"}
 
 
 def load_masks(key: str) -> bool:

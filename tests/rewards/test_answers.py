@@ -86,7 +86,11 @@ async def test_nothing_is_said_of_a_pattern_that_takes_for_ever() -> None:
     assert await said(rewards, prompts("a" * 64 + "b")) == []
 
 
-@pytest.mark.parametrize("grader", [{"type": "exact"}, {"type": "regex", "pattern": "a"}, {"type": "math"}])
+JUDGE = {"type": "judge", "url": "http://localhost:1/v1", "model": "m"}
+COMPARES = {**JUDGE, "prompt": "{answer} or {response}?"}
+
+
+@pytest.mark.parametrize("grader", [{"type": "exact"}, {"type": "regex", "pattern": "a"}, {"type": "math"}, COMPARES])
 async def test_a_grader_that_compares_needs_answers(grader: dict[str, Any]) -> None:
     says = r"none of the 2 prompts of prompts\.validation\.x has one; set prompts\.validation\.x\.answer_column"
     with pytest.raises(UserError, match=says):
@@ -98,6 +102,11 @@ async def test_a_grader_that_compares_needs_answers(grader: dict[str, Any]) -> N
 async def test_the_scorers_of_reasoning_gym_need_its_problems() -> None:
     with pytest.raises(UserError, match="scores problems of its own tasks, and that of data:0 is none"):
         await check_answers(config(type="reasoning_gym"), {"prompts.source": prompts("12")})
+
+
+async def test_a_judge_is_not_asked_before_the_run() -> None:
+    assert await said(config(**JUDGE), prompts(None)) == []
+    assert await said(config(**COMPARES), prompts("1")) == []
 
 
 async def test_functions_are_not_asked() -> None:

@@ -15,6 +15,7 @@ from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.graders import Graders
 from tailrace.rewards.pool import GraderPool
 from tailrace.rewards.results import MAX_PARTS
+from tests.helpers.judge_server import JudgeServer, said
 from tests.rewards.requests import make_request
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ async def test_the_judge_of_the_page_is_awaited() -> None:
 
 @pytest.mark.usefixtures("module")
 async def test_the_rewards_of_the_page_are_added_up() -> None:
-    config = load_config({**RECIPES[0], **RECIPES[4]}).rewards
+    config = load_config({**RECIPES[0], **RECIPES[5]}).rewards
     async with Graders(config.with_one_worker) as graders:
         grade = await graders.grade(make_request("It is $7$.", answer="7", tokens=[1] * 100))
     parts = {"right": 1.0, "right.correct": 1.0, "brief": 0.5, "correct": 1.0}
@@ -88,6 +89,20 @@ async def test_the_rewards_of_the_page_are_added_up() -> None:
 
 def test_the_recipe_of_the_page_is_one() -> None:
     assert load_config(RECIPES[0]).prompts.source.type == "hub"
+
+
+@pytest.mark.usefixtures("module")
+async def test_the_judge_service_of_the_page_is_asked_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    with JudgeServer(lambda _: said("Good. Score: 9")) as judge:
+        monkeypatch.setenv("JUDGE_KEY", "k")
+        grading = load_config({**RECIPES[0], **RECIPES[4]}, [f"rewards.grader.url={judge.url}"]).rewards.each[""]
+        async with GraderPool(grading) as pool:
+            grade = await pool.grade(make_request("4", question="2 + 2?", answer="four"))
+    assert grade.reward == 0.9
+    assert grade.spent["cost"] == pytest.approx((100 * 0.15 + 10 * 0.6) / 1e6)
+    ((_, headers, body),) = judge.asked
+    assert headers["authorization"] == "Bearer k"
+    assert "Reference: four\nResponse: 4\n" in body["messages"][0]["content"]
 
 
 def test_the_page_has_every_parameter() -> None:

@@ -14,6 +14,7 @@ from tailrace.events import Event, read_events
 from tailrace.report.samples import SampleRecord, read_samples
 from tailrace.run.train import train
 from tests.conftest import TinyModel
+from tests.helpers.judge_server import JudgeServer, Reply, failed, said
 from tests.helpers.runs import assert_same_run, learned, small_run, steps_of, weights, write_prompts
 
 PLACEMENTS = ("colocated", "separated")
@@ -101,6 +102,43 @@ def test_a_function_of_groups_trains_alike_in_both_placements_alone_and_by_name(
     assert [event.samples for event in claims] == [4] * 4
     evaluations = [e for e in read_events(tmp_path / "alone-colocated" / "events.jsonl") if e.task == "evaluation"]
     assert [(e.metrics[size], e.metrics[f"sampled/{size}"]) for e in evaluations] == [(1, 3)] * 2
+
+
+def opinion(body: dict[str, Any]) -> Reply:
+    """Score a response by its length; have no opinion of one in five."""
+    length = len(body["messages"][0]["content"])
+    return said("hm" if length % 5 == 0 else f"Score: {length % 11}")
+
+
+def test_a_judge_beside_a_function_trains_alike_in_both_placements_and_its_cost_is_counted(
+    tmp_path: Path, tiny_model: TinyModel
+) -> None:
+    with JudgeServer(opinion) as server:
+        judge = {"type": "judge", "url": server.url, "model": "m", "prompt": "{response}", "prompt_price": 1e4}
+        rewards = {"graders": {"judge": {"grader": judge}, "brief": function("brevity", weight=0.5)}}
+        for placement in PLACEMENTS:
+            run = config(tmp_path, tiny_model("llama"), placement, rewards=rewards, **placed(placement))
+            assert train(run, resume=False) == 0
+    assert_same_run(*(tmp_path / placement for placement in PLACEMENTS))
+    for placement in PLACEMENTS:
+        events = list(read_events(tmp_path / placement / "events.jsonl"))
+        figures = [event.metrics for event in events if event.task in ("step", "evaluation")]
+        assert [each["spent/judge.requests"] for each in figures] == [4, 8, 8, 4]
+        assert all(each["spent/judge.cost"] == pytest.approx(each["spent/judge.requests"]) for each in figures)
+        assert sum(each.get("reward_failures/judge.JudgeNonsense", 0) for each in figures) > 0
+        trained = [event.metrics for event in events if event.task == "reward" and event.actor == "reward.judge"]
+        assert sum(each["spent/judge.requests"] for each in trained) == 16
+        assert all(0 <= sample.parts.get("judge", 0) <= 1 for sample in samples(tmp_path / placement))
+
+
+def test_a_judge_that_refuses_every_request_ends_the_run_with_what_it_said(
+    tmp_path: Path, tiny_model: TinyModel
+) -> None:
+    with JudgeServer(lambda _: failed(401)) as server:
+        rewards = {"grader": {"type": "judge", "url": server.url, "model": "m"}}
+        run = config(tmp_path, tiny_model("llama"), rewards=rewards, prompts__held_out=0)
+        with pytest.raises(NothingGraded, match=r"with: JudgeRefused: HTTP 401 of http\S+/v1: .*status 401"):
+            train(run, resume=False)
 
 
 def test_one_reward_by_name_trains_as_it_does_alone(tmp_path: Path, tiny_model: TinyModel) -> None:
@@ -203,6 +241,7 @@ def test_a_reward_that_cannot_be_made_is_named_before_anything_is_written(
     run = config(tmp_path, tiny_model("llama"), rewards={"graders": graders}, **placed(placement))
     with pytest.raises(UserError, match=r"rewards\.graders\.gone\.grader\.path 'tests\.helpers\.graders\.nope'"):
         train(run, resume=False)
+    assert not (tmp_path / "run" / "events.jsonl").exists()
 
 
 def test_a_dry_run_names_a_reward_that_cannot_be_made(tmp_path: Path, tiny_model: TinyModel) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tailrace.events import Event
-from tailrace.run.step_metrics import TaskTimes, step_metrics
+from tailrace.run.step_metrics import Spending, TaskTimes, step_metrics
 from tailrace.tasks.actor import StepResult
 from tailrace.trainer.base import UpdateResult
 from tailrace.transfer.queue.base import Row, RowId
@@ -167,7 +167,7 @@ def make_span(task: str, start: float, end: float) -> Event:
     return Event(actor="a", task=task, start=start, end=end)
 
 
-def passed(times: TaskTimes, *events: Event) -> dict[str, float]:
+def passed(times: TaskTimes | Spending, *events: Event) -> dict[str, float]:
     """The metrics of a step that ends after `events`."""
     step = make_span("step", 0.0, 9.0)
     for event in (*events, step):
@@ -195,6 +195,21 @@ def test_a_step_gets_the_mean_figures_of_models_beside_the_policy() -> None:
 
 def test_events_that_are_no_work_of_a_task_have_no_time() -> None:
     assert passed(TaskTimes(), make_span("sample", 0.0, 1.0), make_span("evaluation", 0.0, 1.0)) == {}
+
+
+def test_a_step_gets_what_gradings_have_spent_since_the_one_before() -> None:
+    def grading(**spent: float) -> Event:
+        metrics = {f"spent/{what}": amount for what, amount in spent.items()}
+        return Event(actor="reward", task="reward", start=0.0, end=1.0, metrics=metrics)
+
+    spending = Spending()
+    evaluation = Event(actor="driver", task="evaluation", start=0.0, end=1.0, metrics={"spent/cost": 7.0})
+    assert passed(spending, grading(cost=0.5, requests=1), evaluation, grading(cost=0.25)) == {
+        "spent/cost": 0.75,
+        "spent/requests": 1,
+    }
+    assert passed(spending) == {}
+    assert passed(spending, grading(cost=2.0)) == {"spent/cost": 2.0}
 
 
 def test_staleness_is_counted_from_the_oldest_token() -> None:
