@@ -24,7 +24,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "config": {"errors", "host", "registers"},
         "types": {"config"},
         "algorithms": NOUNS,
-        "rewards": NOUNS,
+        "rewards": NOUNS | {"models"},
         "prompts": NOUNS | {"workloads"},
         "models": NOUNS,
         "planning": NOUNS | {"statistics"},

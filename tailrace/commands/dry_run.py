@@ -13,6 +13,7 @@ from tailrace.commands.this_machine import this_machine
 from tailrace.config.base import GIB
 from tailrace.config.hardware import DType
 from tailrace.config.recipe_text import write_yaml
+from tailrace.config.rewards import ModelReward
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
 from tailrace.errors import quoted
@@ -89,6 +90,8 @@ def _unknown(run: SizedRun) -> Iterator[str]:
         yield "engine"
     if not run.has_known_trainer:
         yield "trainer"
+    if any(isinstance(grading.grader, ModelReward) for grading in run.config.rewards.each.values()):
+        yield "reward model"
     yield from (task.name for task, _ in make_algorithm(run.config.algorithm).other_models())
 
 

@@ -8,14 +8,19 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tailrace.config.base import (
+    Batch,
     Config,
     Count,
+    Device,
     Keywords,
+    PathText,
     Processes,
     Seconds,
     key_of,
     with_default,
 )
+from tailrace.config.engine import DType
+from tailrace.config.model import ModelConfig
 from tailrace.config.patterns import Pattern, Which
 from tailrace.errors import quoted
 
@@ -185,6 +190,36 @@ class JudgeReward(Config):
         return self
 
 
+class ModelReward(Config):
+    """A reward model: a sequence classifier of Hugging Face with one label, whose score is the reward. It reads the
+    prompt's question and the response, in its own chat template where it has one, else as a pair of texts.
+
+    With it, `workers` is 1 by default, since each has the model, and `timeout_s` is 60.
+    """
+
+    type: Literal["reward_model"] = "reward_model"
+    path: PathText
+    """A Hugging Face directory, or a hub id."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    device: Device = "cpu"
+    """cpu, cuda, cuda:N, xpu, xpu:N or mps. In a separated run it is one that the reward's workers reserve."""
+    dtype: DType = "float32"
+    """Type of the weights and of what is computed with them."""
+    batch_size: Batch = 16
+    """Maximum number of responses that are scored together: those that wait when the model is free."""
+    max_tokens: Count | None = None
+    """Maximum number of tokens of a prompt with its response; a longer one is a failed grading. By default what the
+    model can read."""
+    start_limit_s: Seconds = 600.0
+    """Seconds in which the model must be loaded."""
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model as one that is found like that of a run."""
+        return ModelConfig(path=self.path, revision=self.revision)
+
+
 class GivenReward(_Called):
     """A function of the program that started the run, `Trainer(recipe, reward=f)`, which writes this section. It is
     called like a function of `type: function`. Whoever starts a recipe with it runs its code."""
@@ -206,6 +241,7 @@ Grader = Annotated[
     | FunctionReward
     | GroupFunctionReward
     | JudgeReward
+    | ModelReward
     | GivenReward,
     Field(discriminator="type"),
 ]
@@ -231,7 +267,7 @@ class _Grading(Config):
     @classmethod
     def _suits_its_grader(cls, values: Any) -> Any:
         kind = key_of(key_of(values, "grader", None), "type", None)
-        if kind == "judge":  # slow, and one process does the work of many
+        if kind in ("judge", "reward_model"):  # slow, and one process does the work of many
             return with_default(with_default(values, "workers", 1), "timeout_s", 60.0)
         return values
 
@@ -245,6 +281,17 @@ class GradingConfig(_Grading):
     def sees_groups(self) -> bool:
         """Whether all responses of a group are graded together."""
         return isinstance(self.grader, GroupFunctionReward)
+
+    @property
+    def batch_size(self) -> int:
+        """Maximum number of responses that are graded in one call though they have nothing to do with each other."""
+        return self.grader.batch_size if isinstance(self.grader, ModelReward) else 1
+
+    @property
+    def start_limit_s(self) -> float:
+        """Seconds in which the grader must be made. Imports on a busy machine take seconds; a module that takes longer
+        hangs."""
+        return self.grader.start_limit_s if isinstance(self.grader, ModelReward) else 120.0
 
 
 class NamedRewardConfig(GradingConfig):

@@ -13,8 +13,10 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _HUB_FILES = ("model*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
 
 
-def resolve_model(config: ModelConfig) -> Path:
+def resolve_model(config: ModelConfig, key: str = "model") -> Path:
     """Return the directory of `config.path`: itself, a converted GGUF, or a snapshot of the hub.
+
+    `key`: the section of the recipe, for messages.
 
     Raises:
         ModelError: it does not exist, cannot be fetched, or lacks the configuration, the weights or the tokenizer.
@@ -22,14 +24,14 @@ def resolve_model(config: ModelConfig) -> Path:
     path = Path(config.path)
     is_local = config.path == WHEEL or path.suffix == ".gguf" or path.exists() or _looks_local(config.path)
     if is_local and config.revision is not None:
-        raise ModelError(f"model.revision is for models of the hub; remove it, or is {config.path!r} misspelt?")
+        raise ModelError(f"{key}.revision is for models of the hub; remove it, or is {config.path!r} misspelt?")
     if config.path == WHEEL:
         return convert_gguf(wheel_gguf(), cache_directory() / "models")
     if path.suffix == ".gguf":
         return convert_gguf(path, cache_directory() / "models")
     if not is_local and config.revision is None:
-        _check_owner(path)
-    return _checked(path if is_local else _download(config))
+        _check_owner(path, key)
+    return _checked(path if is_local else _download(config, key), key)
 
 
 def _looks_local(path: str) -> bool:
@@ -37,7 +39,7 @@ def _looks_local(path: str) -> bool:
     return path.startswith((".", "/")) or path.endswith("/") or path.count("/") > 1
 
 
-def _check_owner(path: Path) -> None:
+def _check_owner(path: Path, key: str) -> None:
     """Check that the owner of a hub id is no directory here: `runs/modle` is misspelt, and nobody's on the hub.
 
     Raises:
@@ -45,8 +47,8 @@ def _check_owner(path: Path) -> None:
     """
     if path.parent != Path() and path.parent.is_dir():
         raise ModelError(
-            f"model.path {path} does not exist in the directory {path.parent}; if you mean the hub's model, set "
-            f"model.revision, such as main, or start where there is no such directory{_near(path)}"
+            f"{key}.path {path} does not exist in the directory {path.parent}; if you mean the hub's model, set "
+            f"{key}.revision, such as main, or start where there is no such directory{_near(path)}"
         )
 
 
@@ -56,10 +58,10 @@ def _near(path: Path) -> str:
     return "" if near is None else f"; did you mean {str(path.with_name(near))!r}?"
 
 
-def _checked(directory: Path) -> Path:
+def _checked(directory: Path, key: str) -> Path:
     if not directory.exists():
         raise ModelError(
-            f"model.path {directory} does not exist; give a Hugging Face directory, a .gguf file, a hub id or {WHEEL}"
+            f"{key}.path {directory} does not exist; give a Hugging Face directory, a .gguf file, a hub id or {WHEEL}"
             f"{_near(directory)}"
         )
     files = weight_files(directory)
@@ -68,17 +70,17 @@ def _checked(directory: Path) -> Path:
     if not any((directory / name).is_file() for name in _TOKENIZERS):
         missing.append("tokenizer.json")
     if missing:
-        raise ModelError(f"model.path {directory} is not a complete model: it lacks {', '.join(missing)}")
+        raise ModelError(f"{key}.path {directory} is not a complete model: it lacks {', '.join(missing)}")
     return directory
 
 
-def _download(config: ModelConfig) -> Path:
+def _download(config: ModelConfig, key: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(config.path, revision=config.revision, allow_patterns=list(_HUB_FILES)))
     except (OSError, ValueError) as error:  # its HTTP errors are OSErrors, a malformed id is a ValueError
         raise ModelError(
-            f"model.path {config.path!r}: there is no such directory here, and it cannot be had from the hub: "
+            f"{key}.path {config.path!r}: there is no such directory here, and it cannot be had from the hub: "
             f"{one_line(error)}{_near(Path(config.path))}"
         ) from None

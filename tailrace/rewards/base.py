@@ -69,8 +69,11 @@ class Grader(ABC):
     def grade(self, request: GradingRequest) -> Result:
         """The reward of `request.response`, a finite number."""
 
-    def grade_all(self, requests: Sequence[GradingRequest]) -> Sequence[Result]:
-        """The rewards of responses that are graded together, in their order: those of a group."""
+    def grade_all(self, requests: Sequence[GradingRequest]) -> Sequence[Result | Exception]:
+        """The rewards of responses that are graded together, in their order: those of a group, or of a batch.
+
+        An error in place of a reward is the failure of that grading alone.
+        """
         return [self.grade(request) for request in requests]
 
     def can_be_right(self, request: GradingRequest) -> bool:

@@ -7,6 +7,7 @@ from tailrace.config.rewards import (
     GroupFunctionReward,
     JudgeReward,
     MathReward,
+    ModelReward,
     ReasoningGymReward,
     RegexReward,
 )
@@ -49,3 +50,7 @@ def make_grader(config: GraderConfig, key: str = "rewards.grader") -> Grader | A
             from tailrace.rewards.judge import JudgeGrader
 
             return JudgeGrader(config, key)
+        case ModelReward():
+            from tailrace.rewards.reward_model import RewardModelGrader
+
+            return RewardModelGrader(config, key)

@@ -8,7 +8,7 @@ A run's tasks use the pools one by one (algorithms/rewards.py); an evaluation us
 import asyncio
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from tailrace.config.rewards import RewardsConfig
 from tailrace.errors import first_error
@@ -16,13 +16,22 @@ from tailrace.rewards.base import CORRECT, Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool
 
 
+class GraderElsewhere(Protocol):
+    """A grader that is not in processes of this one."""
+
+    async def grade(self, request: GradingRequest) -> Grade:
+        """The grade of `request`."""
+
+
 class Graders:
     """The pools of a recipe: `async with Graders(config) as graders: grade = await graders.grade(request)`."""
 
-    def __init__(self, config: RewardsConfig) -> None:
+    def __init__(self, config: RewardsConfig, elsewhere: Mapping[str, GraderElsewhere] | None = None) -> None:
+        """`elsewhere`: the graders of rewards that need no pool here, by the name of the reward."""
         self._config = config
+        self._elsewhere = elsewhere or {}
         self.pools: Mapping[str, GraderPool] = {
-            name: GraderPool(grading, name) for name, grading in config.each.items()
+            name: GraderPool(grading, name) for name, grading in config.each.items() if name not in self._elsewhere
         }
         """By the name of the reward; that of a single grader is empty."""
 
@@ -60,10 +69,13 @@ class Graders:
             RewardError: the pools are closed.
         """
         group = group or Group(1)
-        grades = await asyncio.gather(*(self._graded(name, request, group, place) for name in self.pools))
-        return added_up(dict(zip(self.pools, grades, strict=True)), self._config) if self._config.graders else grades[0]
+        names = list(self._config.each)
+        grades = await asyncio.gather(*(self._graded(name, request, group, place) for name in names))
+        return added_up(dict(zip(names, grades, strict=True)), self._config) if self._config.graders else grades[0]
 
     async def _graded(self, name: str, request: GradingRequest, group: "Group", place: int) -> Grade:
+        if name in self._elsewhere:
+            return await self._elsewhere[name].grade(request)
         if not self._config.each[name].sees_groups:
             return await self.pools[name].grade(request)
         return (await group.graded(name, self.pools[name], request, place))[place]

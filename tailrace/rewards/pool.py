@@ -4,6 +4,8 @@
        ▲                                   │ too late, died, cancelled: killed with all that its grader has started
        └───── the place is free again ◀────┘ and restarted by the slot's next grading
 
+    grade() ── joins the line ──▶ up to `batch_size` that wait when a place is free, in one call: reward models
+
 Waiting: a grading waits for a place in one of `workers` slots, first come first served. It holds the place for at most
 the start limit and the time limit per attempt, so every grading ends. A slot has one place. With an asynchronous grader
 it has as many places as the grader takes gradings at a time.
@@ -12,7 +14,7 @@ it has as many places as the grader takes gradings at a time.
 import asyncio
 import os
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -62,12 +64,17 @@ class GraderPool:
         self._places: asyncio.Queue[_Slot] = asyncio.Queue()
         for slot in self._slots:
             self._places.put_nowait(slot)
+        self._count = config.workers
+        """The number of places."""
         self._closed = False
         self._printed = Printed()
         self._starts = asyncio.Semaphore(2 * (os.cpu_count() or 1))
         """Limits concurrent starts: more of them would only take turns at the cores."""
-        self.capacity = config.workers
-        """The number of concurrent gradings."""
+        self.capacity = _capacity(config)
+        """The number of concurrent gradings that keep the workers busy."""
+        self._line: deque[tuple[GradingRequest, asyncio.Future[Grade]]] = deque()
+        """Gradings that wait for a batch."""
+        self._batches: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         """Start the workers.
@@ -85,6 +92,7 @@ class GraderPool:
         concurrency = workers[0].result().concurrency
         for slot in self._slots * (concurrency - 1):
             self._places.put_nowait(slot)
+        self._count *= concurrency
         self.capacity *= concurrency
         return self
 
@@ -95,13 +103,15 @@ class GraderPool:
 
     async def grade(self, request: GradingRequest) -> Grade:
         """The grade of `request`; see `grade_all`."""
+        if self._config.batch_size > 1:
+            return await self._in_batch(request)
         (grade,) = await self.grade_all([request])
         return grade
 
     async def grade_all(self, requests: Sequence[GradingRequest]) -> list[Grade]:
         """The grades of responses that are graded together, after the configured retries; failures are in their errors.
 
-        A time limit is for all of them. They are tried again together where one has failed.
+        A time limit is for all of them. Those of a group are tried again together where one has failed.
 
         Raises:
             RewardError: the pool is closed.
@@ -127,7 +137,7 @@ class GraderPool:
         self._closed = True
         await asyncio.gather(*(slot.worker.kill() for slot in self._slots if slot.worker is not None))
         # once each place has come back, no grading is left that could start a process
-        places = [await self._places.get() for _ in range(self.capacity)]
+        places = [await self._places.get() for _ in range(self._count)]
         for slot in places:  # let the gradings that still wait for one see that the pool is closed
             self._places.put_nowait(slot)
 
@@ -141,15 +151,51 @@ class GraderPool:
         finally:
             self._places.put_nowait(slot)
 
+    async def _in_batch(self, request: GradingRequest) -> Grade:
+        """Grade `request` with others that wait. A caller that is cancelled takes none of them with it."""
+        self._check_open()
+        grade: asyncio.Future[Grade] = asyncio.get_running_loop().create_future()
+        self._line.append((request, grade))
+        task = asyncio.create_task(self._grade_batch())
+        self._batches.add(task)
+        task.add_done_callback(self._batches.discard)
+        return await grade
+
+    async def _grade_batch(self) -> None:
+        """Grade those that wait when there is a place, if no batch before has taken them all."""
+        batch: list[tuple[GradingRequest, asyncio.Future[Grade]]] = []
+        try:
+            async with self._place() as slot:
+                while self._line and len(batch) < self._config.batch_size:
+                    asked = self._line.popleft()
+                    if not asked[1].cancelled():
+                        batch.append(asked)
+                grades = await self._graded(slot, [request for request, _ in batch]) if batch else []
+        except Exception as error:  # of whatever kind: without it the callers would wait for ever
+            batch = batch or [self._line.popleft() for _ in range(len(self._line))]
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), grade in zip(batch, grades, strict=True):
+            if not future.done():  # otherwise its caller was cancelled
+                future.set_result(grade)
+
     async def _graded(self, slot: _Slot, requests: Sequence[GradingRequest]) -> list[Grade]:
+        """Try again where some have failed: all of a group, and those alone of a batch."""
         spent: Counter[str] = Counter()
+        grades: dict[int, Grade] = {}
+        asked = everyone = list(range(len(requests)))
         for _ in range(1 + self._config.retries):
-            grades = [self._judged(grade) for grade in await self._attempt(slot, requests)]
-            spent.update(grades[0].spent)
-            if all(grade.error is None for grade in grades):
+            attempt = await self._attempt(slot, [requests[number] for number in asked])
+            grades |= dict(zip(asked, map(self._judged, attempt), strict=True))
+            spent.update(attempt[0].spent)
+            failed = [number for number, grade in grades.items() if grade.error is not None]
+            if not failed:
                 break
             self._check_open()  # `close` may have killed it
-        return with_spent(grades, {self._named(what): amount for what, amount in spent.items()})
+            asked = everyone if self._config.sees_groups else failed
+        return with_spent(list(grades.values()), {self._named(what): amount for what, amount in spent.items()})
 
     async def _attempt(self, slot: _Slot, requests: Sequence[GradingRequest], *, is_check: bool = False) -> list[Grade]:
         limit_s = self._config.timeout_s
@@ -216,7 +262,7 @@ async def _capacity_of(config: GradingConfig, name: str) -> int:
     if isinstance(config.grader, JudgeReward):
         return config.workers * config.grader.concurrency
     if not isinstance(config.grader, FunctionReward | GroupFunctionReward | GivenReward):
-        return config.workers
+        return _capacity(config)
     try:
         async with GraderPool(config.model_copy(update={"workers": 1}), name) as pool:
             return config.workers * pool.capacity
@@ -228,6 +274,14 @@ async def _capacity_of(config: GradingConfig, name: str) -> int:
             stacklevel=3,
         )
         return config.workers
+
+
+def _capacity(config: GradingConfig) -> int:
+    """The number of gradings that keep the workers busy, where a worker takes one call at a time.
+
+    With batches as many wait as are scored, so that the next batch is full when a worker comes back.
+    """
+    return config.workers * (2 * config.batch_size if config.batch_size > 1 else 1)
 
 
 def _check_room(workers: int, name: str) -> None:

@@ -27,8 +27,6 @@ from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.output import Lines
 from tailrace.rewards.wire import Call, Message, Ready, Reply, Setup
 
-START_LIMIT_S = 120.0
-"""Seconds in which a grader must be made. Imports on a busy machine take seconds; a module that takes longer hangs."""
 _MARK = "TAILRACE_GRADER"
 _REAP_LIMIT_S = 5.0
 """Seconds in which a guard must end. Mostly it ends at once, with all that it guards; a stopped guard is killed."""
@@ -84,16 +82,16 @@ class GraderProcess:
 
         Raises:
             UserError: the grader cannot be made.
-            GraderDied: the process died on the way, or was killed after START_LIMIT_S.
+            GraderDied: the process died on the way, or was killed after `config.start_limit_s`.
         """
         setup = Setup(grader=config.grader.model_dump_json(), key=key, timeout_s=config.timeout_s)
         try:
-            async with asyncio.timeout(START_LIMIT_S):
+            async with asyncio.timeout(config.start_limit_s):
                 await self._send(setup)
                 ready = await self._receive(Ready)
         except TimeoutError:
             await self.kill()
-            raise GraderDied(f"died: its grader was not made within {START_LIMIT_S:g} s") from None
+            raise GraderDied(f"died: its grader was not made within {config.start_limit_s:g} s") from None
         except (asyncio.IncompleteReadError, ConnectionError, *UNREADABLE):
             raise await self._death() from None
         except BaseException:  # cancelled

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 def all_graded(results: Any, count: int) -> list[Grade]:
-    """The grades of a grader's results for `count` responses. A result that is none is a failed grading.
+    """The grades of a grader's results for `count` responses. A result that is none, or an error, is a failed grading.
 
     Raises:
         TypeError: there is not one result for each response.
@@ -38,6 +38,8 @@ def failed(error: BaseException, count: int) -> list[Grade]:
 
 def _graded(result: Any) -> Grade:
     try:
+        if isinstance(result, Exception):
+            raise result
         reward, parts, final_answer = read_result(result)
     except Exception as error:  # the code of a result's own type may raise anything
         (grade,) = failed(error, 1)

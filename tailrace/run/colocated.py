@@ -192,7 +192,7 @@ def _context(
         memory=memory,
         executor=executor,
         stack=stack,
-        graders=parts.graders,
+        graders=dict(parts.graders.pools) if parts.graders else {},
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tailrace.config.cluster import ROLLOUT, ClusterConfig, pool_key
 from tailrace.config.engine import EngineConfig, SamplingConfig
 from tailrace.config.generate import EvalConfig, GenerateConfig, ServeConfig
+from tailrace.config.rewards import ModelReward, RewardsConfig, grader_key
 from tailrace.config.run import RunConfig
 from tailrace.config.weights import WeightsConfig
 from tailrace.engine.checks import check_engine, check_sampling
@@ -115,6 +116,7 @@ def load_inputs(config: RunConfig) -> Inputs:
     here = config.pipeline.placement == "colocated" or config.cluster.address is None
     model_dir, tokenizer, decode = open_model(config, here=here)
     check_trainer(config.trainer)
+    _check_reward_models(config.rewards)
     _check_pools(config, model_dir, here=here)
     prompts = load_prompts(config.prompts, tokenizer, max_tokens=_max_prompt_tokens(config, model_dir))
     for of_set in (prompts.train, *prompts.evaluated.values()):
@@ -132,6 +134,15 @@ def load_inputs(config: RunConfig) -> Inputs:
         )
     lengths = None if config.rollout.lengths is None else make_lengths(config.rollout.lengths, model_dir)
     return Inputs(model_dir=model_dir, prompts=prompts, decode=decode, lengths=lengths)
+
+
+def _check_reward_models(config: RewardsConfig) -> None:
+    """Check, without loading them, that reward models are there and give one score."""
+    for name, grading in config.each.items():
+        if isinstance(grading.grader, ModelReward):
+            from tailrace.models.classifier import check_classifier  # slow: only where there is one
+
+            check_classifier(resolve_model(grading.grader.model, grader_key(name)), grader_key(name))
 
 
 def _check_pools(config: RunConfig, model_dir: Path, *, here: bool) -> None:

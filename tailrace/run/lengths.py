@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tailrace.config.model import ModelConfig
 from tailrace.config.rollout import LengthsConfig, ModelLengths, OracleLengths
-from tailrace.errors import ConfigError, ModelError
+from tailrace.errors import ConfigError
 from tailrace.models.encoder import Encoder, tokenizer_identity
 from tailrace.models.resolve import resolve_model
 from tailrace.planning.lengths.base import LengthPredictor
@@ -25,7 +25,9 @@ def make_lengths(config: LengthsConfig, model_dir: Path) -> LengthPredictor:
     """
     encoder = None
     if isinstance(config, ModelLengths):
-        directory = model_dir if config.path is None else _resolve(config.path)
+        directory = (
+            model_dir if config.path is None else resolve_model(ModelConfig(path=config.path), "rollout.lengths")
+        )
         encoder = Encoder(directory, layer=config.layer)
     predictor = make_predictor(config, encoder)
     predictor.knowledge += f", lengths with the tokenizer {tokenizer_identity(model_dir)}"
@@ -39,11 +41,3 @@ def make_lengths(config: LengthsConfig, model_dir: Path) -> LengthPredictor:
                 f"make one for this recipe with tailrace rank fit"
             ) from None
     return predictor
-
-
-def _resolve(path: str) -> Path:
-    """The directory of `rollout.lengths.path`."""
-    try:
-        return resolve_model(ModelConfig(path=path))
-    except ModelError as error:
-        raise ModelError(str(error).replace("model.path", "rollout.lengths.path", 1)) from None

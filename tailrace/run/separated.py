@@ -23,10 +23,12 @@ from typing import Any, Self
 import msgspec
 
 from tailrace.algorithms.factory import make_run_algorithm
+from tailrace.algorithms.table import Grade
 from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec, each
 from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import ROLLOUT, PoolConfig, pool_in_table
+from tailrace.config.rewards import ModelReward
 from tailrace.config.run import RunConfig
 from tailrace.errors import TailraceError, first_error
 from tailrace.events import EventLog
@@ -45,6 +47,7 @@ from tailrace.run.observer import Observer
 from tailrace.run.parts import Placement, evaluated, make_evaluator, make_pipeline
 from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import OpenQueue
+from tailrace.run.worker_graders import WorkerGraders
 from tailrace.run.workers.pools import factory_of, run_pools
 from tailrace.run.workers.settings import RunSettings
 from tailrace.tasks.base import Service
@@ -171,7 +174,7 @@ class Separated(Placement):
             await stack.enter_async_context(serving)
         evaluator = None
         if evaluated(config, self._inputs):
-            graders = await stack.enter_async_context(Graders(config.rewards))
+            graders = await stack.enter_async_context(Graders(config.rewards, pools.graders()))
             engines = generation.service.newest(lambda: learner.trained_steps)
             evaluator = make_evaluator(config, self._inputs, engines, graders, log, actor="driver")
         services: list[Service] = [*pools.services, generation, Observer(queue.queue, log)]
@@ -238,6 +241,15 @@ class Workers:
     def models(self) -> dict[str, ModelLearner]:
         """The learners of models other than the policy, by task."""
         return {task.name: RemoteModelLearner(self._pools[task.pool]) for task, _ in self._algorithm.other_models()}
+
+    def graders(self) -> dict[str, WorkerGraders]:
+        """Those that have a model, by the name of the reward; none where a trace is replayed."""
+        if self._config.pipeline.replay is not None:
+            return {}
+        pools = {task.work.reward: task.pool for task in self._algorithm.tasks if isinstance(task.work, Grade)}
+        each = self._config.rewards.each.items()
+        models = [name for name, grading in each if name in pools and isinstance(grading.grader, ModelReward)]
+        return {name: WorkerGraders(self._pools[pools[name]], name) for name in models}
 
     @property
     def services(self) -> list[Pool]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from tailrace.activity import Activity, TimedExecutor
 from tailrace.config.run import RunConfig
 from tailrace.events import EventLog
-from tailrace.rewards.graders import Graders
 from tailrace.rewards.pool import GraderPool
 from tailrace.tasks.memory import MemoryUse
 from tailrace.transfer.queue.base import TransferQueue
@@ -44,8 +43,8 @@ class TaskContext:
     """The one thread of the device; its work counts as busy."""
     stack: AsyncExitStack
     """Closed with the process or the run."""
-    graders: Graders | None = None
-    """All grading processes, where they are started with the run."""
+    graders: dict[str, GraderPool] = field(default_factory=dict)
+    """The grading processes that have been started, by the name of the reward; see `RewardsConfig.each`."""
     frozen: "Scorer | None" = None
     """A scorer with the initial weights."""
     trainers: "dict[str, Trainer]" = field(default_factory=dict)
@@ -57,10 +56,11 @@ class TaskContext:
         return self.config.trainer.train_batch_size
 
     async def grader_pool(self, reward: str) -> GraderPool:
-        """The grading processes of a reward, started where there are none. `reward`: see `RewardsConfig.each`."""
-        if self.graders is not None:
-            return self.graders.pools[reward]
-        return await self.stack.enter_async_context(GraderPool(self.config.rewards.each[reward], reward))
+        """The grading processes of a reward, started at the first call. `reward`: see `RewardsConfig.each`."""
+        if reward not in self.graders:
+            pool = GraderPool(self.config.rewards.each[reward], reward)
+            self.graders[reward] = await self.stack.enter_async_context(pool)
+        return self.graders[reward]
 
     async def scorer(self, of: str | None) -> Score:
         """The scoring function of the model that task `of` trains; None: log-probabilities of the initial weights."""

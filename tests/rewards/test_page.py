@@ -79,7 +79,7 @@ async def test_the_judge_of_the_page_is_awaited() -> None:
 
 @pytest.mark.usefixtures("module")
 async def test_the_rewards_of_the_page_are_added_up() -> None:
-    config = load_config({**RECIPES[0], **RECIPES[5]}).rewards
+    config = load_config({**RECIPES[0], **RECIPES[6]}).rewards
     async with Graders(config.with_one_worker) as graders:
         grade = await graders.grade(make_request("It is $7$.", answer="7", tokens=[1] * 100))
     parts = {"right": 1.0, "right.correct": 1.0, "brief": 0.5, "correct": 1.0}
@@ -87,8 +87,9 @@ async def test_the_rewards_of_the_page_are_added_up() -> None:
     assert f"there may be {MAX_REWARDS}" in PAGE
 
 
-def test_the_recipe_of_the_page_is_one() -> None:
+def test_the_recipes_of_the_page_are_some() -> None:
     assert load_config(RECIPES[0]).prompts.source.type == "hub"
+    assert load_config({**RECIPES[0], **RECIPES[5]}).rewards.workers == 1
 
 
 @pytest.mark.usefixtures("module")

@@ -212,7 +212,7 @@ async def pipelined(config: RunConfig, inputs: Inputs, parts: Parts, stack: Asyn
         memory=MemoryUse(log, "driver", "cpu"),
         executor=TimedExecutor(parts.device),
         stack=stack,
-        graders=parts.graders,
+        graders=dict(parts.graders.pools) if parts.graders else {},
     )
     port = LocalPort(parts.engine, EngineFacts(), log=log, activity=context.activity, gate=OneStep(updater))
     services = [

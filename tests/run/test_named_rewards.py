@@ -12,9 +12,14 @@ from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, NothingGraded, UserError
 from tailrace.events import Event, read_events
 from tailrace.report.samples import SampleRecord, read_samples
+from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.run.train import train
+from tailrace.run.worker_graders import WorkerGraders
+from tailrace.run.workers.pools import run_pools
+from tailrace.run.workers.settings import check_gpus
 from tests.conftest import TinyModel
 from tests.helpers.judge_server import JudgeServer, Reply, failed, said
+from tests.helpers.reward_models import write_reward_model
 from tests.helpers.runs import assert_same_run, learned, small_run, steps_of, weights, write_prompts
 
 PLACEMENTS = ("colocated", "separated")
@@ -129,6 +134,59 @@ def test_a_judge_beside_a_function_trains_alike_in_both_placements_and_its_cost_
         trained = [event.metrics for event in events if event.task == "reward" and event.actor == "reward.judge"]
         assert sum(each["spent/judge.requests"] for each in trained) == 16
         assert all(0 <= sample.parts.get("judge", 0) <= 1 for sample in samples(tmp_path / placement))
+
+
+def test_a_reward_model_beside_a_function_trains_alike_in_both_placements_and_is_loaded_by_its_workers_alone(
+    tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    grade = WorkerGraders.grade
+
+    async def counted(self: WorkerGraders, request: GradingRequest) -> Grade:
+        asked.append(self._reward)
+        return await grade(self, request)
+
+    monkeypatch.setattr(WorkerGraders, "grade", counted)
+    model = {"type": "reward_model", "path": str(write_reward_model(tmp_path / "rm")), "batch_size": 4}
+    rewards = {"graders": {"rm": {"grader": model, "weight": 0.1}, "brief": function("brevity")}}
+    for placement in PLACEMENTS:
+        run = config(tmp_path, tiny_model("llama"), placement, rewards=rewards, **placed(placement))
+        assert train(run, resume=False) == 0
+    assert asked == ["rm"] * 8, "each of two evaluations has four answers, and the driver of a separated run no model"
+    one, other = ([step.metrics for step in steps_of(tmp_path / placement)] for placement in PLACEMENTS)
+    for ours, theirs in zip(one, other, strict=True):  # a batch rounds in its own way
+        assert ours["reward/rm"] == pytest.approx(theirs["reward/rm"], abs=1e-4)
+        assert ours["reward"] == pytest.approx(0.1 * ours["reward/rm"] + ours["reward/brief"])
+        assert ours["reward_failures"] == 0
+    evaluations = [
+        [e.metrics["reward/rm"] for e in read_events(tmp_path / placement / "events.jsonl") if e.task == "evaluation"]
+        for placement in PLACEMENTS
+    ]
+    assert evaluations[0] == pytest.approx(evaluations[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_reward_model_of_several_labels_is_refused_before_anything_is_written(
+    tmp_path: Path, tiny_model: TinyModel, placement: str
+) -> None:
+    model = {"type": "reward_model", "path": str(write_reward_model(tmp_path / "rm", labels=2))}
+    run = config(tmp_path, tiny_model("llama"), rewards={"graders": {"rm": {"grader": model}}}, **placed(placement))
+    with pytest.raises(UserError, match=r"rewards\.graders\.rm\.grader\.path \S+ has 2 labels"):
+        train(run, resume=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reward_model_on_a_gpu_needs_workers_that_reserve_one() -> None:
+    model = {"grader": {"type": "reward_model", "path": "m", "device": "cuda"}}
+    for rewards, key in (({"graders": {"rm": model}}, "reward.pools.rm"), (model, "reward")):
+        run = config(Path("/tmp"), Path("model"), rewards=rewards, **placed("separated"))
+        with pytest.raises(ConfigError, match=rf"cluster\.{key}\.gpus is 0: the reward model would see no GPU"):
+            check_gpus(run, run_pools(run))
+    cluster = {"reward": {"pools": {"rm": {"gpus": 1.0}}}}
+    run = config(
+        Path("/tmp"), Path("model"), rewards={"graders": {"rm": model}}, cluster=cluster, **placed("separated")
+    )
+    check_gpus(run, run_pools(run))
 
 
 def test_a_judge_that_refuses_every_request_ends_the_run_with_what_it_said(

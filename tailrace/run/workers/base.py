@@ -21,6 +21,7 @@ from tailrace.cluster.base import Worker, WorkerContext
 from tailrace.config.cluster import pool_in_table
 from tailrace.errors import QueueClosed, QueueTimeout, first_error
 from tailrace.events import EventLog
+from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.run.queue import client_options
 from tailrace.run.workers.pools import actor_of, uses_device
 from tailrace.run.workers.settings import RunSettings
@@ -112,6 +113,11 @@ class RunWorker(Worker):
     async def close(self) -> None:
         """See `Worker`."""
         await self.stack.aclose()
+
+    async def grade(self, reward: str, request: GradingRequest) -> Grade:
+        """Grade a response for an evaluation; see `WorkerGraders`."""
+        pool = await self.tasks.grader_pool(reward)
+        return await pool.grade(request)
 
     def tell(self) -> None:
         """Emit the events about the worker's time and memory since the last call."""

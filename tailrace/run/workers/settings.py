@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import msgspec
 
 from tailrace.algorithms.factory import make_run_algorithm
-from tailrace.config.cluster import PoolConfig, pool_key
+from tailrace.config.cluster import REWARD, PoolConfig, pool_key
+from tailrace.config.rewards import ModelReward, grader_key
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError
 from tailrace.run.workers.pools import uses_device
@@ -14,11 +15,12 @@ from tailrace.transfer.weights.address import WeightsAddress
 
 
 def check_gpus(config: RunConfig, pools: Mapping[str, PoolConfig]) -> None:
-    """Check that each of `pools`, by name, whose workers use `device` reserves a GPU where that is one.
+    """Check that each of `pools`, by name, whose workers use a device reserves a GPU where that is one.
 
     Raises:
         ConfigError: one does not; its workers would see no GPU.
     """
+    _check_reward_models(config, pools)
     device = config.device
     if device.partition(":")[0] != "cuda":
         return
@@ -30,6 +32,17 @@ def check_gpus(config: RunConfig, pools: Mapping[str, PoolConfig]) -> None:
             f"device is {device}, and {names} {'is' if len(without) == 1 else 'are'} 0: these workers would see no GPU;"
             f" give each what it reserves, such as {pool_key(without[0])}.gpus=1"
         )
+
+
+def _check_reward_models(config: RunConfig, pools: Mapping[str, PoolConfig]) -> None:
+    for name, grading in config.rewards.each.items():
+        pool = f"{REWARD}.{name}" if name else REWARD
+        device = grading.grader.device if isinstance(grading.grader, ModelReward) else "cpu"
+        if device.startswith("cuda") and pool in pools and not pools[pool].gpus:
+            raise ConfigError(
+                f"{grader_key(name)}.device is {device}, and {pool_key(pool)}.gpus is 0: the reward model would see no "
+                f"GPU; give each of its workers what it reserves, such as {pool_key(pool)}.gpus=1"
+            )
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
