@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tailrace.conformance.requests import make_request
 from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
-from tailrace.engine.kernels.build import AVX512_BF16
+from tailrace.engine.kernels.build import VECTORS
 from tailrace.engine.model.weights import Weights
 from tailrace.host.cpu import cpu_flags
 from tailrace.models.architecture import parameter_shapes
@@ -160,7 +160,7 @@ def test_a_move_to_two_ranks_is_bit_for_bit_a_switch_to_them(tiny_model: TinyMod
         assert bits(run_core(two, begun)) == bits(switched)
 
 
-@pytest.mark.skipif(not cpu_flags() >= set(AVX512_BF16), reason="this CPU has no AVX512-BF16")
+@pytest.mark.skipif(not cpu_flags() >= set(VECTORS), reason="this CPU has no AVX2")
 def test_the_kernels_in_cpp_go_on_bit_for_bit(tiny_model: TinyModel) -> None:
     config: dict[str, Any] = {"dtype": "bfloat16", "kernels": "cpu", "block_size": 16}
     with (

@@ -16,7 +16,7 @@ from tailrace.conformance.requests import collect, make_request
 from tailrace.conformance.tiny import make_tokenizer
 from tailrace.engine.base import EngineArgs
 from tailrace.engine.factory import make_engine
-from tailrace.engine.kernels.build import AVX512_BF16
+from tailrace.engine.kernels.build import VECTORS
 from tailrace.host.cpu import cpu_flags
 from tests.conftest import TinyModel
 
@@ -45,7 +45,7 @@ class TestNative(OurContract):
     config = NativeEngineConfig(dtype="float32", block_size=8, kv_cache_gib=0.01, prefill_tokens=300)
 
 
-@pytest.mark.skipif(not cpu_flags() >= set(AVX512_BF16), reason="this CPU has no AVX512-BF16")
+@pytest.mark.skipif(not cpu_flags() >= set(VECTORS), reason="this CPU has no AVX2")
 class TestNativeInBfloat16(OurContract):
     config = NativeEngineConfig(kernels="cpu", kv_cache_gib=0.01)
     tolerance = 0.1

@@ -17,7 +17,7 @@ from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.cpu import CpuDecoder, Packed, rope_tables, unsupported
 from tailrace.engine.decoder.packing import Packing
-from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable
+from tailrace.engine.kernels.build import VECTORS, KernelUnavailable
 from tailrace.engine.model.shard import Shard
 from tailrace.engine.model.sharding import local_architecture, shard_weights
 from tailrace.engine.model.weights import check_weights, read_weights
@@ -28,7 +28,7 @@ from tailrace.models.architecture import Architecture, read_architecture
 from tests.engine.caches import cache_of
 from tests.engine.thread_ranks import run_ranks
 
-pytestmark = pytest.mark.skipif(not cpu_flags() >= set(AVX512_BF16), reason="this CPU has no AVX512-BF16")
+pytestmark = pytest.mark.skipif(not cpu_flags() >= set(VECTORS), reason="this CPU has no AVX2")
 
 Named = Mapping[str, torch.Tensor]
 BLOCK_SIZE, BLOCKS = 16, 48

@@ -10,13 +10,13 @@ import torch
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.collectives.rendezvous import rendezvous
 from tailrace.engine.collectives.shared_memory import SharedMemoryCollective
-from tailrace.engine.kernels.build import AVX512_BF16
+from tailrace.engine.kernels.build import VECTORS
 from tailrace.engine.sampling.cpu import CpuDrawing
 from tailrace.engine.sampling.drawing import BLOCK, Drawing, DrawInputs, Drawn, TorchDrawing
 from tailrace.host.cpu import cpu_flags
 
-needs_avx512_bf16 = pytest.mark.skipif(not cpu_flags() >= set(AVX512_BF16), reason="this CPU has no AVX512-BF16")
-both = pytest.mark.parametrize("make", [TorchDrawing, pytest.param(CpuDrawing, marks=needs_avx512_bf16)])
+needs_vectors = pytest.mark.skipif(not cpu_flags() >= set(VECTORS), reason="this CPU has no AVX2")
+both = pytest.mark.parametrize("make", [TorchDrawing, pytest.param(CpuDrawing, marks=needs_vectors)])
 
 MakeDrawing = Callable[[Collective], Drawing]
 
@@ -80,7 +80,7 @@ def test_logits_that_are_not_finite_make_totals_that_are_not(make: MakeDrawing, 
     assert np.isfinite(totals).tolist() == [True, False, True]
 
 
-@needs_avx512_bf16
+@needs_vectors
 def test_both_implementations_agree() -> None:
     logits, scale = logits_of(50, 2048), torch.linspace(0.3, 3.0, 50)
     numbers = np.random.default_rng(0).random(50)

@@ -21,7 +21,7 @@ from tailrace.engine.collectives.base import Collective
 from tailrace.engine.collectives.rendezvous import Rendezvous, rendezvous
 from tailrace.engine.decoder.base import Batch, Decoder
 from tailrace.engine.decoder.factory import local_sizes, make_decoder
-from tailrace.engine.kernels.build import AVX512_BF16
+from tailrace.engine.kernels.build import VECTORS
 from tailrace.engine.model.shard import WHOLE, Shard
 from tailrace.engine.model.sharding import head_slots, shard_weights
 from tailrace.engine.ranks.groups import Groups
@@ -57,7 +57,7 @@ kinds = pytest.mark.parametrize(
     [
         "torch",
         pytest.param(
-            "cpu", marks=pytest.mark.skipif(not cpu_flags() >= set(AVX512_BF16), reason="this CPU has no AVX512-BF16")
+            "cpu", marks=pytest.mark.skipif(not cpu_flags() >= set(VECTORS), reason="this CPU has no AVX2")
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The decoder in C++ (`kernels/decoder.cpp`), for bf16 on CPUs with AVX512-BF16.
+"""The decoder in C++ (`kernels/decoder.cpp`), for bf16 on CPUs with AVX2, and faster with AVX512-BF16.
 
 Python makes one call for each weight to pack. A step takes one call, or two a layer where C++ cannot call the ranks'
 exchange. Sums are taken in the same order whatever the batch. So a token's logits are the same bit for bit alone, in a
@@ -17,7 +17,7 @@ import torch
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch, Decoder
 from tailrace.engine.decoder.packing import Format, Group, Packing
-from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable, load
+from tailrace.engine.kernels.build import VECTORS, KernelUnavailable, load
 from tailrace.engine.kv_cache import KVCache
 from tailrace.engine.model.rope import inverse_frequencies
 from tailrace.engine.sampling.cpu import CpuDrawing, load_kernel
@@ -83,7 +83,7 @@ def unsupported(architecture: Architecture, *, block_size: int, dtype: torch.dty
 
 
 def _library() -> ctypes.CDLL:
-    library = load("decoder", needs=AVX512_BF16)
+    library = load("decoder", needs=VECTORS)
     library.decoder_workspace_bytes.restype = c_int64
     library.decoder_run.argtypes = [POINTER(_Model), POINTER(_Step), c_int64, c_int64]
     library.decoder_run.restype = c_int

@@ -55,32 +55,31 @@ struct Scratch {
 static void soften(const Heads& h, const Scratch& s, long row, long visible, long keys) {
     float* scores = s.scores + row * h.block_size;
     bf16* weights = s.weights + row * h.block_size;
-    const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt((float)h.head_dim));
-    const __m512 hidden = _mm512_set1_ps(-INFINITY);
-    __m512 most = hidden;
+    const floats scale = all(1.0f / std::sqrt((float)h.head_dim));
+    const floats hidden = all(-INFINITY);
+    floats most = hidden;
     for (long k = 0; k < keys; k += LANES) {
-        const __m512 score = _mm512_mul_ps(scale, _mm512_loadu_ps(scores + k));
-        const __m512 seen = _mm512_mask_mov_ps(hidden, first_lanes(visible - k), score);
-        _mm512_storeu_ps(scores + k, seen);
-        most = _mm512_max_ps(most, seen);
+        const floats seen = first_lanes(mul(scale, load(scores + k)), visible - k, hidden);
+        store(scores + k, seen);
+        most = larger(most, seen);
     }
-    const float before = s.largest[row], largest = std::max(before, _mm512_reduce_max_ps(most));
-    __m512 sum = _mm512_setzero_ps();
+    const float before = s.largest[row], largest = std::max(before, ::largest(most));
+    floats sum = zeros();
     for (long k = 0; k < keys; k += LANES) {
-        const __m512 weight = exp_ps(_mm512_sub_ps(_mm512_loadu_ps(scores + k), _mm512_set1_ps(largest)));
-        sum = _mm512_add_ps(sum, weight);
+        const floats weight = exp(sub(load(scores + k), all(largest)));
+        sum = add(sum, weight);
         store_bf16(weights + k, weight);
     }
     s.largest[row] = largest;
     if (largest == before) {
-        s.total[row] += _mm512_reduce_add_ps(sum);
+        s.total[row] += total(sum);
         return;
     }
-    const __m512 shrink = exp_ps(_mm512_set1_ps(before - largest));
-    s.total[row] = s.total[row] * _mm512_cvtss_f32(shrink) + _mm512_reduce_add_ps(sum);
+    const floats shrink = exp(all(before - largest));
+    s.total[row] = s.total[row] * first(shrink) + total(sum);
     for (long d = 0; d < h.head_dim; d += LANES) {
         float* sums = s.sums + row * h.head_dim + d;
-        _mm512_storeu_ps(sums, _mm512_mul_ps(shrink, _mm512_loadu_ps(sums)));
+        store(sums, mul(shrink, load(sums)));
     }
 }
 
@@ -108,9 +107,9 @@ static void attend(const Heads& h, const Queries& queries, long kv_head, const b
     }
     for (long row = 0; row < rows; row++) {
         const long token = queries.first + row / group, head = kv_head * group + row % group;
-        const __m512 total = _mm512_set1_ps(s.total[row]);
+        const floats total = all(s.total[row]);
         for (long d = 0; d < h.head_dim; d += LANES)
             store_bf16(out + (token * h.query_heads + head) * h.head_dim + d,
-                _mm512_div_ps(_mm512_loadu_ps(s.sums + row * h.head_dim + d), total));
+                div(load(s.sums + row * h.head_dim + d), total));
     }
 }

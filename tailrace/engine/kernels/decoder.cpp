@@ -40,17 +40,15 @@ class Clock {
 
 // residual += partial; normed = rms_norm(residual) · weight.
 void add_and_norm(const Model& m, bf16* residual, const float* partial, const float* weight, bf16* normed) {
-    __m512 squares = _mm512_setzero_ps();
+    floats squares = zeros();
     for (long i = 0; i < m.hidden; i += LANES) {
-        store_bf16(residual + i, _mm512_add_ps(load_bf16(residual + i), _mm512_loadu_ps(partial + i)));
-        const __m512 value = load_bf16(residual + i);
-        squares = _mm512_fmadd_ps(value, value, squares);
+        store_bf16(residual + i, add(load_bf16(residual + i), load(partial + i)));
+        const floats value = load_bf16(residual + i);
+        squares = plus_product(value, value, squares);
     }
-    const __m512 scale = _mm512_set1_ps(inverse_rms(m, squares, m.hidden));
-    for (long i = 0; i < m.hidden; i += LANES) {
-        const __m512 scaled = _mm512_mul_ps(load_bf16(residual + i), scale);
-        store_bf16(normed + i, _mm512_mul_ps(scaled, _mm512_loadu_ps(weight + i)));
-    }
+    const floats scale = all(inverse_rms(m, squares, m.hidden));
+    for (long i = 0; i < m.hidden; i += LANES)
+        store_bf16(normed + i, mul(mul(load_bf16(residual + i), scale), load(weight + i)));
 }
 
 std::vector<Place> places_of(const Model& m, const Step& s) {
@@ -223,30 +221,17 @@ class Worker {
     }
 };
 
-// Puts 16 rows of a weight in the order of `Columns::packed`. The stores bypass the cache: nothing computes with them
-// yet, and a line that is written whole need not be read first.
-static void pack_group(const uint32_t* rows, uint32_t* group, long pairs) {
-    for (long p = 0; p < pairs; p += LANES) {
-        const long count = std::min((long)LANES, pairs - p);
-        __m512i lines[LANES];
-        for (long r = 0; r < LANES; r++)
-            lines[r] = _mm512_maskz_loadu_epi32(first_lanes(count), rows + r * pairs + p);
-        transpose(lines);
-        for (long i = 0; i < count; i++) _mm512_stream_si512((__m512i*)(group + (p + i) * LANES), lines[i]);
-    }
-}
-
 }  // namespace
 
 extern "C" {
 
-// A weight of `groups` times 16 rows of `pairs` pairs, packed: group g goes to `to + g * stride`, at a multiple of 64
+// A weight of `groups` times 16 rows of `pairs` pairs, in the order of `Columns::packed`: group g goes to `to + g * stride`, at a multiple of 64
 // bytes.
 void decoder_pack(const uint32_t* weight, uint32_t* to, int64_t groups, int64_t pairs, int64_t stride, int64_t threads) {
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for
-        for (int64_t g = 0; g < groups; g++) pack_group(weight + g * LANES * pairs, to + g * stride, pairs);
+        for (int64_t g = 0; g < groups; g++) columns_to_lines(weight + g * LANES * pairs, pairs, to + g * stride);
         _mm_sfence();
     }
 }

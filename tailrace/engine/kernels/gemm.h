@@ -31,15 +31,15 @@ struct Store {
     long row;
     const float* bias = nullptr;
 
-    __m512 start(long, long g) const { return bias ? _mm512_loadu_ps(bias + g * LANES) : _mm512_setzero_ps(); }
+    floats start(long, long g) const { return bias ? load(bias + g * LANES) : zeros(); }
     template <int Z>
-    void finish(long r, long g, const __m512 (&sum)[Z]) const {
-        for (int z = 0; z < Z; z++) _mm512_storeu_ps(data + r * row + (g + z) * LANES, sum[z]);
+    void finish(long r, long g, const floats (&sum)[Z]) const {
+        for (int z = 0; z < Z; z++) store(data + r * row + (g + z) * LANES, sum[z]);
     }
 };
 
 struct Add : Store {
-    __m512 start(long r, long g) const { return _mm512_loadu_ps(data + r * row + g * LANES); }
+    floats start(long r, long g) const { return load(data + r * row + g * LANES); }
 };
 
 // Even groups are gates, odd ones are up: silu(gate) * up.
@@ -47,45 +47,45 @@ struct Gated {
     bf16* data;
     long row;
 
-    __m512 start(long, long) const { return _mm512_setzero_ps(); }
+    floats start(long, long) const { return zeros(); }
     template <int Z>
-    void finish(long r, long g, const __m512 (&sum)[Z]) const {
+    void finish(long r, long g, const floats (&sum)[Z]) const {
         static_assert(Z % 2 == 0);
-        const __m512 one = _mm512_set1_ps(1.0f);
         for (int z = 0; z < Z; z += 2) {
-            const __m512 limited = _mm512_max_ps(_mm512_set1_ps(-88.0f), sum[z]);
-            const __m512 below = _mm512_add_ps(one, exp_ps(_mm512_sub_ps(_mm512_setzero_ps(), limited)));
-            store_bf16(data + r * row + (g + z) / 2 * LANES, _mm512_mul_ps(_mm512_div_ps(sum[z], below), sum[z + 1]));
+            const floats limited = larger(all(-88.0f), sum[z]);
+            const floats below = add(all(1.0f), exp(sub(zeros(), limited)));
+            store_bf16(data + r * row + (g + z) / 2 * LANES, mul(div(sum[z], below), sum[z + 1]));
         }
     }
 };
 
-// R rows by Z groups, in registers.
+// R rows by Z groups, in registers; as many groups at once as there are registers for.
 template <class Out, int R, int Z>
 static void tile(Rows a, long first, Columns b, long group, long pairs, Out out) {
-    __m512 sum[R][Z];
+    floats sum[R][Z];
     for (int r = 0; r < R; r++)
         for (int z = 0; z < Z; z++) sum[r][z] = out.start(first + r, group + z);
-    const bf16* left = a.data + first * a.row;
-    const bf16* right = b.data + group * b.group;
     const long ahead = b.ahead ? b.ahead : Z * b.group;
-    for (long p = 0; p < pairs; p++, left += 2, right += b.pair) {
-        __m512bh column[Z];
-        for (int z = 0; z < Z; z++) {
-            column[z] = (__m512bh)_mm512_loadu_si512(right + z * b.group);
-            _mm_prefetch((const char*)(right + z * b.group + ahead), _MM_HINT_T1);
-        }
-        for (int r = 0; r < R; r++) {
-            int32_t pair;
-            std::memcpy(&pair, left + r * a.row, sizeof pair);
-            const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
-            for (int z = 0; z < Z; z++) sum[r][z] = _mm512_dpbf16_ps(sum[r][z], both, column[z]);
+    constexpr int AT_ONCE = groups_at_once(Z);
+    for (int begin = 0; begin < Z; begin += AT_ONCE) {
+        const bf16* left = a.data + first * a.row;
+        const bf16* right = b.data + (group + begin) * b.group;
+        for (long p = 0; p < pairs; p++, left += 2, right += b.pair) {
+            Pairs column[AT_ONCE];
+            for (int z = 0; z < AT_ONCE; z++) {
+                column[z] = load_pairs(right + z * b.group);
+                _mm_prefetch((const char*)(right + z * b.group + ahead), _MM_HINT_T1);
+            }
+            for (int r = 0; r < R; r++) {
+                int32_t pair;
+                std::memcpy(&pair, left + r * a.row, sizeof pair);
+                const Pairs both = one_pair(pair);
+                for (int z = 0; z < AT_ONCE; z++) sum[r][begin + z] = plus_dot(sum[r][begin + z], both, column[z]);
+            }
         }
     }
     for (int r = 0; r < R; r++) out.finish(first + r, group, sum[r]);
 }
-
-constexpr int most_rows(int groups) { return groups == 4 ? 6 : 12; }  // what 32 registers hold
 
 template <class Out, int Z, int... R>
 static auto tile_of(int rows, std::integer_sequence<int, R...>) {

@@ -9,18 +9,18 @@ struct Place {
     bool newest;  // whether the row is the newest of its sequence
 };
 
-static inline float inverse_rms(const Model& m, __m512 squares, long size) {
-    return 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / (float)size + (float)m.norm_eps);
+static inline float inverse_rms(const Model& m, floats squares, long size) {
+    return 1.0f / std::sqrt(total(squares) / (float)size + (float)m.norm_eps);
 }
 
 // Norm and rotary position embedding of one head, in place.
 static inline void rotate(const Model& m, float* x, const float* norm, long position) {
     const long half = m.head_dim / 2;
     if (norm) {
-        __m512 squares = _mm512_setzero_ps();
+        floats squares = zeros();
         for (long d = 0; d < m.head_dim; d += LANES) {
-            const __m512 values = _mm512_loadu_ps(x + d);
-            squares = _mm512_fmadd_ps(values, values, squares);
+            const floats values = load(x + d);
+            squares = plus_product(values, values, squares);
         }
         const float scale = inverse_rms(m, squares, m.head_dim);
         for (long d = 0; d < m.head_dim; d++) x[d] = x[d] * scale * norm[d];
@@ -34,7 +34,7 @@ static inline void rotate(const Model& m, float* x, const float* norm, long posi
 }
 
 static inline void round_head(const Model& m, const float* x, bf16* to) {
-    for (long d = 0; d < m.head_dim; d += LANES) store_bf16(to + d, _mm512_loadu_ps(x + d));
+    for (long d = 0; d < m.head_dim; d += LANES) store_bf16(to + d, load(x + d));
 }
 
 // region: of a (block, KV head), [head_dim / 2][block_size][2].

@@ -10,35 +10,27 @@ namespace {
 
 constexpr long BLOCK = 256;
 
-__m512 weight(const float* logits, __m512 maximum, __m512 scale) {
-    return exp_ps(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(logits), maximum), scale));
+floats weight(const float* logits, floats maximum, floats scale) {
+    return exp(mul(sub(load(logits), maximum), scale));
 }
 
-double block_sum(const float* logits, __m512 maximum, __m512 scale) {
-    __m512 even = _mm512_setzero_ps(), odd = even;
+double block_sum(const float* logits, floats maximum, floats scale) {
+    floats even = zeros(), odd = even;
     for (long i = 0; i < BLOCK; i += 2 * LANES) {
-        even = _mm512_add_ps(even, weight(logits + i, maximum, scale));
-        odd = _mm512_add_ps(odd, weight(logits + i + LANES, maximum, scale));
+        even = add(even, weight(logits + i, maximum, scale));
+        odd = add(odd, weight(logits + i + LANES, maximum, scale));
     }
-    const __m512 sum = _mm512_add_ps(even, odd);
-    const __m256 high = _mm512_extractf32x8_ps(sum, 1);
-    return _mm512_reduce_add_pd(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(sum)), _mm512_cvtps_pd(high)));
+    return exact_total(add(even, odd));
 }
 
-// NaNs are passed over: they make the sums NaN.
+// NaNs are passed over: they make the sums NaN. 0 where there is nothing else.
 int64_t first_maximum(const float* logits, long width) {
-    __m512 most = _mm512_set1_ps(-INFINITY);
-    __m512i where = _mm512_setzero_si512();
-    __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    for (long i = 0; i < width; i += LANES) {
-        const __m512 values = _mm512_loadu_ps(logits + i);
-        const __mmask16 larger = _mm512_cmp_ps_mask(values, most, _CMP_GT_OQ);
-        most = _mm512_mask_mov_ps(most, larger, values);
-        where = _mm512_mask_mov_epi32(where, larger, index);
-        index = _mm512_add_epi32(index, _mm512_set1_epi32(LANES));
-    }
-    const __mmask16 equal = _mm512_cmp_ps_mask(most, _mm512_set1_ps(_mm512_reduce_max_ps(most)), _CMP_EQ_OQ);
-    return _mm512_mask_reduce_min_epi32(equal, where);
+    floats most = all(-INFINITY);
+    for (long i = 0; i < width; i += LANES) most = larger(load(logits + i), most);
+    const floats maximum = all(largest(most));
+    for (long i = 0; i < width; i += LANES)
+        if (const unsigned found = equal(load(logits + i), maximum)) return i + __builtin_ctz(found);
+    return 0;
 }
 
 // The first index whose cumulative weight exceeds the target, so one of positive weight, and the sum of those before.
@@ -70,7 +62,7 @@ struct Drawing {
 
     // [ranks][own], or `own` itself where there is one rank. The contents are of no use once a rank is missing.
     template <typename Item>
-    std::vector<Item> all(const std::vector<Item>& own) {
+    std::vector<Item> of_all_ranks(const std::vector<Item>& own) {
         if (ranks == 1) return own;
         std::vector<Item> gathered(ranks * own.size());
         if (missing < 0)
@@ -88,7 +80,7 @@ struct Drawing {
             const int64_t index = first_maximum(own_logits, width);
             own[row] = {own_logits[index], double(rank * width + index)};
         }
-        const std::vector<Found> found = all(own);
+        const std::vector<Found> found = of_all_ranks(own);
         for (long row = 0; row < rows; row++)
             for (long other = 0; other < ranks; other++) {
                 const Found& candidate = found[other * rows + row];
@@ -103,20 +95,20 @@ struct Drawing {
         std::vector<double> sums(rows * own_blocks);
 #pragma omp parallel for num_threads(threads) schedule(static) if (rows > 1)
         for (long row = 0; row < rows; row++) {
-            const __m512 maximum = _mm512_set1_ps(maxima[row].value), scale = _mm512_set1_ps(scales[row]);
+            const floats maximum = all(maxima[row].value), scale = all(scales[row]);
             for (long block = 0; block < own_blocks; block++)
                 sums[row * own_blocks + block] = block_sum(logits + row * width + block * BLOCK, maximum, scale);
         }
-        return all(sums);
+        return of_all_ranks(sums);
     }
 
     // The weight and the token at `inside` of one of this rank's blocks.
     Found resolve(long row, long block, double inside, double maximum) const {
-        const __m512 most = _mm512_set1_ps(maximum), scale = _mm512_set1_ps(scales[row]);
+        const floats most = all(maximum), scale = all(scales[row]);
         const float* block_logits = logits + row * width + block * BLOCK;
         float values[BLOCK];
         double total = 0, before = 0;
-        for (long i = 0; i < BLOCK; i += LANES) _mm512_storeu_ps(values + i, weight(block_logits + i, most, scale));
+        for (long i = 0; i < BLOCK; i += LANES) store(values + i, weight(block_logits + i, most, scale));
         for (long i = 0; i < BLOCK; i++) total += values[i];
         const long index = first_above(values, BLOCK, inside, total, &before);
         return {values[index], double(rank * width + block * BLOCK + index)};
@@ -141,7 +133,7 @@ struct Drawing {
             totals[row] = total;
             if (owners[row] == rank) own[row] = resolve(row, block % own_blocks, target - before, maxima[row].value);
         }
-        const std::vector<Found> found = all(own);
+        const std::vector<Found> found = of_all_ranks(own);
         for (long row = 0; row < rows; row++) {
             const Found& token = ranks == 1 ? found[row] : found[owners[row] * rows + row];
             drawn[row] = greedy[row] ? maxima[row].token : token.token;

@@ -1,4 +1,4 @@
-"""Drawing in C++ (`sampling.cpp`), for CPUs with AVX512-BF16: one call, since operators on a few numbers cost more."""
+"""Drawing in C++ (`sampling.cpp`), for CPUs with AVX2: one call, since operators on a few numbers cost more."""
 
 import ctypes
 from ctypes import c_int, c_int64, c_void_p
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from tailrace.engine.collectives.base import Collective
-from tailrace.engine.kernels.build import AVX512_BF16, load
+from tailrace.engine.kernels.build import VECTORS, load
 from tailrace.engine.sampling.drawing import BLOCK, DrawInputs, Drawn, own_tokens
 
 
@@ -58,7 +58,7 @@ def load_kernel() -> ctypes.CDLL:
     Raises:
         KernelUnavailable: the kernels are not available.
     """
-    library = load("sampling", needs=AVX512_BF16)
+    library = load("sampling", needs=VECTORS)
     pointer, number = c_void_p, c_int64
     library.sampling_draw.argtypes = [pointer, *[number] * 5, *[pointer] * 3, *[number] * 2, *[pointer] * 5]
     library.sampling_draw.restype = c_int
