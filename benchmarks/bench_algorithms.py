@@ -1,6 +1,6 @@
 """`make bench-algorithms`: every algorithm on a small model, synchronous and with stale responses.
 
-    python benchmarks/bench_algorithms.py [--steps 40] [--seeds 3] [--processes 2]
+    python benchmarks/bench_algorithms.py [--steps 60] [--seeds 3] [--processes 2]
 
 The model is a random Llama of 0.1M parameters; it learns to answer with digits. Each algorithm is the section of its
 recipe in `recipes/`. Its runs have `pipeline.max_staleness` 0, and 4 without and with the correction that is then the
@@ -124,7 +124,7 @@ def final(steps: list[dict[str, float]]) -> float:
     return fmean(step["reward"] for step in steps[-LAST:])
 
 
-def main(steps: int = 40, seeds: int = 3, processes: int = 2, only: str = ",".join(RECIPES)) -> None:
+def main(steps: int = 60, seeds: int = 3, processes: int = 2, only: str = ",".join(RECIPES)) -> None:
     """Train all, and print the mean final reward of each, over the seeds."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     os.environ["OMP_NUM_THREADS"] = "1"
