@@ -301,7 +301,7 @@ class Candidates:
         if (found := self._generated.get(key)) is None:
             each = [
                 Generation(
-                    problem.source(one.pool, one.tp),
+                    problem.source(one),
                     problem.load,
                     tp=one.tp,
                     slots=one.slots,

@@ -108,7 +108,7 @@ class _Looking:
         shape = padded(self.run.shape, size.tp)
         if self.machine.is_measured or size.dtype != "bfloat16":
             return AnalyticStepTimes(shape, pool, dtype=size.dtype)
-        return source_of(shape, pool, size.tp)
+        return source_of(shape, pool, [size.tp])
 
     def _generation(self, sources: Mapping[str, Source]) -> Flow | float:
         """Of a step."""

@@ -10,12 +10,14 @@ from tailrace.algorithms.table import Generate, Grade, Score, Train
 from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError
 from tailrace.planner.load import Load
+from tailrace.planning.allocation import Engines
 from tailrace.planning.critical_path import Graph, graph_of
 from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.basis import Source
 from tailrace.planning.step_times.sources import source_of
 from tailrace.simulator.drawing import draw_steps
+from tailrace.simulator.setup import degrees
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.base import Workload
 
@@ -82,7 +84,7 @@ class Problem:
     """The lengths of a few training steps. They are played again and again, so that every mode has the same work."""
     times: Times | None = None
     """By default `source_of`."""
-    _sources: dict[tuple[str, int], Source] = field(default_factory=dict, repr=False, compare=False)
+    _sources: dict[tuple[str, tuple[int, ...]], Source] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -121,11 +123,12 @@ class Problem:
         """Training steps that are drawn."""
         return len(self.drawn.groups) // self.config.groups_per_step
 
-    def source(self, pool: Pool, tp: int) -> Source:
-        """The steps of engines of a TP degree on a pool."""
-        if (source := self._sources.get((pool.name, tp))) is None:
-            source = source_of(self.shape, pool, tp) if self.times is None else self.times(pool)
-            self._sources[pool.name, tp] = source
+    def source(self, engines: Engines) -> Source:
+        """The steps of engines, at all TP degrees that they may have."""
+        pool, each = engines.pool, tuple(degrees(self.config, self.shape, engines))
+        if (source := self._sources.get((pool.name, each))) is None:
+            source = source_of(self.shape, pool, each) if self.times is None else self.times(pool)
+            self._sources[pool.name, each] = source
         return source
 
     def __getstate__(self) -> dict[str, Any]:

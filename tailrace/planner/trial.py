@@ -167,7 +167,7 @@ def planned(problem: Problem, candidate: Candidate, summary: Summary) -> Plan:
 def bases_of(problem: Problem, candidate: Candidate) -> Bases:
     """What the times of a candidate rest on; of several kinds of engines, the one that is known least counts."""
     allocation = candidate.allocation
-    engines = [problem.source(one.pool, one.tp).basis for one in allocation.rollout]
+    engines = [problem.source(one).basis for one in allocation.rollout]
     return Bases(
         engines=max(engines, key=lambda basis: basis.error),
         trainer=training_basis(allocation.trainer.kind),
@@ -239,7 +239,7 @@ def scenario_for(problem: Problem, candidate: Candidate, steps: int) -> Scenario
         problem.cluster,
         candidate.allocation,
         steps=steps,
-        times=lambda one: problem.source(one.pool, one.tp),
+        times=problem.source,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tailrace.config.base import GIB
-from tailrace.config.engine import EngineConfig, NativeEngineConfig, VllmEngineConfig
+from tailrace.config.engine import AdaptiveTPConfig, EngineConfig, NativeEngineConfig, VllmEngineConfig
 from tailrace.config.rollout import LengthsConfig, OracleLengths, SiblingsLengths
 from tailrace.config.run import RunConfig
 from tailrace.planning.allocation import Allocation, Engines, engine_tokens
@@ -67,7 +67,13 @@ def scenario_of(
     """
     setup = TrainingSetup(shape=shape, layout=allocation.layout)
     trainer = AnalyticTrainingTimes(setup, allocation.trainer)
-    every = _engines(config, shape, cluster, allocation, times or (lambda one: source_of(shape, one.pool)))
+    every = _engines(
+        config,
+        shape,
+        cluster,
+        allocation,
+        times or (lambda one: source_of(shape, one.pool, degrees(config, shape, one))),
+    )
     base = _played(
         config,
         steps,
@@ -159,7 +165,7 @@ def _engines(
             times=source,
             tp=one.tp,
             dp=one.dp,
-            adaptive_tp=_adaptive_tp(config, shape, one, source),
+            adaptive_tp=_rearranging(config, shape, one, source),
             slots=one.slots,
             cache_tokens=one.cache_tokens,
             prefill_tokens=PREFILL_TOKENS,
@@ -170,10 +176,21 @@ def _engines(
     return found
 
 
-def _adaptive_tp(config: RunConfig, shape: ModelShape, own: Engines, times: MixedStepTimes) -> Rearranging | None:
-    """How engines change their TP degree, where the recipe lets them and several degrees hold the longest response."""
+def degrees(config: RunConfig, shape: ModelShape, own: Engines) -> Sequence[int]:
+    """The TP degrees that engines of a recipe may have."""
+    return [own.tp] if adaptive_tp(config, own) is None else degrees_of(shape, own.tp * own.dp)
+
+
+def adaptive_tp(config: RunConfig, own: Engines) -> AdaptiveTPConfig | None:
+    """How engines may change their TP degree, where the recipe lets them."""
     engine = config.engines[own.name]
-    if not isinstance(engine, NativeEngineConfig) or engine.adaptive_tp is None:
+    return engine.adaptive_tp if isinstance(engine, NativeEngineConfig) else None
+
+
+def _rearranging(config: RunConfig, shape: ModelShape, own: Engines, times: MixedStepTimes) -> Rearranging | None:
+    """How engines change their TP degree, where the recipe lets them and several degrees hold the longest response."""
+    adaptive = adaptive_tp(config, own)
+    if adaptive is None:
         return None
     longest, ranks = config.sampling.max_new_tokens, own.tp * own.dp
     held = own.cache_tokens * shape.cache_bytes(tp=own.tp)  # of a rank, at any degree
@@ -182,7 +199,7 @@ def _adaptive_tp(config: RunConfig, shape: ModelShape, own: Engines, times: Mixe
             held / shape.cache_bytes(tp=tp),
             engine_tokens(shape, own.pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=own.slots),
         )
-        for tp in degrees_of(shape, ranks)
+        for tp in degrees(config, shape, own)
     }
     cache = {tp: tokens for tp, tokens in cache.items() if tokens >= longest or tp == own.tp}
     if len(cache) == 1:
@@ -198,7 +215,7 @@ def _adaptive_tp(config: RunConfig, shape: ModelShape, own: Engines, times: Mixe
         step_tokens=PREFILL_TOKENS,
     )
     return Rearranging(
-        config=engine.adaptive_tp,
+        config=adaptive,
         profile=profile,
         cache_tokens=cache,
         kv_bytes_per_token=round(shape.cache_bytes()),

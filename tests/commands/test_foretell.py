@@ -52,7 +52,7 @@ def test_a_plan_foretells_what_its_table_says() -> None:
     assert found.memory["trainer"].bytes == best.trainer.peak
     assert found.memory["rollout"].instant == best.engine.worst
     assert found.decode.step_s(1, 8, 8 * 500, 1) == pytest.approx(
-        plans.problem.source(engines.pool, engines.tp).step_s(engines.tp, 8, 8 * 500, 1), rel=0.3
+        plans.problem.source(engines).step_s(engines.tp, 8, 8 * 500, 1), rel=0.3
     )
 
 

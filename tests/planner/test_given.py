@@ -287,3 +287,18 @@ def test_engines_that_differ_share_the_work_in_the_parts_of_the_bound() -> None:
     assert two_pools.bound.generation_s == pytest.approx(four.bound.generation_s)
     two = with_allocation(sequential(), replace(four.allocation, rollout=(replace(four.engines, engines=2),)))
     assert four.bound.generation_s < few.bound.generation_s < two.bound.generation_s
+
+
+@pytest.mark.parametrize(
+    ("heads", "arrangement"),
+    [(9, "{type: native}"), (12, "{type: native, dp: 3, adaptive_tp: {}}")],
+    ids=["nine heads", "an adaptive TP degree of 3"],
+)
+def test_engines_that_the_kernel_tables_lack_are_simulated_by_arithmetic(heads: int, arrangement: str) -> None:
+    pytest.importorskip("aiconfigurator_core", reason="the package aiconfigurator-core is not installed")
+    problem = sequential("cluster.rollout.workers=1", f"engine={arrangement}")
+    shape = replace(problem.shape, heads=heads, kv_heads=3, head_dim=64)
+    problem = replace(problem, shape=shape, times=None, _sources={})
+    candidate = given(problem)
+    SimulatedRun(scenario_for(problem, candidate, 1), problem.drawn).run()
+    assert bases_of(problem, candidate).engines.kind == "analytic"

@@ -1,6 +1,7 @@
 """The step times that are known best: measured kernels where there are tables of them, else analytic ones."""
 
 import importlib.util
+from collections.abc import Iterable
 
 from tailrace.planning.hardware.base import Pool
 from tailrace.planning.model_shape.base import ModelShape
@@ -13,17 +14,18 @@ _HOST = "vllm-async"
 """Whose host is taken for engines on accelerators: it decides a step while the one before is computed."""
 
 
-def source_of(shape: ModelShape, pool: Pool, tp: int | None = None) -> Source:
+def source_of(shape: ModelShape, pool: Pool, degrees: Iterable[int]) -> Source:
     """Return the step times of engines on a pool.
 
-    Kernel tables need the extra `plan`; they have no latent attention. Without them, times are analytic.
+    Kernel tables need the extra `plan`. Times are analytic without that, and where the tables lack the model under one
+    of the degrees, so that degrees are compared by one source.
 
-    `tp`: a degree that the tables have to have; by default they are taken without a look.
+    `degrees`: of TP, that engines may have.
     """
     host = HOSTS[_HOST]
     has_tables = pool.kind in SYSTEMS and shape.latent is None
     if has_tables and importlib.util.find_spec("aiconfigurator_core") is not None:
         kernels = KernelStepTimes(shape, pool.kind, backend="vllm", host=host)
-        if tp is None or kernels.has(tp):
+        if all(map(kernels.has, degrees)):
             return kernels
     return AnalyticStepTimes(shape, pool, host=host)

@@ -112,4 +112,4 @@ def test_a_model_that_the_tables_lack_has_analytic_times_where_that_is_asked() -
     pytest.importorskip("aiconfigurator_core", reason="the package aiconfigurator-core is not installed")
     known = find_shape("Qwen2.5-7B")
     odd, pool = replace(known, heads=8, kv_heads=8, head_dim=24), open_cluster("8xH100").pools[0]
-    assert [source_of(shape, pool, 1).basis.kind for shape in (known, odd)] == ["kernels", "analytic"]
+    assert [source_of(shape, pool, [1]).basis.kind for shape in (known, odd)] == ["kernels", "analytic"]
