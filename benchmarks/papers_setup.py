@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 from tailrace.config.rollout import DispatchConfig, Policy
 from tailrace.config.weights import WeightsMode
 from tailrace.errors import PlanError
-from tailrace.planning.allocation import Batches, Engines, engine_tokens, layouts, mean_batches
+from tailrace.planning.allocation import Allocation, Batches, Engines, engine_tokens, layouts, mean_batches
 from tailrace.planning.curves import Surface
 from tailrace.planning.drain import drain_s
 from tailrace.planning.hardware.base import Cluster, Link, Pool
@@ -486,7 +486,8 @@ def separated(
         slots=engines.slots,
         cache_tokens=engines.cache_tokens,
     )
-    arrive_s = max(arrivals_s(cluster, trainer, [members], task.weights))
+    allocation = Allocation(rollout=(members,), trainer=trainer, layout=layout)
+    arrive_s = max(arrivals_s(cluster, allocation, task.weights))
     gathered = all_gather_s(task.weights, Group.of(trainer, layout.devices))
     kind = TrainerKind(times=models, ranks=layout.dp, publish_s=gathered)
     return _scenario(task, system, replace(engines, arrive_s=arrive_s), kind)

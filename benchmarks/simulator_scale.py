@@ -10,17 +10,19 @@ import json
 import os
 import resource
 import time
+from dataclasses import replace
 
 import typer
 
+from tailrace.config.cluster import ROLLOUT
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.host.cpu import usable_cores
-from tailrace.planning.allocation import Allocation, Engines, best_layout, engine_tokens, mean_batches
+from tailrace.planning.allocation import Allocation, best_layout, mean_batches
 from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.simulator.run import SimulatedRun
-from tailrace.simulator.setup import PREFILL_TOKENS, SLOTS, scenario_of
+from tailrace.simulator.setup import engines_like, scenario_of
 from tailrace.simulator.summary import Summing
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.factory import open_workload
@@ -34,6 +36,7 @@ def recipe() -> RunConfig:
     return load_config(
         {
             "output_dir": "unused",
+            "device": "cuda",
             "model": {"path": "Qwen2.5-7B"},
             "prompts": {"source": {"type": "jsonl", "path": "unused"}},
             "rewards": {"grader": {"type": "regex", "pattern": "."}, "workers": 256},
@@ -57,8 +60,8 @@ def simulate(steps: int) -> dict[str, float]:
     tokens = config.trainer.micro_batch_tokens
     batches = mean_batches(groups, groups_per_step=config.groups_per_step, micro_batch_tokens=tokens)
     layout, _ = best_layout(shape, pool, DEVICES // 2, batches)
-    room = engine_tokens(shape, pool, tp=1, step_tokens=PREFILL_TOKENS, slots=SLOTS)
-    engines = Engines(pool=pool, engines=DEVICES // 2, slots=SLOTS, cache_tokens=room)
+    like = engines_like(config, ROLLOUT, pool, engines=DEVICES // 2)
+    engines = replace(like, cache_tokens=like.room(shape))
     allocation = Allocation(rollout=(engines,), trainer=pool, layout=layout)
     summing = Summing(1)
     scenario = scenario_of(config, shape, cluster, allocation, steps=steps)

@@ -794,7 +794,12 @@ def simulate(
         typer.Argument(help="Changes of it, such as cluster.rollout.workers=8.", metavar="[KEY=VALUE]..."),
     ] = None,
     model: _Model = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps to simulate; the first one does not count.")] = 4,
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Training steps whose lengths are drawn. With staleness, more are simulated than that."
+        ),
+    ] = 4,
     report: Annotated[
         Path | None,
         typer.Option("--report", help="Write events and the report into this new directory.", parser=_path),
@@ -802,9 +807,9 @@ def simulate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line instead of a table.")] = False,
 ) -> None:
     """Tell what a recipe would take on devices that need not be there, without any of them."""
-    from tailrace.config.load import load_config
+    from tailrace.config.load import load_for_cluster
 
-    config = load_config(recipe, overrides or ())
+    config = load_for_cluster(recipe, overrides or ())
     from tailrace.commands.simulate import print_simulated
     from tailrace.commands.simulate import simulate as simulate_run
 

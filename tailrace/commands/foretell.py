@@ -183,7 +183,7 @@ def foretell(made: Simulation) -> Foretold:
     """Simulate, and return the figures that the simulated run tells of itself."""
     events: list[Event] = []
     groups, ahead = made.config.groups_per_step, made.config.pipeline.max_staleness
-    played(made.scenario, made.drawn, events.append, groups=groups, ahead=ahead, samples=True)
+    played(made.scenario, made.drawn, (events.append,), groups=groups, ahead=ahead, samples=True)
     run = RunData(name="simulated", events=events, last_event_at=datetime.now(UTC))
     numbers = counted_steps(made.drawn, groups=groups, ahead=ahead)
     figures = figures_of(run, [step for step in run.steps if step_of(step) in numbers])

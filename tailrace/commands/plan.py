@@ -14,7 +14,7 @@ from tailrace.commands.files import check_new_file
 from tailrace.commands.foretell import foretold_by
 from tailrace.commands.planned_files import check_new_plan, naming_foretold, write_plan, write_text
 from tailrace.config.base import GIB
-from tailrace.config.load import changed_recipe, load_config
+from tailrace.config.load import changed_recipe, load_for_cluster
 from tailrace.config.overrides import override_values
 from tailrace.errors import PlanError, did_you_mean
 from tailrace.planner.problem import Problem
@@ -59,7 +59,7 @@ class Asked:
                 raise PlanError(f"--what-if {change!r} has no key and value; give KEY=VALUE, such as cluster=64xH100")
         own = dict(change.split("=", 1) for change in changes if _is_own(change))
         overrides = [*self.overrides, *(change for change in changes if not _is_own(change))]
-        config = load_config(self.recipe, overrides)
+        config = load_for_cluster(self.recipe, overrides)
         return Problem.of(
             config,
             find_shape(own.get("model") or self.model or config.model.path),
@@ -107,11 +107,11 @@ def plan(
     others = [(change, asked.problem([change])) for change in changes]
     with side_by_side(problem) as simulate:
         plans = search(problem, objective=aim, candidates=candidates, search_modes=search_modes, simulate=simulate)
-    compared = [what_if(plans.best, other, change, _given(change), aim) for change, other in others]
     if output is not None:
         write_plan(output, _recipe(asked, plans, output), foretold_by(plans))
     if picture is not None:
         write_text(picture, _picture(plans))
+    compared = [what_if(plans.best, other, change, _given(change), aim) for change, other in others]
     if json:
         print(json_module.dumps(_document(plans, compared)))
     else:

@@ -5,8 +5,9 @@ workload.
 """
 
 import json as json_module
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from tailrace.commands.allocation_text import bases_text, engines_text, memory_t
 from tailrace.config.cluster import ROLLOUT
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
-from tailrace.events import Event, EventFile
+from tailrace.events import Event, EventFile, Sink
 from tailrace.planner.given import given, with_allocation
 from tailrace.planner.problem import Problem
-from tailrace.planner.trial import Plan, planned, scenario_for
+from tailrace.planner.trial import Plan, counted_steps, planned, played, scenario_for, summing_of
 from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.registers import run_files
@@ -32,13 +33,8 @@ from tailrace.run.directory import RunDirectory
 from tailrace.run.step_metrics import TaskTimes
 from tailrace.run.worker_metrics import WorkerMetrics
 from tailrace.simulator.run import SimulatedRun
-from tailrace.simulator.scenario import Scenario
-from tailrace.simulator.summary import Summary, Summing, binding
-from tailrace.workloads.replay import Replay
+from tailrace.simulator.summary import Summary, binding
 from tailrace.workloads.samplers.factory import open_workload
-
-WARM_UP = 1
-"""Steps that do not count: the first one has nothing that ran ahead of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +52,8 @@ def simulate(
 ) -> Simulated:
     """Simulate a recipe. `model`: a known name or a directory; by default that of the recipe.
 
-    `report`: the directory of a run that does not exist yet; it gets the events and the report.
+    `steps`: of whose lengths the run is made; see `counted_steps`. `report`: the directory of a run that does not exist
+    yet; it gets the events and the report.
 
     Raises:
         PlanError: see `planner.given`; or a response is too long, or one of the names is not known.
@@ -71,13 +68,17 @@ def simulate(
         steps=steps,
     )
     candidate = given(problem)
-    scenario = scenario_for(problem, candidate, steps)
-    summing = Summing(min(WARM_UP, steps - 1))
+    groups, ahead = config.groups_per_step, config.pipeline.max_staleness
+    summing = summing_of(problem.drawn, groups=groups, ahead=ahead)
+
+    def play(*sinks: Sink) -> SimulatedRun:
+        scenario = partial(scenario_for, problem, candidate)
+        return played(scenario, problem.drawn, (*sinks, summing), groups=groups, ahead=ahead, samples=True)
+
     if report is None:
-        run = SimulatedRun(scenario, problem.drawn, sinks=(summing,))
-        run.run()
+        run = play()
     else:
-        run = _written(config, scenario, problem.drawn, summing, report)
+        run = _written(config, counted_steps(problem.drawn, groups=groups, ahead=ahead).stop, play, report)
     summary = summing.summary(
         preemptions=sum(engine.preemptions for engine in run.engines), graders=config.rewards.least_workers
     )
@@ -87,23 +88,22 @@ def simulate(
     return Simulated(plan=plan, at_the_end=run.present)
 
 
-def _written(config: RunConfig, scenario: Scenario, replay: Replay, summing: Summing, report: Path) -> SimulatedRun:
-    """Simulate with a file of events, and write the report beside it."""
+def _written(config: RunConfig, steps: int, play: Callable[..., SimulatedRun], report: Path) -> SimulatedRun:
+    """Simulate so many steps with a file of events, and write the report beside it."""
     directory = RunDirectory(report)
     directory.check_new()
     directory.check_makeable()
     report.mkdir(parents=True)
     file = EventFile(report / run_files.EVENTS)
     try:
-        run = SimulatedRun(scenario, replay, sinks=(TaskTimes(), WorkerMetrics(), file, summing))
         info = {
             "config": shown(config.resolved),
             "tailrace": tailrace.__version__,
-            "total_steps": scenario.steps,
+            "total_steps": steps,
             "machine": "simulated",
         }
-        run.log.emit(Event(task=EventKind.RUN, actor="driver", start=0.0, end=0.0, info=info))
-        run.run()
+        file(Event(task=EventKind.RUN, actor="driver", start=0.0, end=0.0, info=info))
+        run = play(TaskTimes(), WorkerMetrics(), file)
         end = run.agenda.now
         run.log.emit(Event(task=EventKind.END, actor="driver", start=end, end=end, info={"how": "finished"}))
     finally:

@@ -31,6 +31,16 @@ def load_config(recipe: Path | Mapping[str, Any], overrides: Sequence[str] = ())
     return load_as(RunConfig, recipe, overrides)
 
 
+def load_for_cluster(recipe: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
+    """Return the configuration of a run on accelerators that need not be there; see `load_as`.
+
+    Defaults are those of the device `cuda`, unless the recipe names another. Those of this machine's CPU may differ,
+    such as its dtypes.
+    """
+    config = load_config(recipe, overrides)
+    return config if "device" in config.model_fields_set else load_config(recipe, [*overrides, "device=cuda"])
+
+
 def load_as(schema: type[Schema], recipe: Path | Mapping[str, Any] | None, overrides: Sequence[str] = ()) -> Schema:
     """Read a YAML recipe, apply `key=value` overrides and OmegaConf interpolations, and validate the whole.
 

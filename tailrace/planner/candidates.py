@@ -17,23 +17,25 @@ from functools import cache
 from heapq import nsmallest
 from itertools import islice, product
 
+from tailrace.config.cluster import ROLLOUT
 from tailrace.planner.bound import Bound, Flow, Generation, Parts, bound, together
 from tailrace.planner.modes import Mode
 from tailrace.planner.problem import Problem
-from tailrace.planning.allocation import Allocation, Batches, Engines, engine_tokens, layouts
+from tailrace.planning.allocation import Allocation, Batches, Engines, layouts, tp_degrees
 from tailrace.planning.hardware.base import Pool
 from tailrace.planning.memory import Memory, reference_memory, trainer_memory
+from tailrace.planning.packing import Lengths
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
-from tailrace.planning.step_times.training_setup import Layout, MicroBatch, TrainingSetup
-from tailrace.simulator.setup import PREFILL_TOKENS, arrivals_s, install_s, publish_s, slots_of
+from tailrace.planning.step_times.training_setup import Layout, MicroBatch
+from tailrace.simulator.scenario import TrainerKind
+from tailrace.simulator.setup import arrivals_s, engines_like, install_s, publish_s, weights_bytes
+from tailrace.simulator.trainer import claim_of, update_s
 
 MICRO_BATCH_TOKENS = (8192, 16_384, 32_768, 65_536)
 """Sizes of micro-batches to choose from."""
 MOST_GRADERS = 1024
 _KEPT = 2
 """Arrangements of a trainer that are kept for a number of devices and a way to claim."""
-_DEGREES = (1, 2, 4, 8, 16)
-"""TP degrees of engines and of a reference to choose from."""
 _KEPT_DEGREES = 2
 """TP degrees of engines that are kept for a number of devices."""
 _PEAK = 4.0
@@ -93,13 +95,13 @@ class Candidates:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._slots = slots_of(problem.config.engine)
+        self._weights = weights_bytes(problem.config, problem.shape)
         self._longest = problem.load.batches.longest
         self.engines = cache(self._engines)
         self.trainings = cache(self._trainings)
         self.degrees = cache(self._degrees)
         self._generated: dict[tuple[int, tuple[tuple[str, int, int, float, int], ...]], Flow | float] = {}
-        self._arrivals: dict[tuple[str, tuple[tuple[str, int, int, int], ...]], float] = {}
+        self._arrivals: dict[tuple[str, int, tuple[tuple[str, int, int, int], ...]], float] = {}
 
     def of(self, mode: Mode) -> list[Candidate]:
         """Return all candidates of a mode."""
@@ -120,40 +122,42 @@ class Candidates:
         if mode.colocated:
             return list(self._shared(mode, pool, trainer))
         return [
-            self._candidate(mode, engines, training, *self._reference(training))
+            self._candidate(mode, engines, training, *reference)
             for training in self.quickest(of_trainer, trainer, streaming=mode.streaming)
+            if (reference := self._reference(training)) is not None
             for engines in self._best_engines(mode, pool, rollout)
         ]
 
     def placed(self, mode: Mode, allocation: Allocation, micro_batch_tokens: int) -> Candidate | None:
-        """An allocation in a mode; None where it does not fit."""
-        training = self.training(allocation.trainer, allocation.layout, micro_batch_tokens)
-        (engines,) = allocation.rollout
-        room = self.room_beside(engines, training) if mode.colocated else self._room(engines.pool, engines.tp)
-        engines = replace(engines, slots=self._slots, cache_tokens=room)
-        if room < self._longest or not training.memory.fits(allocation.trainer.device):
+        """An allocation in a mode; None where it does not fit, or the model has too few heads or layers for it."""
+        shape, layout, (old,) = self._problem.shape, allocation.layout, allocation.rollout
+        if shape.heads % old.tp or shape.heads % layout.tp or layout.pp > shape.layers:
             return None
-        reference, reference_s = self._reference(training, most=allocation.devices if mode.colocated else 0)
-        return self._candidate(mode, engines, training, reference, reference_s)
+        training = self.training(allocation.trainer, layout, micro_batch_tokens)
+        engines = self._like(old.pool, engines=old.engines, tp=old.tp, dp=old.dp)
+        if not training.memory.fits(allocation.trainer.device):
+            return None
+        if mode.colocated:
+            return self._beside(mode, engines, training)
+        engines, reference = replace(engines, cache_tokens=engines.room(shape)), self._reference(training)
+        if reference is None or engines.cache_tokens < self._longest:
+            return None
+        return self._candidate(mode, engines, training, *reference)
 
     def training(self, pool: Pool, layout: Layout, micro_batch_tokens: int) -> Training:
         """A trainer, whether it fits or not."""
-        setup = TrainingSetup(shape=self._problem.shape, layout=layout)
         largest = replace(self._problem.load.batches, micro_batch_tokens=micro_batch_tokens).largest
-        return self._training(setup, pool, micro_batch_tokens, trainer_memory(setup, largest))
+        memory = trainer_memory(self._problem.setup(layout), largest)
+        return self._training(layout, pool, micro_batch_tokens, memory)
 
-    def _room(self, pool: Pool, tp: int) -> float:
-        """Tokens in the cache of a replica that has its devices for itself."""
-        return engine_tokens(self._problem.shape, pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=self._slots)
+    def _like(self, pool: Pool, *, tp: int, dp: int = 1, engines: int = 1) -> Engines:
+        """Engines of the recipe, without a cache."""
+        return engines_like(self._problem.config, ROLLOUT, pool, tp=tp, dp=dp, engines=engines)
 
     def _degrees(self, pool_name: str) -> list[int]:
         """TP degrees within a node under which an engine holds the longest sample."""
         shape, pool = self._problem.shape, self._problem.cluster.pool(pool_name)
-        return [
-            tp
-            for tp in _DEGREES
-            if pool.per_node % tp == 0 and shape.heads % tp == 0 and self._room(pool, tp) >= self._longest
-        ]
+        return [tp for tp in tp_degrees(shape, pool) if self._like(pool, tp=tp).room(shape) >= self._longest]
 
     def _engines(self, pool_name: str, devices: int) -> list[Engines]:
         """Engines on so many devices. An engine is as large as a node allows, so that few have to be fed."""
@@ -163,43 +167,78 @@ class Candidates:
             if devices % tp == 0:
                 replicas = devices // tp
                 dp = math.gcd(replicas, pool.per_node // tp)
-                room = self._room(pool, tp)
-                found.append(
-                    Engines(pool=pool, engines=replicas // dp, tp=tp, dp=dp, slots=self._slots, cache_tokens=room)
-                )
+                one = self._like(pool, engines=replicas // dp, tp=tp, dp=dp)
+                found.append(replace(one, cache_tokens=one.room(self._problem.shape)))
         return found
 
     def _trainings(self, pool_name: str, devices: int) -> list[Training]:
         """Trainers that fit on so many devices; those with layers' inputs on the host only where no other does."""
-        pool, shape = self._problem.cluster.pool(pool_name), self._problem.shape
-        each = list(layouts(shape, pool, devices))
+        pool = self._problem.cluster.pool(pool_name)
+        each = list(self.layouts(pool, devices))
         if found := list(self._fitting(pool, each)):
             return found
         return list(self._fitting(pool, [replace(one, offload=True) for one in each if one.checkpointing == "full"]))
 
+    def layouts(self, pool: Pool, devices: int) -> Iterator[Layout]:
+        """The arrangements of a trainer on so many devices. Where the recipe says whether to recompute, only these."""
+        trainer = self._problem.config.trainer
+        is_free, checkpointing = (
+            "gradient_checkpointing" not in trainer.model_fields_set,
+            trainer.gradient_checkpointing,
+        )
+        for layout in layouts(self._problem.shape, pool, devices):
+            if is_free or checkpointing == (layout.checkpointing == "full"):
+                yield layout
+
     def _fitting(self, pool: Pool, each: Iterable[Layout]) -> Iterator[Training]:
         batches = self._problem.load.batches
         for layout in each:
-            setup = TrainingSetup(shape=self._problem.shape, layout=layout)
+            setup = self._problem.setup(layout)
             for tokens in MICRO_BATCH_TOKENS:
                 own = replace(batches, micro_batch_tokens=tokens)
                 memory = trainer_memory(setup, own.largest)
                 if not memory.fits(pool.device):
                     break  # larger ones take more
-                yield self._training(setup, pool, tokens, memory)
+                yield self._training(layout, pool, tokens, memory)
                 if batches.tokens / layout.dp <= tokens:
                     break  # all is in one
 
-    def _training(self, setup: TrainingSetup, pool: Pool, tokens: int, memory: Memory) -> Training:
+    def _training(self, layout: Layout, pool: Pool, tokens: int, memory: Memory) -> Training:
         return training_of(
-            AnalyticTrainingTimes(setup, pool),
-            setup.layout,
+            AnalyticTrainingTimes(self._problem.setup(layout), pool),
+            layout,
             pool,
             replace(self._problem.load.batches, micro_batch_tokens=tokens),
             memory,
             mini_batches=self._problem.config.mini_batches_per_step,
             epochs=self._problem.config.trainer.epochs,
         )
+
+    def played_s(self, training: Training, *, streaming: bool) -> float:
+        """Seconds in which a trainer takes the drawn steps in claims and micro-batches of their own lengths.
+
+        All samples are there when it begins, and each step is one mini-batch.
+        """
+        problem, layout = self._problem, training.layout
+        times = AnalyticTrainingTimes(problem.setup(layout), training.pool)
+        kind = TrainerKind(times=times, ranks=layout.dp, stages=layout.pp)
+        tokens, each = training.micro_batch_tokens, problem.config.groups_per_step
+        groups = [
+            [Lengths(number, script.prompt_tokens, script.tokens) for script in group]
+            for number, group in enumerate(problem.drawn.groups)
+        ]
+        seconds = 0.0
+        for first in range(0, len(groups), each):
+            claim, taken = claim_of(kind, tokens if streaming else None, each), list[Lengths]()
+            for group in groups[first : first + each]:
+                size = group[0].prompt_tokens + sum(one.response_tokens for one in group)
+                if claim.is_complete or not claim.fits(size, 1):
+                    seconds += update_s(kind, taken, tokens)
+                    claim, taken = claim_of(kind, tokens if streaming else None, each), []
+                claim.add(size, 1)
+                taken += group
+            seconds += update_s(kind, taken, tokens)
+        return seconds + problem.steps * training.optimizer_s
 
     def quickest(self, pool: Pool, devices: int, *, streaming: bool) -> list[Training]:
         """The quickest trainers, and of a streaming one also those that end soon after the last response."""
@@ -213,7 +252,9 @@ class Candidates:
     def _separated(self, mode: Mode, rollout: Pool, trainer: Pool) -> Iterator[Candidate]:
         for devices in sizes(trainer, trainer.devices):
             for training in self.quickest(trainer, devices, streaming=mode.streaming):
-                reference, reference_s = self._reference(training)
+                if (found := self._reference(training)) is None:
+                    continue
+                reference, reference_s = found
                 taken = devices + (reference.devices if reference else 0)
                 left = rollout.devices - taken if rollout is trainer else rollout.devices
                 if taken > trainer.devices or left < 1:
@@ -239,54 +280,62 @@ class Candidates:
         """Engines and a trainer that have the same devices."""
         each = sorted(self.trainings(pool.name, devices), key=lambda one: one.seconds(streaming=mode.streaming))
         for engines in self.engines(pool.name, devices):
-            roomy = ((one, self.room_beside(engines, one)) for one in each)
-            for training, room in islice((pair for pair in roomy if pair[1] >= self._longest), _KEPT):
-                reference, reference_s = self._reference(training, most=devices)
-                yield self._candidate(mode, replace(engines, cache_tokens=room), training, reference, reference_s)
+            found = (self._beside(mode, engines, training) for training in each)
+            yield from islice((one for one in found if one is not None), _KEPT)
 
-    def room_beside(self, engines: Engines, training: Training) -> float:
-        """Tokens in the cache of an engine that shares its devices with a trainer; neither leaves its memory."""
-        shape, pool = self._problem.shape, engines.pool
-        taken = training.memory.peak
-        if self._problem.table.reference:
-            taken += 2.0 * shape.parameters / training.layout.devices
-        return engine_tokens(
-            shape, pool, tp=engines.tp, step_tokens=PREFILL_TOKENS, slots=self._slots, taken_bytes=taken
-        )
+    def _beside(self, mode: Mode, engines: Engines, training: Training) -> Candidate | None:
+        """Engines, a trainer and a reference on the same devices; None where the longest sample has no room."""
+        room, reference = self.room_beside(engines, training)
+        if room < self._longest:
+            return None
+        reference_s = 0.0 if reference is None else self.reference_s(training, reference)
+        return self._candidate(mode, replace(engines, cache_tokens=room), training, reference, reference_s)
 
-    def _reference(self, training: Training, *, most: int = 0) -> tuple[Layout | None, float]:
+    def room_beside(self, engines: Engines, training: Training) -> tuple[float, Layout | None]:
+        """Tokens in the cache of an engine that shares its devices with a trainer, and with a reference, of which the
+        arrangement is returned, too; none leaves its memory.
+
+        The reference has the least TP degree with which the longest sample has room.
+        """
+        shape, pool, devices = self._problem.shape, engines.pool, training.layout.devices
+        if not self._problem.table.reference:
+            return engines.room(shape, taken_bytes=training.memory.peak), None
+        room, layout = 0.0, Layout()
+        for tp in tp_degrees(shape, pool):
+            if devices % tp == 0:
+                layout = Layout(tp=tp, dp=devices // tp)
+                setup = self._problem.setup(layout)
+                weights = setup.element_bytes * setup.parameters
+                room = engines.room(shape, taken_bytes=training.memory.peak + weights)
+                if room >= self._longest:
+                    break
+        return room, layout
+
+    def _reference(self, training: Training) -> tuple[Layout | None, float] | None:
         """The reference's arrangement, where the algorithm has one, and its seconds of a step.
 
-        `most`: replicas share so many devices; by default there are as many as keep it below the trainer.
-
-        Raises:
-            PlanError: it fits nowhere in a node.
+        There are as many replicas as keep it below the trainer. None where it fits nowhere in a node.
         """
         if not self._problem.table.reference:
             return None, 0.0
-        layout = Layout(dp=most) if most else self.reference_layout(training.pool, training.micro_batch_tokens)
-        one_s = self.reference_s(training, replace(layout, dp=1))
-        layout = layout if most else replace(layout, dp=math.ceil(one_s / training.whole_s))
+        each = self.reference_layouts(training.pool, training.micro_batch_tokens)
+        layout = next((one for one, memory in each if memory.fits(training.pool.device)), None)
+        if layout is None:
+            return None
+        one_s = self.reference_s(training, layout)
+        layout = replace(layout, dp=math.ceil(one_s / training.whole_s))
         return layout, one_s / layout.dp
 
-    def reference_layout(self, pool: Pool, micro_batch_tokens: int) -> Layout:
-        """The arrangement of a replica of the reference on a pool: on the fewest devices on which it fits.
-
-        Raises:
-            PlanError: it fits nowhere in a node.
-        """
-        shape = self._problem.shape
-        largest = MicroBatch(tokens=max(micro_batch_tokens, self._longest), squares=0.0)
-        each = [Layout(tp=tp) for tp in _DEGREES if pool.per_node % tp == 0 and shape.heads % tp == 0]
-        memories = [reference_memory(TrainingSetup(shape=shape, layout=layout), largest) for layout in each]
-        fitting = next((place for place, memory in enumerate(memories) if memory.fits(pool.device)), -1)
-        memories[fitting].check(pool.device, f"each of {each[fitting].tp} {pool.kind}")
-        return each[fitting]
+    def reference_layouts(self, pool: Pool, micro_batch_tokens: int) -> list[tuple[Layout, Memory]]:
+        """The arrangements of a replica of the reference on a pool with their memory, from few devices to many."""
+        largest = replace(self._problem.load.batches, micro_batch_tokens=micro_batch_tokens).largest
+        each = [Layout(tp=tp) for tp in tp_degrees(self._problem.shape, pool)]
+        return [(layout, reference_memory(self._problem.setup(layout), largest)) for layout in each]
 
     def reference_s(self, training: Training, layout: Layout) -> float:
         """Seconds of a step of a reference on devices of the trainer's pool, whose replicas share what there is."""
         batches, tokens = self._problem.load.batches, float(training.micro_batch_tokens)
-        setup = TrainingSetup(shape=self._problem.shape, layout=replace(layout, dp=1))
+        setup = self._problem.setup(replace(layout, dp=1))
         batch = MicroBatch(tokens=tokens, squares=tokens * batches.mean_length)
         one_s = AnalyticTrainingTimes(setup, training.pool).log_probs_s([batch]) * batches.tokens / tokens
         return one_s / layout.dp
@@ -324,9 +373,9 @@ class Candidates:
             reference_s=reference_s,
             grading_s=0.0,
             grade_s=problem.load.grade_s,
-            publish_s=publish_s(problem.shape, training.pool, training.layout),
-            arrive_s=0.0 if mode.colocated else self._arrive_s(rollout, training.pool),
-            install_s=max(install_s(problem.shape, one.pool, one.tp) for one in rollout),
+            publish_s=publish_s(self._weights, training.pool, training.layout),
+            arrive_s=0.0 if mode.colocated else self._arrive_s(rollout, training),
+            install_s=max(install_s(self._weights, one.pool, one.tp) for one in rollout),
         )
 
     def _candidate(
@@ -356,12 +405,14 @@ class Candidates:
             trainer=training.memory,
         )
 
-    def _arrive_s(self, rollout: tuple[Engines, ...], trainer: Pool) -> float:
+    def _arrive_s(self, rollout: tuple[Engines, ...], training: Training) -> float:
         """Seconds until the last engine has new weights."""
-        key = trainer.name, tuple((one.pool.name, one.most_engines, one.tp, one.dp) for one in rollout)
+        each = tuple((one.pool.name, one.most_engines, one.tp, one.dp) for one in rollout)
+        key = training.pool.name, training.layout.devices, each
         if (found := self._arrivals.get(key)) is None:
-            weights = 2.0 * self._problem.shape.parameters
-            self._arrivals[key] = found = max(arrivals_s(self._problem.cluster, trainer, rollout, weights))
+            allocation = Allocation(rollout=rollout, trainer=training.pool, layout=training.layout)
+            found = max(arrivals_s(self._problem.cluster, allocation, self._weights))
+            self._arrivals[key] = found
         return found
 
 

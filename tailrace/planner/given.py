@@ -14,14 +14,19 @@ from tailrace.config.cluster import ROLLOUT, pool_key
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, VllmEngineConfig
 from tailrace.errors import PlanError
 from tailrace.planner.bound import bound
-from tailrace.planner.candidates import Candidate, Candidates
+from tailrace.planner.candidates import Candidate, Candidates, Training
 from tailrace.planner.modes import Mode
 from tailrace.planner.places import rollout_place, trainer_place
 from tailrace.planner.problem import Problem
-from tailrace.planning.allocation import Allocation, Engines, best_layout, engine_tokens
+from tailrace.planning.allocation import Allocation, Engines
 from tailrace.planning.hardware.base import Pool
+from tailrace.planning.step_times.generation import ELEMENT_BYTES
 from tailrace.planning.step_times.training_setup import Layout
-from tailrace.simulator.setup import PREFILL_TOKENS, slots_of
+from tailrace.simulator.setup import engines_like
+
+_PLAYED = 8
+"""Of the trainers that are the quickest on mean batches, so many are compared on the drawn ones: lengths differ, and so
+ranks wait for each other."""
 
 
 def given(problem: Problem) -> Candidate:
@@ -64,15 +69,22 @@ def _colocated(problem: Problem) -> Allocation:
             "pipeline.placement colocated has engines and trainer on the same devices, and the cluster has pools of "
             f"{' and '.join(one.name for one in problem.cluster.pools)}; give a cluster of one"
         )
-    engines = _engines(problem, ROLLOUT, pool)
+    engines = _like(problem, ROLLOUT, pool)
     if engines.devices > pool.devices:
         raise PlanError(
             f"an engine takes {engines.devices} devices, engine.tp {engines.tp} times engine.dp {engines.dp}, and "
             f"there are {pool.devices} {pool.kind}; use fewer for each, or a larger cluster"
         )
     engines = replace(engines, engines=pool.devices // engines.devices)
-    reference = Layout(dp=pool.devices) if problem.table.reference else None
-    return _allocation(problem, (engines,), pool, pool.devices, reference, colocated=True)
+    space, needed = Candidates(problem), _needed(problem, engines)
+    rooms = [(space.room_beside(engines, one), one) for one in _trainings(problem, pool, pool.devices)]
+    (room, reference), training = next((each for each in rooms if each[0][0] >= needed), max(rooms, key=_room))
+    engines = _cached(problem, engines, room, beside=" and its trainer")
+    return Allocation(rollout=(engines,), trainer=pool, layout=training.layout, reference=reference, colocated=True)
+
+
+def _room(each: tuple[tuple[float, Layout | None], Training]) -> float:
+    return each[0][0]
 
 
 def _separated(problem: Problem) -> Allocation:
@@ -82,8 +94,7 @@ def _separated(problem: Problem) -> Allocation:
     rollout = tuple(_rollout(problem, trainer))
     reference = None
     if problem.table.reference:
-        alone = Candidates(problem).reference_layout(trainer, config.trainer.micro_batch_tokens)
-        reference = replace(alone, dp=config.cluster.reference.workers)
+        reference = replace(_alone(problem, trainer), dp=config.cluster.reference.workers)
     for pool in {one.pool.name: one.pool for one in rollout}.values():
         _check_devices([one for one in rollout if one.pool is pool], pool, int(pool is trainer))
     left = trainer.devices - sum(one.devices for one in rollout if one.pool is trainer)
@@ -92,7 +103,20 @@ def _separated(problem: Problem) -> Allocation:
             f"{reference.dp} workers of the reference, of {reference.tp} {trainer.kind} each, leave none for the "
             "trainer; change cluster.reference.workers, or use a larger cluster"
         )
-    return _allocation(problem, rollout, trainer, left, reference)
+    layout = _trainings(problem, trainer, left)[0].layout
+    return Allocation(rollout=rollout, trainer=trainer, layout=layout, reference=reference)
+
+
+def _alone(problem: Problem, pool: Pool) -> Layout:
+    """The arrangement of a replica of the reference: on the fewest devices on which it fits.
+
+    Raises:
+        PlanError: it fits nowhere in a node.
+    """
+    each = Candidates(problem).reference_layouts(pool, problem.config.trainer.micro_batch_tokens)
+    layout, memory = next((one for one in each if one[1].fits(pool.device)), each[-1])
+    memory.check(pool.device, f"each of {layout.tp} {pool.kind}")
+    return layout
 
 
 def _rollout(problem: Problem, trainer: Pool) -> Iterator[Engines]:
@@ -100,23 +124,26 @@ def _rollout(problem: Problem, trainer: Pool) -> Iterator[Engines]:
     config = problem.config.cluster
     for name, own in config.rollout.each.items():
         if own.workers:
-            engines = _engines(problem, name, rollout_place(problem.cluster, name, config, trainer))
+            like = _like(problem, name, rollout_place(problem.cluster, name, config, trainer))
+            engines = _cached(problem, like, like.room(problem.shape))
             yield replace(engines, engines=own.workers, most=own.most if own.is_elastic else None)
 
 
-def _allocation(
-    problem: Problem,
-    rollout: tuple[Engines, ...],
-    trainer: Pool,
-    devices: int,
-    reference: Layout | None,
-    *,
-    colocated: bool = False,
-) -> Allocation:
-    """An allocation whose trainer has so many devices."""
-    batches = replace(problem.load.batches, micro_batch_tokens=problem.config.trainer.micro_batch_tokens)
-    layout, _ = best_layout(problem.shape, trainer, devices, batches)
-    return Allocation(rollout=rollout, trainer=trainer, layout=layout, reference=reference, colocated=colocated)
+def _trainings(problem: Problem, pool: Pool, devices: int) -> list[Training]:
+    """The trainers on so many devices that fit, the quickest first.
+
+    Raises:
+        PlanError: none fits; the message says by how much the nearest one does not.
+    """
+    space, trainer = Candidates(problem), problem.config.trainer
+    each = [space.training(pool, layout, trainer.micro_batch_tokens) for layout in space.layouts(pool, devices)]
+    fitting = [one for one in each if one.memory.fits(pool.device)]
+    if not fitting:
+        min(each, key=lambda one: one.memory.peak).memory.check(pool.device, f"each of {devices} {pool.kind}")
+    streaming = problem.config.pipeline.streaming
+    quick = sorted(fitting, key=lambda one: one.seconds(streaming=streaming))
+    first, rest = quick[:_PLAYED], quick[_PLAYED:]
+    return [*sorted(first, key=lambda one: space.played_s(one, streaming=streaming)), *rest]
 
 
 def _check_devices(engines: Sequence[Engines], pool: Pool, needed: int) -> None:
@@ -134,33 +161,50 @@ def _check_devices(engines: Sequence[Engines], pool: Pool, needed: int) -> None:
     raise PlanError(f"{each} take {taken} of {pool.devices} {pool.kind}{leaves}; change {keys}, engine.tp or engine.dp")
 
 
-def _engines(problem: Problem, name: str, pool: Pool) -> Engines:
-    """An engine of a recipe's pool, on a pool of the cluster.
+def _like(problem: Problem, name: str, pool: Pool) -> Engines:
+    """An engine of a recipe's pool, on a pool of the cluster, without a cache."""
+    engine = problem.config.engines[name]
+    tp, dp = (engine.tp, engine.dp) if isinstance(engine, NativeEngineConfig) else (1, 1)
+    return engines_like(problem.config, name, pool, tp=tp, dp=dp)
+
+
+def _needed(problem: Problem, like: Engines) -> float:
+    """Tokens that the cache of an engine has at least: the recipe's, or else the longest sample."""
+    held = _cache_gib(problem.config.engines[like.name])
+    longest = float(problem.load.batches.longest)
+    return longest if held is None else max(longest, held * GIB / _token_bytes(problem, like))
+
+
+def _token_bytes(problem: Problem, like: Engines) -> float:
+    return problem.shape.cache_bytes(tp=like.tp, element_bytes=ELEMENT_BYTES[like.dtype])
+
+
+def _cached(problem: Problem, like: Engines, room: float, *, beside: str = "") -> Engines:
+    """An engine with the recipe's cache, or else with all that there is room for.
+
+    `beside`: what else has its devices, for messages.
 
     Raises:
         PlanError: the device has no room for its weights and its cache, or the cache none for the longest sample.
     """
-    engine, shape = problem.config.engines[name], problem.shape
-    tp, dp = (engine.tp, engine.dp) if isinstance(engine, NativeEngineConfig) else (1, 1)
-    slots = slots_of(engine)
-    room = engine_tokens(shape, pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=slots)
+    name, kind, tp = problem.shape.name, like.pool.kind, like.tp
     if room <= 0:
-        raise PlanError(f"an engine of {shape.name} with TP {tp} does not fit on {pool.kind}; raise its TP degree")
-    held = _cache_gib(engine)
-    cache = room if held is None else held * GIB / shape.cache_bytes(tp=tp)
-    key, longest = "engine" if name == ROLLOUT else f"{pool_key(name)}.engine", problem.load.batches.longest
+        raise PlanError(f"an engine of {name}{beside} with TP {tp} does not fit on {kind}; raise its TP degree")
+    held = _cache_gib(problem.config.engines[like.name])
+    cache = room if held is None else held * GIB / _token_bytes(problem, like)
+    key = "engine" if like.name == ROLLOUT else f"{pool_key(like.name)}.engine"
     if cache > room:
-        left = room * shape.cache_bytes(tp=tp) / GIB
+        left = room * _token_bytes(problem, like) / GIB
         raise PlanError(
-            f"{key}.kv_cache_gib is {held:g}, and {pool.kind} has room for {left:.1f} beside {shape.name} with TP "
-            f"{tp}; lower it, or raise {key}.tp"
+            f"{key}.kv_cache_gib is {held:g}, and {kind} has room for {left:.1f} beside {name}{beside} with TP {tp}; "
+            f"lower it, or raise {key}.tp"
         )
-    if cache < longest:
+    if cache < (longest := problem.load.batches.longest):
         raise PlanError(
-            f"the cache of an engine of {shape.name} with TP {tp} on {pool.kind} holds {cache:,.0f} tokens, and the "
+            f"the cache of an engine of {name}{beside} with TP {tp} on {kind} holds {cache:,.0f} tokens, and the "
             f"longest sample has {longest:,}; raise {key}.{'tp' if held is None else 'kv_cache_gib'}"
         )
-    return Engines(name=name, pool=pool, engines=1, tp=tp, dp=dp, slots=slots, cache_tokens=cache)
+    return replace(like, cache_tokens=cache)
 
 
 def _cache_gib(engine: EngineConfig) -> float | None:

@@ -24,7 +24,7 @@ from tailrace.planning.step_times.generation import ELEMENT_BYTES, AnalyticStepT
 from tailrace.planning.step_times.sources import source_of
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
 from tailrace.planning.step_times.training_setup import MicroBatch
-from tailrace.simulator.setup import install_s
+from tailrace.simulator.setup import install_s, weights_bytes
 
 _NO_TIME = Additive(StepCosts(base=0.0, each=0.0, context=0.0, prefill=0.0))
 """The steps of an engine without a model."""
@@ -106,9 +106,9 @@ class _Looking:
         copies = size.dp * (sum(self.run.rollout_workers.values()) if self.run.here else 1)
         pool = self._pool(compute / size.ranks, 1 / (copies * size.tp), ranks=size.ranks)
         shape = padded(self.run.shape, size.tp)
-        if self.machine.is_measured or size.dtype != "bfloat16":
+        if self.machine.is_measured:
             return AnalyticStepTimes(shape, pool, dtype=size.dtype)
-        return source_of(shape, pool, [size.tp])
+        return source_of(shape, pool, [size.tp], size.dtype)
 
     def _generation(self, sources: Mapping[str, Source]) -> Flow | float:
         """Of a step."""
@@ -148,7 +148,11 @@ class _Looking:
         return bound(Mode.of(config.pipeline), table, parts)
 
     def _install_s(self, size: EngineSize) -> float:
-        return install_s(self.run.shape, self._pool(1.0), size.tp) if size.has_model else 0.0
+        return (
+            install_s(weights_bytes(self.run.config, self.run.shape), self._pool(1.0), size.tp)
+            if size.has_model
+            else 0.0
+        )
 
     def _reference_s(self) -> float:
         run, batches = self.run, self.run.load.batches

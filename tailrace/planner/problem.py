@@ -16,8 +16,9 @@ from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.basis import Source
 from tailrace.planning.step_times.sources import source_of
+from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
 from tailrace.simulator.drawing import draw_steps
-from tailrace.simulator.setup import degrees
+from tailrace.simulator.setup import degrees, training_setup
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.base import Workload
 
@@ -123,11 +124,15 @@ class Problem:
         """Training steps that are drawn."""
         return len(self.drawn.groups) // self.config.groups_per_step
 
+    def setup(self, layout: Layout) -> TrainingSetup:
+        """The trainer, or its reference, in an arrangement."""
+        return training_setup(self.config, self.shape, layout)
+
     def source(self, engines: Engines) -> Source:
         """The steps of engines, at all TP degrees that they may have."""
         pool, each = engines.pool, tuple(degrees(self.config, self.shape, engines))
         if (source := self._sources.get((pool.name, each))) is None:
-            source = source_of(self.shape, pool, each) if self.times is None else self.times(pool)
+            source = source_of(self.shape, pool, each, engines.dtype) if self.times is None else self.times(pool)
             self._sources[pool.name, each] = source
         return source
 

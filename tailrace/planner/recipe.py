@@ -10,7 +10,6 @@ from tailrace.config.run import RunConfig
 from tailrace.planner.candidates import Candidate
 from tailrace.planner.trial import Plan
 from tailrace.planning.hardware.base import Pool
-from tailrace.simulator.setup import PREFILL_TOKENS
 
 _WORKERS = ("workers", "min_workers", "max_workers", "pools", "gpus", "datacentre")
 """Keys of the rollout pool that a plan gives."""
@@ -69,7 +68,7 @@ def _engine(config: RunConfig, plan: Plan) -> dict[str, Any]:
     match config.engine.type:
         case "native":
             arrangement = {"tp": engines.tp, "dp": engines.dp}
-            return {"type": "native", **arrangement, **sizes, "prefill_tokens": PREFILL_TOKENS}
+            return {"type": "native", **arrangement, **sizes, "prefill_tokens": engines.step_tokens}
         case "vllm":
             return {"type": "vllm", **sizes}
     return {}

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tailrace.config.cluster import ROLLOUT
 from tailrace.errors import PlanError
 from tailrace.planner.candidates import MICRO_BATCH_TOKENS, Candidates
 from tailrace.planner.modes import Mode
 from tailrace.planner.problem import Problem
 from tailrace.planning.allocation import best_layout, least_tp
 from tailrace.planning.hardware.base import Cluster, Pool
-from tailrace.simulator.setup import PREFILL_TOKENS, slots_of
+from tailrace.planning.step_times.training_setup import Layout
+from tailrace.simulator.setup import engines_like
 
 _MOST_NODES = 4096
 
@@ -28,14 +30,8 @@ def _lacking(problem: Problem, pool: Pool) -> str:
     """What lacks how much, on all devices of a pool."""
     batches = replace(problem.load.batches, micro_batch_tokens=MICRO_BATCH_TOKENS[0])
     try:
-        least_tp(
-            problem.shape,
-            pool,
-            tokens=batches.longest,
-            step_tokens=PREFILL_TOKENS,
-            slots=slots_of(problem.config.engine),
-        )
-        best_layout(problem.shape, pool, pool.devices, batches)
+        least_tp(engines_like(problem.config, ROLLOUT, pool), problem.shape, tokens=batches.longest)
+        best_layout(problem.shape, pool, pool.devices, batches, problem.setup(Layout()).dtype)
     except PlanError as error:
         return str(error).rpartition(";")[0]
     return (

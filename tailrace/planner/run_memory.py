@@ -49,9 +49,7 @@ def memory_of(run: SizedRun) -> RunMemory:
 
 def largest_update(run: SizedRun) -> Memory:
     """Return the memory of the trainer with the largest micro-batch."""
-    batches = run.load.batches
-    largest = min(batches.largest.tokens, batches.tokens)
-    return trainer_memory(run.setup, MicroBatch(tokens=largest, squares=largest * batches.longest))
+    return trainer_memory(run.setup, run.load.batches.largest)
 
 
 def _workers(run: SizedRun) -> Iterator[Worker]:

@@ -14,6 +14,7 @@ from tailrace.planning.allocation import Batches
 from tailrace.planning.engine_size import EngineSize
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
+from tailrace.simulator.setup import training_setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +78,8 @@ class SizedRun:
     @cached_property
     def setup(self) -> TrainingSetup:
         """The trainer's, on one device."""
-        return TrainingSetup(
-            shape=self.shape,
-            layout=Layout(checkpointing="full" if self.config.trainer.gradient_checkpointing else "none"),
-            dtype="bfloat16" if self.config.trainer.precision == "bf16" else "float32",
-        )
+        layout = Layout(checkpointing="full" if self.config.trainer.gradient_checkpointing else "none")
+        return training_setup(self.config, self.shape, layout)
 
     @cached_property
     def load(self) -> Load:

@@ -13,12 +13,12 @@ from tailrace.planner.candidates import Candidate
 from tailrace.planner.modes import Mode
 from tailrace.planner.problem import Problem, repeated
 from tailrace.planning.allocation import Allocation
-from tailrace.planning.memory import Memory, engine_memory
+from tailrace.planning.memory import Memory
 from tailrace.planning.step_times.training import training_basis
 from tailrace.registers.events import EventKind
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.scenario import Scenario
-from tailrace.simulator.setup import PREFILL_TOKENS, TRANSFER_BASIS, scenario_of
+from tailrace.simulator.setup import TRANSFER_BASIS, scenario_of
 from tailrace.simulator.summary import Summary, Summing
 from tailrace.workloads.replay import Replay
 
@@ -177,24 +177,20 @@ def bases_of(problem: Problem, candidate: Candidate) -> Bases:
 
 def engine_memories(problem: Problem, candidate: Candidate) -> Mapping[str, Memory]:
     """What each device of an engine holds, by the pool of the recipe."""
-    return {
-        one.name: engine_memory(
-            problem.shape,
-            tp=one.tp,
-            cache_tokens=one.cache_tokens,
-            step_tokens=PREFILL_TOKENS,
-            batch_size=one.slots,
-        )
-        for one in candidate.allocation.rollout
-    }
+    return {one.name: one.memory(problem.shape) for one in candidate.allocation.rollout}
 
 
 def summarized(scenario: Callable[[int], Scenario], drawn: Replay, *, groups: int, ahead: int) -> Summary:
     """Simulate a run whose steps have the drawn lengths, and sum it up; for the arguments see `played`."""
-    counted = counted_steps(drawn, groups=groups, ahead=ahead)
-    summing = Summing(counted.start, len(counted))
-    run = played(scenario, drawn, summing, groups=groups, ahead=ahead, samples=False)
+    summing = summing_of(drawn, groups=groups, ahead=ahead)
+    run = played(scenario, drawn, (summing,), groups=groups, ahead=ahead, samples=False)
     return summing.summary(preemptions=sum(engine.preemptions for engine in run.engines))
+
+
+def summing_of(drawn: Replay, *, groups: int, ahead: int) -> Summing:
+    """A sink that sums up the steps that count; for the arguments see `played`."""
+    counted = counted_steps(drawn, groups=groups, ahead=ahead)
+    return Summing(counted.start, len(counted))
 
 
 def counted_steps(drawn: Replay, *, groups: int, ahead: int) -> range:
@@ -208,14 +204,20 @@ def counted_steps(drawn: Replay, *, groups: int, ahead: int) -> range:
 
 
 def played(
-    scenario: Callable[[int], Scenario], drawn: Replay, sink: Sink, *, groups: int, ahead: int, samples: bool
+    scenario: Callable[[int], Scenario],
+    drawn: Replay,
+    sinks: tuple[Sink, ...],
+    *,
+    groups: int,
+    ahead: int,
+    samples: bool,
 ) -> SimulatedRun:
     """Simulate a run whose steps have the drawn lengths, up to the last step that counts.
 
     Args:
         scenario: that of so many steps.
         drawn: the lengths of one or more steps, which are played again and again.
-        sink: takes the events.
+        sinks: take the events.
         groups: of a step.
         ahead: the staleness bound.
         samples: whether there are events of single responses.
@@ -224,7 +226,7 @@ def played(
     run = SimulatedRun(
         scenario(end + ahead),
         repeated(drawn, (end + ahead) * groups),
-        sinks=(sink, lambda event: _stop_after(end, event, run)),
+        sinks=(*sinks, lambda event: _stop_after(end, event, run)),
         samples=samples,
     )
     run.run()

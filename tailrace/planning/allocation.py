@@ -7,16 +7,20 @@ from typing import Any
 
 from tailrace.config.base import GIB
 from tailrace.config.cluster import ROLLOUT
+from tailrace.config.hardware import DType
 from tailrace.errors import PlanError
 from tailrace.planning.hardware.base import Pool
 from tailrace.planning.memory import CONTEXT_BYTES, RESERVED, Memory, engine_memory, trainer_memory
 from tailrace.planning.model_shape.base import ModelShape
+from tailrace.planning.step_times.generation import ELEMENT_BYTES
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
 from tailrace.planning.step_times.training_setup import Layout, MicroBatch, TrainingSetup
 
 USED = 0.9
 """The part of a device's memory that an engine may have, as with vLLM's default."""
-_DEGREES = (1, 2, 4, 8, 16, 32)
+STEP_TOKENS = 8192
+"""The most tokens of prompts in a step of an engine on an accelerator, where the recipe does not say."""
+_STAGES = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,12 @@ class Engines:
     """Replicas of an engine."""
     slots: int
     """The most sequences that a replica decodes together."""
+    step_tokens: int = STEP_TOKENS
+    """The most tokens of prompts in a step."""
+    block: int = 16
+    """Tokens of a block of the cache."""
+    dtype: DType = "bfloat16"
+    """Of weights, keys and values."""
     cache_tokens: float
     """Room in the cache of a replica."""
 
@@ -48,6 +58,29 @@ class Engines:
     def devices(self) -> int:
         """Devices that generate, or may."""
         return self.most_engines * self.tp * self.dp
+
+    def room(self, shape: ModelShape, *, tp: int | None = None, taken_bytes: float = 0.0) -> float:
+        """Tokens that a replica's cache has room for, at its TP degree or another; see `engine_tokens`."""
+        return engine_tokens(
+            shape,
+            self.pool,
+            tp=tp or self.tp,
+            step_tokens=self.step_tokens,
+            slots=self.slots,
+            taken_bytes=taken_bytes,
+            dtype=self.dtype,
+        )
+
+    def memory(self, shape: ModelShape) -> Memory:
+        """What each of its devices holds."""
+        return engine_memory(
+            shape,
+            tp=self.tp,
+            cache_tokens=self.cache_tokens,
+            step_tokens=self.step_tokens,
+            batch_size=self.slots,
+            dtype=self.dtype,
+        )
 
     @property
     def document(self) -> dict[str, Any]:
@@ -130,36 +163,57 @@ class Batches:
 
     @property
     def largest(self) -> MicroBatch:
-        """The one that takes the most memory."""
-        tokens = max(self.micro_batch_tokens, self.longest)
+        """The one that takes the most memory: a step may have fewer tokens than are allowed."""
+        tokens = max(min(self.micro_batch_tokens, math.ceil(self.tokens)), self.longest)
         return MicroBatch(tokens=tokens, squares=float(tokens) * self.longest)
 
 
 def engine_tokens(
-    shape: ModelShape, pool: Pool, *, tp: int, step_tokens: float, slots: int, taken_bytes: float = 0.0
+    shape: ModelShape,
+    pool: Pool,
+    *,
+    tp: int,
+    step_tokens: float,
+    slots: int,
+    taken_bytes: float = 0.0,
+    dtype: DType = "bfloat16",
 ) -> float:
     """Tokens that a replica's cache has room for; 0 or less where the weights alone do not fit.
 
     `taken_bytes`: those of a trainer on the same device.
     """
-    memory = engine_memory(shape, tp=tp, cache_tokens=0, step_tokens=step_tokens, batch_size=slots)
+    memory = engine_memory(shape, tp=tp, cache_tokens=0, step_tokens=step_tokens, batch_size=slots, dtype=dtype)
     left = USED * pool.device.memory_bytes - memory.peak - taken_bytes * RESERVED - CONTEXT_BYTES
-    return left / shape.cache_bytes(tp=tp)
+    return left / shape.cache_bytes(tp=tp, element_bytes=ELEMENT_BYTES[dtype])
 
 
-def least_tp(shape: ModelShape, pool: Pool, *, tokens: int, step_tokens: float, slots: int) -> int:
+def tp_degrees(shape: ModelShape, pool: Pool) -> list[int]:
+    """The TP degrees of a model within a node, ascending.
+
+    They divide the node, so that no replica has devices of two. Where there is one node alone, they may also be powers
+    of two that leave some of its devices for other workers.
+    """
+    return [
+        tp
+        for tp in range(1, pool.per_node + 1)
+        if shape.heads % tp == 0 and (pool.per_node % tp == 0 or (pool.nodes == 1 and tp & (tp - 1) == 0))
+    ]
+
+
+def least_tp(like: Engines, shape: ModelShape, *, tokens: int) -> int:
     """The least TP degree under which an engine holds the weights and a response of so many tokens.
 
     Raises:
         PlanError: there is none within a node.
     """
-    degrees = [tp for tp in _DEGREES if tp <= pool.per_node and shape.heads % tp == 0]
+    pool, degrees = like.pool, tp_degrees(shape, like.pool)
     for tp in degrees:
-        if engine_tokens(shape, pool, tp=tp, step_tokens=step_tokens, slots=slots) >= tokens:
+        if like.room(shape, tp=tp) >= tokens:
             return tp
     most = degrees[-1]
-    room = engine_tokens(shape, pool, tp=most, step_tokens=step_tokens, slots=slots)
-    lacking = (tokens - room) * shape.cache_bytes(tp=most) / GIB
+    lacking = (
+        (tokens - like.room(shape, tp=most)) * shape.cache_bytes(tp=most, element_bytes=ELEMENT_BYTES[like.dtype]) / GIB
+    )
     raise PlanError(
         f"an engine of {shape.name} with room for {tokens} tokens lacks {lacking:.1f} GiB on each of {most} "
         f"{pool.kind}, the most of a node that its {shape.heads} heads can be split among; use devices with more memory"
@@ -168,10 +222,10 @@ def least_tp(shape: ModelShape, pool: Pool, *, tokens: int, step_tokens: float, 
 
 def layouts(shape: ModelShape, pool: Pool, devices: int) -> Iterator[Layout]:
     """Yield the arrangements of a trainer on so many devices: TP within a node, stages, and DP over what is left."""
-    for tp in _DEGREES:
-        if tp > min(devices, pool.per_node) or shape.heads % tp or devices % tp:
+    for tp in tp_degrees(shape, pool):
+        if devices % tp:
             continue
-        for pp in _DEGREES:
+        for pp in _STAGES:
             if pp > shape.layers or devices % (tp * pp):
                 continue
             dp = devices // (tp * pp)
@@ -180,8 +234,12 @@ def layouts(shape: ModelShape, pool: Pool, devices: int) -> Iterator[Layout]:
                     yield Layout(tp=tp, pp=pp, dp=dp, sharding=sharding, checkpointing=checkpointing)
 
 
-def best_layout(shape: ModelShape, pool: Pool, devices: int, batches: Batches) -> tuple[Layout, float]:
-    """Return the quickest arrangement whose memory fits, and its seconds of a step.
+def best_layout(
+    shape: ModelShape, pool: Pool, devices: int, batches: Batches, dtype: DType = "bfloat16"
+) -> tuple[Layout, float]:
+    """Return the quickest arrangement whose memory fits, and its seconds of a mean step.
+
+    `dtype`: in which layers compute.
 
     Raises:
         PlanError: none fits; the message says by how much the nearest one does not.
@@ -189,7 +247,7 @@ def best_layout(shape: ModelShape, pool: Pool, devices: int, batches: Batches) -
     best: tuple[Layout, float] | None = None
     nearest: Memory | None = None
     for layout in layouts(shape, pool, devices):
-        setup = TrainingSetup(shape=shape, layout=layout)
+        setup = TrainingSetup(shape=shape, layout=layout, dtype=dtype)
         memory = trainer_memory(setup, batches.largest)
         if not memory.fits(pool.device):
             nearest = memory if nearest is None or memory.peak < nearest.peak else nearest

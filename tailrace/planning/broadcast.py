@@ -12,6 +12,8 @@ local broadcast follows there).
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+FAN_OUT = 2
+"""The most receivers of a datacentre that get weights from one process over the network."""
 ROOT = ""
 """The sender's name."""
 

@@ -77,6 +77,11 @@ def shared(samples: Sequence[Lengths], ranks: int) -> list[list[int]]:
     return [sorted(index for piece in share for index in pieces[piece].samples) for share in shares]
 
 
+def rank_micro_batches(samples: Sequence[Lengths], ranks: int, budget: int) -> list[list[list[GroupPart]]]:
+    """The micro-batches of each of several ranks that share samples; see `shared` and `plan_micro_batches`."""
+    return [plan_micro_batches([samples[index] for index in share], budget) for share in shared(samples, ranks)]
+
+
 def _parts(samples: Sequence[Lengths], budget: int) -> Iterator[GroupPart]:
     scored = [index for index, sample in enumerate(samples) if sample.response_tokens]
     for _, group in groupby(scored, key=lambda index: samples[index].group):

@@ -9,7 +9,7 @@ from heapq import heapreplace
 from typing import Any, Protocol
 
 from tailrace.events import Event
-from tailrace.planning.packing import plan_micro_batches, shared
+from tailrace.planning.packing import plan_micro_batches, rank_micro_batches
 from tailrace.registers.events import EventKind
 from tailrace.simulator.agenda import Agenda, Change, Process
 from tailrace.simulator.devices import Devices
@@ -100,9 +100,8 @@ class ColocatedScorer:
 
     def _score_s(self, groups: Sequence[Group]) -> float:
         samples = [one for group in groups for one in group.lengths]
-        shares = shared(samples, self._kind.workers)
-        batches = (plan_micro_batches([samples[place] for place in share], self._budget) for share in shares)
-        return max(sum(map(self._kind.times.score_s, own)) for own in batches)
+        each = rank_micro_batches(samples, self._kind.workers, self._budget)
+        return max(sum(map(self._kind.times.score_s, own)) for own in each)
 
 
 def _tell(log: VirtualLog, groups: Sequence[Group], start: float, **fields: Any) -> None:

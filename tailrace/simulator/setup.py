@@ -6,17 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 from tailrace.config.base import GIB
-from tailrace.config.engine import AdaptiveTPConfig, EngineConfig, NativeEngineConfig, VllmEngineConfig
+from tailrace.config.engine import AdaptiveTPConfig, NativeEngineConfig, VllmEngineConfig
 from tailrace.config.rollout import LengthsConfig, OracleLengths, SiblingsLengths
 from tailrace.config.run import RunConfig
-from tailrace.planning.allocation import Allocation, Engines, engine_tokens
-from tailrace.planning.broadcast import ROOT, Site, broadcast_tree
+from tailrace.planning.allocation import STEP_TOKENS, Allocation, Engines
+from tailrace.planning.broadcast import FAN_OUT, ROOT, Site, broadcast_tree
 from tailrace.planning.elasticity import ScaleLimits
 from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.base import Additive, MixedStepTimes
 from tailrace.planning.step_times.basis import Basis
 from tailrace.planning.step_times.collectives import Group, all_gather_s
+from tailrace.planning.step_times.generation import ELEMENT_BYTES
 from tailrace.planning.step_times.machine import MachineProfile
 from tailrace.planning.step_times.predicted_profile import degrees_of, predicted_profile
 from tailrace.planning.step_times.sources import source_of
@@ -27,13 +28,9 @@ from tailrace.simulator.scenario import Elastic, EngineKind, Rearranging, Scenar
 
 SLOTS = 256
 """The most sequences that a replica decodes together on an accelerator, where the recipe does not say."""
-PREFILL_TOKENS = 8192
-"""Tokens of prompts in a step there."""
 TRANSFER_BASIS = Basis(kind="analytic", error=0.92)
 """Of the way of weights: Tailrace's own transfer ran as fast as a slow link, and on one host at 0.52 of the rate of a
 plain copy (docs/benchmarks.md)."""
-_FAN_OUT = 2
-"""Children of a member of the tree along which weights are sent, as in `transfer.weights`."""
 _HOP_S = 0.002
 """Seconds of a row from one task to the next, through the queue: a claim and an ack, see docs/benchmarks.md."""
 _STEP_S = 0.02
@@ -43,10 +40,40 @@ _SERVICES = 0.15
 Measured on an AMD EPYC."""
 
 
-def slots_of(engine: EngineConfig) -> int:
-    """The most sequences that a replica decodes together: `max_batch_size`, where the recipe gives it."""
-    given = isinstance(engine, NativeEngineConfig | VllmEngineConfig) and "max_batch_size" in engine.model_fields_set
-    return engine.max_batch_size if given else SLOTS  # type: ignore[union-attr]
+def engines_like(
+    config: RunConfig, name: str, pool: Pool, *, tp: int = 1, dp: int = 1, engines: int = 1, most: int | None = None
+) -> Engines:
+    """Engines of a recipe's pool on a pool of the cluster, without a cache.
+
+    `max_batch_size` and `prefill_tokens` count where the recipe gives them. Their defaults are for a CPU.
+    """
+    engine = config.engines[name]
+    own = {key: getattr(engine, key) for key in engine.model_fields_set if key in ("max_batch_size", "prefill_tokens")}
+    return Engines(
+        name=name,
+        pool=pool,
+        engines=engines,
+        most=most,
+        tp=tp,
+        dp=dp,
+        slots=own.get("max_batch_size", SLOTS),
+        step_tokens=own.get("prefill_tokens", STEP_TOKENS),
+        block=engine.block_size if isinstance(engine, NativeEngineConfig) else 16,
+        dtype=engine.dtype if isinstance(engine, NativeEngineConfig | VllmEngineConfig) else "bfloat16",
+        cache_tokens=0.0,
+    )
+
+
+def training_setup(config: RunConfig, shape: ModelShape, layout: Layout) -> TrainingSetup:
+    """The trainer of a recipe, or its reference, in an arrangement."""
+    return TrainingSetup(
+        shape=shape, layout=layout, dtype="bfloat16" if config.trainer.precision == "bf16" else "float32"
+    )
+
+
+def weights_bytes(config: RunConfig, shape: ModelShape) -> float:
+    """Bytes of the weights on their way to engines."""
+    return ELEMENT_BYTES[config.wire_dtype] * shape.parameters
 
 
 def scenario_of(
@@ -65,14 +92,13 @@ def scenario_of(
     Raises:
         PlanError: there is no link between two pools.
     """
-    setup = TrainingSetup(shape=shape, layout=allocation.layout)
-    trainer = AnalyticTrainingTimes(setup, allocation.trainer)
+    trainer = AnalyticTrainingTimes(training_setup(config, shape, allocation.layout), allocation.trainer)
     every = _engines(
         config,
         shape,
         cluster,
         allocation,
-        times or (lambda one: source_of(shape, one.pool, degrees(config, shape, one))),
+        times or (lambda one: source_of(shape, one.pool, degrees(config, shape, one), one.dtype)),
     )
     base = _played(
         config,
@@ -82,14 +108,14 @@ def scenario_of(
             times=trainer,
             ranks=allocation.layout.dp,
             stages=allocation.layout.pp,
-            publish_s=publish_s(shape, allocation.trainer, allocation.layout),
+            publish_s=publish_s(weights_bytes(config, shape), allocation.trainer, allocation.layout),
         ),
     )
     return replace(
         base,
         placement="colocated" if allocation.colocated else "separated",
         elastic=_elastic(config, allocation, every),
-        reference=_reference(shape, allocation),
+        reference=_reference(config, shape, allocation),
     )
 
 
@@ -132,19 +158,14 @@ def _lengths(config: LengthsConfig | None) -> dict[str, Any]:
             return {"knows_lengths": "group_means"}
 
 
-def _bytes(shape: ModelShape) -> float:
-    """Bytes of the weights on their way to engines."""
-    return 2.0 * shape.parameters
+def publish_s(weights: float, pool: Pool, layout: Layout) -> float:
+    """Seconds in which a trainer on a pool gathers so many bytes of weights to hand them on."""
+    return all_gather_s(weights, Group.of(pool, layout.devices))
 
 
-def publish_s(shape: ModelShape, pool: Pool, layout: Layout) -> float:
-    """Seconds in which a trainer on a pool gathers its weights to hand them on."""
-    return all_gather_s(_bytes(shape), Group.of(pool, layout.devices))
-
-
-def install_s(shape: ModelShape, pool: Pool, tp: int) -> float:
-    """Seconds in which an engine on a pool takes in new weights."""
-    return _bytes(shape) / tp / (pool.device.host_gb_s * 1e9)
+def install_s(weights: float, pool: Pool, tp: int) -> float:
+    """Seconds in which an engine on a pool takes in so many bytes of new weights."""
+    return weights / tp / (pool.device.host_gb_s * 1e9)
 
 
 def _engines(
@@ -155,8 +176,8 @@ def _engines(
     times: Callable[[Engines], MixedStepTimes],
 ) -> Mapping[str, list[EngineKind]]:
     """The engines of each pool by name, with those that may join."""
-    rollout = allocation.rollout
-    arrivals = iter(() if allocation.colocated else arrivals_s(cluster, allocation.trainer, rollout, _bytes(shape)))
+    rollout, weights = allocation.rollout, weights_bytes(config, shape)
+    arrivals = iter(() if allocation.colocated else arrivals_s(cluster, allocation, weights))
     found: dict[str, list[EngineKind]] = {}
     for one in rollout:
         source = times(one)
@@ -168,9 +189,9 @@ def _engines(
             adaptive_tp=_rearranging(config, shape, one, source),
             slots=one.slots,
             cache_tokens=one.cache_tokens,
-            prefill_tokens=PREFILL_TOKENS,
-            block=16,
-            install_s=install_s(shape, one.pool, one.tp),
+            prefill_tokens=one.step_tokens,
+            block=one.block,
+            install_s=install_s(weights, one.pool, one.tp),
         )
         found[one.name] = [replace(like, arrive_s=next(arrivals, 0.0)) for _ in range(one.most_engines)]
     return found
@@ -194,13 +215,7 @@ def _rearranging(config: RunConfig, shape: ModelShape, own: Engines, times: Mixe
         return None
     longest, ranks = config.sampling.max_new_tokens, own.tp * own.dp
     held = own.cache_tokens * shape.cache_bytes(tp=own.tp)  # of a rank, at any degree
-    cache = {
-        tp: min(
-            held / shape.cache_bytes(tp=tp),
-            engine_tokens(shape, own.pool, tp=tp, step_tokens=PREFILL_TOKENS, slots=own.slots),
-        )
-        for tp in degrees(config, shape, own)
-    }
+    cache = {tp: min(held / shape.cache_bytes(tp=tp), own.room(shape, tp=tp)) for tp in degrees(config, shape, own)}
     cache = {tp: tokens for tp, tokens in cache.items() if tokens >= longest or tp == own.tp}
     if len(cache) == 1:
         return None
@@ -212,13 +227,14 @@ def _rearranging(config: RunConfig, shape: ModelShape, own: Engines, times: Mixe
         cache_tokens=cache,
         slots=own.slots,
         longest=min(longest, shape.context),
-        step_tokens=PREFILL_TOKENS,
+        step_tokens=own.step_tokens,
+        dtype=own.dtype,
     )
     return Rearranging(
         config=adaptive,
         profile=profile,
         cache_tokens=cache,
-        kv_bytes_per_token=round(shape.cache_bytes()),
+        kv_bytes_per_token=round(shape.cache_bytes(element_bytes=ELEMENT_BYTES[own.dtype])),
         limit=longest,
     )
 
@@ -236,37 +252,40 @@ def _elastic(config: RunConfig, allocation: Allocation, every: Mapping[str, list
     return Elastic(limits=limits, joining=replace(like, starts_s=like.install_s))
 
 
-def _reference(shape: ModelShape, allocation: Allocation) -> Scorer | None:
+def _reference(config: RunConfig, shape: ModelShape, allocation: Allocation) -> Scorer | None:
     """The workers of a reference, where the algorithm has one."""
     if allocation.reference is None:
         return None
-    setup = TrainingSetup(shape=shape, layout=replace(allocation.reference, dp=1))
+    setup = training_setup(config, shape, replace(allocation.reference, dp=1))
     return Scorer(times=AnalyticTrainingTimes(setup, allocation.trainer), workers=allocation.reference.dp)
 
 
-def arrivals_s(cluster: Cluster, trainer: Pool, rollout: Sequence[Engines], weights: float) -> list[float]:
-    """Seconds from the publication of weights until each engine has them, with those that may join.
+def arrivals_s(cluster: Cluster, allocation: Allocation, weights: float) -> list[float]:
+    """Seconds from the publication of so many bytes of weights until each engine has them, with those that may join.
 
     They go along the tree of the weight transfer, in pieces, so that a member passes on what it is still getting. All
-    devices of a member take part, each with a part of the weights. Engines of one host share what has come there.
+    devices of a member take part, each with a part of the weights: those of a node at most, or all of the trainer's.
+    Engines of one host share what has come there.
 
     Raises:
         PlanError: there is no link between the datacentres of the trainer and of an engine.
     """
-    members = list(_members(rollout))
+    trainer, members = allocation.trainer, list(_members(allocation.rollout))
+    first = weights / _rate(trainer, allocation.layout.devices)
     sites, engines = {site.name: site for site, _ in members}, {site.name: one for site, one in members}
     root = Site(name=ROOT, host="trainer", datacentre=trainer.datacentre)
-    parents = broadcast_tree(root, list(sites.values()), fan_out=_FAN_OUT)
+    parents = broadcast_tree(root, list(sites.values()), fan_out=FAN_OUT)
 
     def way(name: str) -> tuple[float, float]:
         """Seconds of the slowest part of the way to an engine, and of its latencies."""
         parent, pool = parents[name], engines[name].pool
-        before, latency_s = way(parent) if parent != ROOT else (0.0, 0.0)
+        before, latency_s = way(parent) if parent != ROOT else (first, 0.0)
         if parent == ROOT and pool.datacentre != trainer.datacentre:
-            before = cluster.between(trainer, pool).seconds(weights)
+            before = max(before, cluster.between(trainer, pool).seconds(weights))
         elif parent != ROOT and sites[parent].host == sites[name].host:
             return before, latency_s
-        return max(before, weights / _lanes(engines[name])), latency_s + pool.network.latency_s
+        own = min(engines[name].tp * engines[name].dp, pool.per_node)
+        return max(before, weights / _rate(pool, own)), latency_s + pool.network.latency_s
 
     return [sum(way(site.name)) for site, _ in members]
 
@@ -281,9 +300,9 @@ def _members(rollout: Sequence[Engines]) -> Iterator[tuple[Site, Engines]]:
             yield Site(name=f"{one.name}-{number}", host=host, datacentre=one.pool.datacentre), one
 
 
-def _lanes(one: Engines) -> float:
-    """Bytes a second to an engine, which passes as many on to each child."""
-    return min(one.tp * one.dp, one.pool.per_node) * one.pool.network.bytes_per_s / _FAN_OUT
+def _rate(pool: Pool, devices: int) -> float:
+    """Bytes a second from so many devices of a pool to each child."""
+    return devices * pool.network.bytes_per_s / FAN_OUT
 
 
 def scenario_here(config: RunConfig, shape: ModelShape, profile: MachineProfile, *, steps: int) -> Scenario:

@@ -6,22 +6,36 @@ Where it has a machine with engines together, each slows the other down. Where i
 """
 
 from collections import Counter, deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from tailrace.activity import Activity
 from tailrace.events import Event
-from tailrace.planning.packing import GroupPart, plan_micro_batches, shared
+from tailrace.planning.claims import Claim
+from tailrace.planning.packing import Lengths, rank_micro_batches
 from tailrace.registers.events import EventKind
 from tailrace.simulator.agenda import Agenda, Change, Process
 from tailrace.simulator.devices import Devices
 from tailrace.simulator.engines import SimulatedEngine
 from tailrace.simulator.log import VirtualLog
 from tailrace.simulator.samples import Group
-from tailrace.simulator.scenario import Scenario
+from tailrace.simulator.scenario import Scenario, TrainerKind
 
 _ROUNDING_S = 1e-9
 """Work of so many seconds counts as done."""
+
+
+def claim_of(trainer: TrainerKind, micro_batch_tokens: int | None, groups: int) -> Claim:
+    """A claim of at most so many groups: a micro-batch's worth for each rank, or all of them without a number of
+    tokens."""
+    return Claim(tokens=None if micro_batch_tokens is None else micro_batch_tokens * trainer.ranks, rows=groups)
+
+
+def update_s(trainer: TrainerKind, samples: Sequence[Lengths], budget: int) -> float:
+    """Seconds of the slowest rank for a claim: the longest micro-batch fills and empties its pipeline."""
+    shares = rank_micro_batches(samples, trainer.ranks, budget)
+    seconds = [list(map(trainer.times.update_s, batches)) for batches in shares]
+    return max(sum(each) + (trainer.stages - 1) * max(each, default=0.0) for each in seconds)
 
 
 class SimulatedTrainer:
@@ -111,45 +125,37 @@ class SimulatedTrainer:
         return claim
 
     def _claimable(self, step: int, ready: deque[Group], missing: int) -> list[Group]:
-        """The groups that it would be handed now; empty while it waits. See `TokenBudgetConfig`."""
+        """The groups that it would be handed now; empty while it waits. See `Claim`."""
         scenario = self._scenario
-        if not scenario.streaming:
-            return sorted(ready, key=lambda group: group.number) if len(ready) == missing else []
-        budget = scenario.micro_batch_tokens * scenario.trainer.ranks
-        if len(ready) < missing and self._ready_tokens[step] < budget:
+        claim = claim_of(scenario.trainer, scenario.micro_batch_tokens if scenario.streaming else None, missing)
+        if not claim.is_reached_by(self._ready_tokens[step], len(ready)):
             return []
-        candidates = list(ready)
-        if scenario.in_order:
-            by_number = {group.number: group for group in ready}
-            candidates = []
-            first = (step + 1) * scenario.groups_per_step - missing
-            while (number := first + len(candidates)) in by_number:
-                candidates.append(by_number[number])
-        claim: list[Group] = []
-        tokens = 0
-        for group in candidates:
-            if claim and tokens + group.tokens > budget:
-                return claim
-            claim.append(group)
-            tokens += group.tokens
-        return claim if len(claim) == missing or tokens >= budget else []
+        groups: list[Group] = []
+        for group in list(ready) if scenario.streaming and not scenario.in_order else self._next(step, ready, missing):
+            if not claim.fits(group.tokens, 1):
+                return groups
+            groups.append(group)
+            claim.add(group.tokens, 1)
+            if claim.is_complete:
+                return groups
+        return []
 
-    def _micro_batches(self, groups: Sequence[Group]) -> list[list[list[GroupPart]]]:
-        """The micro-batches of each rank."""
-        budget = self._scenario.micro_batch_tokens
-        samples = [one for group in groups for one in group.lengths]
-        shares = shared(samples, self._scenario.trainer.ranks)
-        return [plan_micro_batches([samples[index] for index in share], budget) for share in shares]
+    def _next(self, step: int, ready: deque[Group], missing: int) -> Iterator[Group]:
+        """The next groups of the step in the order of the run, as far as they are there."""
+        by_number = {group.number: group for group in ready}
+        number = (step + 1) * self._scenario.groups_per_step - missing
+        while number in by_number:
+            yield by_number[number]
+            number += 1
 
     def _update_s(self, groups: Sequence[Group]) -> float:
-        """Seconds of the slowest rank: the longest micro-batch fills and empties its pipeline."""
-        trainer = self._scenario.trainer
-        shares = [list(map(trainer.times.update_s, batches)) for batches in self._micro_batches(groups)]
-        return max(sum(each) + (trainer.stages - 1) * max(each, default=0.0) for each in shares)
+        samples = [one for group in groups for one in group.lengths]
+        return update_s(self._scenario.trainer, samples, self._scenario.micro_batch_tokens)
 
     def _score_s(self, groups: Sequence[Group]) -> float:
-        times = self._scenario.trainer.times
-        return max(sum(map(times.score_s, batches)) for batches in self._micro_batches(groups))
+        trainer, samples = self._scenario.trainer, [one for group in groups for one in group.lengths]
+        each = rank_micro_batches(samples, trainer.ranks, self._scenario.micro_batch_tokens)
+        return max(sum(map(trainer.times.score_s, batches)) for batches in each)
 
     def _compute(self, step: int, kind: EventKind, seconds: float, groups: Sequence[Group]) -> Process:
         """Work. Where others have the same devices, it takes its turn."""

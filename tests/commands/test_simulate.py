@@ -2,14 +2,19 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
+from tailrace.commands.simulate import simulate as simulated
 from tailrace.events import read_events
+from tailrace.planner.given import given
+from tailrace.planner.trial import simulate as planned
 from tailrace.registers.events import EventKind
 from tests.conftest import Command
+from tests.planner.problems import problem_of
 
 Simulate = Callable[..., CompletedProcess[str]]
 
@@ -65,9 +70,20 @@ def test_its_events_are_those_of_a_run(simulate: Simulate, tmp_path: Path) -> No
     assert "seconds a step" in done.stdout
     events = read_events(tmp_path / "simulated" / "events.jsonl")
     assert events[0].info["machine"] == "simulated"
-    assert [event.step for event in events if event.task == EventKind.STEP] == [0, 1]
-    assert sum(event.task == EventKind.SAMPLE for event in events) == 2 * 128
+    steps = [event.step for event in events if event.task == EventKind.STEP]
+    assert steps == [0, 1, 2, 3], "two before those that count, since the pipeline is empty at first"
+    trained = [event for event in events if event.task == EventKind.SAMPLE and event.step in steps]
+    assert len(trained) == 4 * 128
     assert "simulated" in (tmp_path / "simulated" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_a_plan_and_a_simulation_of_the_same_have_the_same_step(staleness: int) -> None:
+    ahead = (f"pipeline.max_staleness={staleness}", "pipeline.streaming=true", "pipeline.placement=separated")
+    drawn = problem_of("4xH100", *ahead, "queue.type=service", "cluster.rollout.workers=2", steps=2)
+    found = simulated(drawn.config, cluster="4xH100", workload="math-32b", model="Qwen2.5-1.5B", steps=2).plan
+    same = replace(drawn, times=None)
+    assert found.step_s == pytest.approx(planned(same, given(same)).step_s)
 
 
 def test_a_run_may_choose_the_number_of_its_engines(simulate: Simulate, tmp_path: Path) -> None:

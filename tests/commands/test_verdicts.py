@@ -71,7 +71,9 @@ def planned(mode: Mode) -> tuple[Simulation, Foretold]:
 def measured(made: Simulation, change: Change, drawn: Replay) -> StepFigures:
     events: list[Event] = []
     groups, ahead = made.config.groups_per_step, made.config.pipeline.max_staleness
-    played(lambda steps: change(made.scenario(steps)), drawn, events.append, groups=groups, ahead=ahead, samples=True)
+    played(
+        lambda steps: change(made.scenario(steps)), drawn, (events.append,), groups=groups, ahead=ahead, samples=True
+    )
     run = RunData(name="run", events=events, last_event_at=datetime(2026, 1, 1, tzinfo=UTC))
     numbers = counted_steps(drawn, groups=groups, ahead=ahead)
     figures = figures_of(run, [step for step in run.steps if step_of(step) in numbers])

@@ -14,6 +14,7 @@ from tailrace.workloads.samplers.factory import open_workload
 
 VALUES: dict[str, Any] = {
     "output_dir": "runs/planned",
+    "device": "cuda",
     "prompts": {"source": {"type": "jsonl", "path": "prompts.jsonl"}},
     "rewards": {"grader": {"type": "exact"}},
     "algorithm": {"type": "grpo", "group_size": 4},

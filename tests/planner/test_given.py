@@ -11,11 +11,13 @@ from tailrace.planner.candidates import Candidates
 from tailrace.planner.given import given, with_allocation
 from tailrace.planner.modes import USUAL, Mode
 from tailrace.planner.problem import Problem
-from tailrace.planner.trial import bases_of, config_of, planned, scenario_for
+from tailrace.planner.trial import bases_of, config_of, engine_memories, planned, scenario_for
 from tailrace.planning.allocation import Allocation
-from tailrace.planning.hardware.base import Cluster
+from tailrace.planning.hardware.base import Cluster, Link
 from tailrace.planning.hardware.clusters import open_cluster
+from tailrace.planning.memory import CONTEXT_BYTES
 from tailrace.simulator.run import SimulatedRun
+from tailrace.simulator.setup import arrivals_s
 from tailrace.simulator.summary import Summing
 from tests.planner.problems import problem_of
 
@@ -302,3 +304,96 @@ def test_engines_that_the_kernel_tables_lack_are_simulated_by_arithmetic(heads: 
     candidate = given(problem)
     SimulatedRun(scenario_for(problem, candidate, 1), problem.drawn).run()
     assert bases_of(problem, candidate).engines.kind == "analytic"
+
+
+@pytest.mark.parametrize("kl", ["algorithm.kl.coefficient=0", "algorithm.kl.coefficient=0.1"])
+def test_colocated_the_engine_has_what_trainer_and_reference_leave(kl: str) -> None:
+    problem = problem_of("8xH100", "pipeline.placement=colocated", kl, model="Qwen2.5-7B")
+    candidate = given(problem)
+    reference = candidate.allocation.reference
+    weights = 0.0 if reference is None else 2 * problem.setup(reference).parameters
+    (engine,) = engine_memories(problem, candidate).values()
+    taken = engine.peak + candidate.trainer.peak + weights
+    assert 0.8 * 80e9 < taken <= candidate.allocation.trainer.device.memory_bytes - CONTEXT_BYTES
+
+
+def test_a_colocated_cache_that_has_no_room_beside_the_trainer_is_refused() -> None:
+    colocated = "pipeline.placement=colocated"
+    with pytest.raises(PlanError, match=r"H100 has room for [\d.]+ beside Qwen2\.5-7B and its trainer with TP 1"):
+        given(problem_of("8xH100", colocated, "engine={type: native, kv_cache_gib: 50}", model="Qwen2.5-7B"))
+
+
+def test_keys_of_the_engine_count_in_memory_and_time() -> None:
+    default, small, single = (
+        sequential("cluster.rollout.workers=2", f"engine={{type: native{keys}}}")
+        for keys in ("", ", prefill_tokens: 1000, block_size: 32", ", dtype: float32")
+    )
+    ((usual, *_), (other, *_), (fp32, *_)) = (
+        scenario_for(one, given(one), 1).engines for one in (default, small, single)
+    )
+    assert (other.prefill_tokens, other.block) == (1000, 32)
+    assert other.cache_tokens > usual.cache_tokens, "a smaller step has fewer activations"
+    assert fp32.cache_tokens < usual.cache_tokens / 1.9
+    assert fp32.install_s == 2 * usual.install_s, "weights have twice the bytes"
+
+
+def test_keys_of_the_trainer_count_in_memory_and_time() -> None:
+    default, fp32, again = (
+        given(sequential("cluster.rollout.workers=2", *keys))
+        for keys in ((), ("trainer.precision=fp32",), ("trainer.gradient_checkpointing=true",))
+    )
+    assert fp32.parts.training_s > default.parts.training_s
+    assert default.allocation.layout.checkpointing == "none"
+    assert again.allocation.layout.checkpointing == "full"
+    assert again.trainer.peak < default.trainer.peak
+
+
+def test_a_sample_that_an_engine_does_not_take_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"tokens, and engine\.max_model_len is 2000; raise it"):
+        sequential("engine={type: native, max_model_len: 2000}")
+
+
+def test_weights_leave_the_trainer_as_fast_as_its_devices_send_them(three: Callable[..., Cluster]) -> None:
+    """Eight devices of an engine take what one device of the trainer sends."""
+    cluster = open_cluster("16xH100")
+    problem = problem_of(cluster, *SEPARATED, "engine={type: native, dp: 4}")
+    allocation = given(problem).allocation
+    few = replace(allocation, layout=replace(allocation.layout, tp=1, pp=1, dp=1))
+    slow = replace(allocation, trainer=replace(allocation.trainer, network=Link(bytes_per_s=1e9)))
+    (usual,), (of_one,), (of_slow,) = (arrivals_s(cluster, one, 16e9) for one in (allocation, few, slow))
+    assert of_one > 3.5 * usual
+    assert of_slow > 2 * usual
+
+
+def test_an_engine_may_have_a_part_of_the_only_node() -> None:
+    problem = problem_of("7xH100", *SEPARATED, "engine={type: native, tp: 4}")
+    assert given(problem).allocation.layout.devices == 3
+    assert {1, 2, 4} <= {one.engines.tp for one in Candidates(problem).of(USUAL[1])}
+
+
+def test_no_trainer_has_a_replica_in_two_nodes_of_six() -> None:
+    (pool,) = open_cluster("8xH100").pools
+    pool = replace(pool, nodes=2, per_node=6)
+    found = {one.tp for one in Candidates(problem_of(Cluster(pools=(pool,)))).layouts(pool, 12)}
+    assert found == {1, 2, 3, 6}
+
+
+def test_one_more_pool_on_which_the_reference_does_not_fit_ends_no_plan() -> None:
+    problem = problem_of("1xRTX-4090+16xH100", "algorithm.kl.coefficient=0.1", model="Qwen2.5-14B")
+    assert Candidates(problem).of(USUAL[1])
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_more_memory_makes_no_trainer_slower(streaming: bool) -> None:
+    (pool,) = open_cluster("16xH100").pools
+    seconds = []
+    for gib in (24, 32, 40, 80):
+        device = pool.device.model_copy(update={"memory_gib": gib})
+        cluster = Cluster(pools=(replace(pool, device=device),))
+        streams = f"pipeline.streaming={str(streaming).lower()}"
+        workers = "cluster.rollout.workers=4"
+        problem = problem_of(cluster, *SEPARATED, streams, workers, "engine.tp=2", model="Qwen2.5-7B", steps=2)
+        space, allocation = Candidates(problem), given(problem).allocation
+        training = space.training(pool, allocation.layout, problem.config.trainer.micro_batch_tokens)
+        seconds.append(space.played_s(training, streaming=streaming))
+    assert seconds == sorted(seconds, reverse=True)

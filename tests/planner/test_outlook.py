@@ -236,6 +236,7 @@ def test_it_is_what_the_planner_says_of_the_same_devices_and_lengths() -> None:
     shape, cluster = find_shape("Qwen2.5-0.5B"), open_cluster("2xH100")
     engine = {"type": "native", "dtype": "bfloat16", "kv_cache_gib": 40.0, "max_batch_size": 64}
     run = separated(streaming=True).model_copy(update={"engine": config(engine=engine).engine})
+    run = run.model_copy(update={"trainer": run.trainer.model_copy(update={"precision": "bf16"})})
     script = Script(prompt_tokens=10, turns=(Turn(generated_tokens=run.sampling.max_new_tokens),))
     drawn = Replay([[script] * run.algorithm.group_size] * run.groups_per_step)
     problem = Problem(config=run, shape=shape, cluster=cluster, workload="longest", drawn=drawn)
@@ -244,9 +245,8 @@ def test_it_is_what_the_planner_says_of_the_same_devices_and_lengths() -> None:
     allocation = Allocation(rollout=(engines,), trainer=pool, layout=Layout())
     mode = Mode(placement="separated", streaming=True)
     candidate = Candidates(problem).placed(mode, allocation, run.trainer.micro_batch_tokens)
-    trainer = run.trainer.model_copy(update={"precision": "bf16"})
     kind, device = find_device("H100")
-    found = look(run.model_copy(update={"trainer": trainer}), shape, 10, Machine(kind=kind, device=device), longest=10)
+    found = look(run, shape, 10, Machine(kind=kind, device=device), longest=10)
     assert candidate is not None
     assert found.generation_s == pytest.approx(candidate.bound.generation_s)
     assert found.training_s == pytest.approx(candidate.bound.training_s)

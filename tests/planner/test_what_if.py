@@ -1,5 +1,7 @@
 """Claims on a plan under another recipe, cluster or workload."""
 
+from dataclasses import replace
+
 import pytest
 
 from tailrace.config.overrides import override_values
@@ -66,3 +68,11 @@ def test_what_does_not_fit_any_more_is_planned_anew(best: Plan) -> None:
     assert smaller.searched
     assert smaller.plan.allocation.devices <= 2
     assert smaller.plan.step_s > best.step_s
+
+
+def test_an_arrangement_that_does_not_divide_the_heads_is_planned_anew(best: Plan) -> None:
+    four = replace(best.candidate.engines, tp=4)
+    allocation = replace(best.allocation, rollout=(four,))
+    plan = replace(best, candidate=replace(best.candidate, allocation=allocation))
+    other = compared(plan, problem_of("8xH100", *AHEAD, model="Qwen2.5-0.5B"))  # 14 heads
+    assert other.searched

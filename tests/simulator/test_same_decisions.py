@@ -11,11 +11,12 @@ from tailrace.rollout import service
 from tailrace.run import fleet, generation, lengths
 from tailrace.simulator import fleet as simulated_fleet
 from tailrace.simulator import lengths as simulated_lengths
-from tailrace.simulator import replicas, run, setup, tp
+from tailrace.simulator import replicas, run, scorer, setup, tp
 from tailrace.simulator import service as simulated_service
 from tailrace.simulator import trainer as simulated_trainer
 from tailrace.tasks import prompts, rollout
 from tailrace.trainer import packing
+from tailrace.transfer.queue.policies import token_budget
 from tailrace.transfer.weights import sender_service
 
 SHARED: list[tuple[str, ModuleType, ModuleType]] = [
@@ -26,6 +27,7 @@ SHARED: list[tuple[str, ModuleType, ModuleType]] = [
     ("moves", service, simulated_service),
     ("EVERY_S", service, simulated_service),
     ("broadcast_tree", sender_service, setup),
+    ("FAN_OUT", sender_service, setup),
     ("priority", service, simulated_service),
     ("SCOUT", service, simulated_service),
     ("make_predictor", lengths, simulated_lengths),
@@ -37,6 +39,7 @@ SHARED: list[tuple[str, ModuleType, ModuleType]] = [
     ("StagedTP", adaptive, tp),
     ("adaptive_tp_event", native, tp),
     ("merge", transplant, replicas),
+    ("Claim", token_budget, simulated_trainer),
 ]
 """Decisions by name, where a real run and where a simulated one takes them."""
 
@@ -47,4 +50,5 @@ def test_a_decision_is_one_object_in_both(decision: str, real: ModuleType, simul
 
 
 def test_micro_batches_are_planned_by_one_function() -> None:
-    assert vars(packing)["packing"].plan_micro_batches is vars(simulated_trainer)["plan_micro_batches"]
+    assert vars(packing)["packing"].plan_micro_batches is vars(scorer)["plan_micro_batches"]
+    assert vars(packing)["packing"].rank_micro_batches is vars(simulated_trainer)["rank_micro_batches"]

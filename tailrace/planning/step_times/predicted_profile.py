@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from itertools import permutations
 from math import lcm
 
+from tailrace.config.hardware import DType
 from tailrace.planning.hardware.base import Pool
 from tailrace.planning.latency import StepTimes
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.collectives import Group, all_gather_s
+from tailrace.planning.step_times.generation import ELEMENT_BYTES
 from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, ProfileKey, SwitchCost, TPProfile, grid
 
-_BYTES = 2.0
-"""Of an element of the weights."""
 _PREFILLS = 6
 """Points of prefills for each degree."""
 _MOVED = 2**30
@@ -33,6 +33,7 @@ def predicted_profile(
     slots: int,
     longest: int,
     step_tokens: int,
+    dtype: DType = "bfloat16",
 ) -> TPProfile:
     """Return the profile of an engine of so many devices of a pool.
 
@@ -42,27 +43,28 @@ def predicted_profile(
         slots: the most sequences that a replica decodes together.
         longest: tokens of the longest sequence that is profiled; times go on beyond it as between the last two points.
         step_tokens: the most tokens of prompts in a step.
+        dtype: of the weights.
     """
-    budget = int(max(cache_tokens.values()))
+    budget, weights = int(max(cache_tokens.values())), ELEMENT_BYTES[dtype] * shape.parameters
     decode = [(tp, *point) for tp in cache_tokens for point in grid(budget, slots, longest)]
     prefill = [(tp, *point) for tp in cache_tokens for point in grid(step_tokens, slots, longest, points=_PREFILLS)]
     return TPProfile(
-        key=_key(shape, pool, ranks),
+        key=_key(shape, pool, ranks, dtype),
         created="",
         tailrace="",
         token_budget=budget,
         decode=tuple(_decode(times, *point) for point in decode),
         prefill=tuple(_prefill(times, *point) for point in prefill),
-        switches=tuple(_switch(shape, pool, source, target) for source, target in permutations(cache_tokens, 2)),
+        switches=tuple(_switch(pool, weights, *pair) for pair in permutations(cache_tokens, 2)),
         group_s={tp: 0.0 for tp in cache_tokens if tp > 1},
     )
 
 
-def _key(shape: ModelShape, pool: Pool, ranks: int) -> ProfileKey:
+def _key(shape: ModelShape, pool: Pool, ranks: int, dtype: DType) -> ProfileKey:
     return ProfileKey(
         model=shape.name,
         architecture={"layers": shape.layers, "hidden_size": shape.hidden, "kv_heads": shape.kv_heads},
-        dtype="bfloat16",
+        dtype=dtype,
         ranks=ranks,
         threads_per_rank=1,
         hardware=pool.kind,
@@ -82,8 +84,9 @@ def _prefill(times: StepTimes, tp: int, size: int, length: int) -> PrefillPoint:
     return PrefillPoint(tp=tp, batch_size=size, length=length, seconds=times.prefill_s(tp, size, length))
 
 
-def _switch(shape: ModelShape, pool: Pool, source: int, target: int) -> SwitchCost:
-    weights, meet = _BYTES * shape.parameters, lcm(source, target)
+def _switch(pool: Pool, weights: float, source: int, target: int) -> SwitchCost:
+    """`weights`: bytes of all."""
+    meet = lcm(source, target)
     copied = 2 * weights / target  # read and written
     return SwitchCost(
         source_tp=source,

@@ -10,7 +10,7 @@ waits.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tailrace.planning.broadcast import ROOT, Site, broadcast_tree
+from tailrace.planning.broadcast import FAN_OUT, ROOT, Site, broadcast_tree
 from tailrace.transfer.weights.address import WeightsAddress, host_of, is_far_reaching
 from tailrace.transfer.weights.broadcast.broadcaster import Broadcaster
 from tailrace.transfer.weights.chunk_server import ChunkServer
@@ -39,8 +39,6 @@ from tailrace.transfer.wire.frames import Reply
 from tailrace.transfer.wire.messages import Accepted, Message
 from tailrace.transfer.wire.server import Handler, Incoming, Server, Service, Ticket
 
-_FAN_OUT = 2
-"""The most receivers of a datacentre that get weights from one process over the network."""
 _OLDER = 2
 """The most versions that are kept beside the newest, for receivers that still fetch them: those that began first."""
 
@@ -264,7 +262,7 @@ class SenderService(Service):
 
     def _plan(self) -> None:
         sites = [receiver.planned for receiver in self.receivers.values()]
-        self._parents = broadcast_tree(self._root, sites, fan_out=_FAN_OUT)
+        self._parents = broadcast_tree(self._root, sites, fan_out=FAN_OUT)
         here = self._root.datacentre  # a group would cross a slow link once for each receiver beyond it
         near = {name: receiver for name, receiver in self.receivers.items() if receiver.site.datacentre == here}
         self.broadcaster.want({name: receiver.backend for name, receiver in near.items() if receiver.backend})

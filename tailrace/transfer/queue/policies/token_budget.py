@@ -3,18 +3,17 @@
 from collections.abc import Sequence
 
 from tailrace.errors import QueueError
+from tailrace.planning.claims import Claim
 from tailrace.transfer.queue.policies.base import RowMeta, at_least_one
-from tailrace.transfer.queue.policies.groups import Group, GroupLine, GroupPolicy, check_fits, exceeds
+from tailrace.transfer.queue.policies.groups import Group, GroupLine, GroupPolicy, check_fits
 
 
 class TokenBudget(GroupPolicy):
     """Gathers whole groups until the next one would exceed `tokens`, or the rows reach the caller's limit.
 
-    This is the next-fit rule by which micro-batches are packed: groups are added one after the other, and none is
-    skipped. A claim is complete when it holds `limit` rows, when its cost reaches `tokens`, or when the next group is
-    whole and does not fit. Until then it waits. A single group over the budget is handed out alone. A group costs the
-    tokens of its prompt, once, and of all its responses. That is at least one token, so a claim waits for no further
-    group once its budget is used up.
+    The rule is that of `Claim`: groups are added one after the other, and none is skipped. Until a claim is complete,
+    it waits. A single group over the budget is handed out alone. A group costs the tokens of its prompt, once, and of
+    all its responses. That is at least one token, so a claim waits for no further group once its budget is used up.
 
     Groups come in the order in which they became whole. With a `window`, such as the rows of a training step, groups of
     an earlier window of `order` come first, and a slow group holds back all later windows. In a window of 1 it holds
@@ -49,7 +48,7 @@ class TokenBudget(GroupPolicy):
         self.check_rank(rank)
         if self._tokens is None and limit is None:
             raise QueueError("a claim without a token budget needs a limit: pass the rows that it is to gather")
-        if not self._reaches(self._line.whole_cost, self._line.whole_rows, limit):
+        if not self._claim(limit).is_reached_by(self._line.whole_cost, self._line.whole_rows):
             return []
         groups, complete = self._gather(limit)
         if not complete:
@@ -60,21 +59,20 @@ class TokenBudget(GroupPolicy):
     def _gather(self, limit: int | None) -> tuple[list[Group], bool]:
         """Pop groups until the claim is complete or the next group is not whole. Return them, and whether it is."""
         groups: list[Group] = []
-        rows = cost = 0
+        claim = self._claim(limit)
         while (group := self._line.first()) is not None:
             if not groups:
                 check_fits(group, limit)
-            elif exceeds(rows + len(group.ready), limit) or exceeds(cost + group.cost, self._tokens):
+            elif not claim.fits(group.cost, len(group.ready)):
                 return groups, True
             groups.append(self._line.pop())
-            rows += len(group.ready)
-            cost += group.cost
-            if self._reaches(cost, rows, limit):
+            claim.add(group.cost, len(group.ready))
+            if claim.is_complete:
                 return groups, True
         return groups, False
 
-    def _reaches(self, cost: int, rows: int, limit: int | None) -> bool:
-        return (self._tokens is not None and cost >= self._tokens) or (limit is not None and rows >= limit)
+    def _claim(self, limit: int | None) -> Claim:
+        return Claim(tokens=self._tokens, rows=limit)
 
     def _cost(self, rows: Sequence[RowMeta]) -> int:
         responses = sum(row.lengths[self._response_column] for row in rows)
