@@ -700,7 +700,10 @@ _PlanWorkload = Annotated[
 _Profile = Annotated[
     Path | None,
     typer.Option(
-        "--profile", help="With --cluster local: a file of `profile machine`, instead of measuring.", parser=_path
+        "--profile",
+        help="A file of `profile tp` of the model on such devices, by which engines' steps are scaled. With --cluster "
+        "local: a file of `profile machine`, instead of measuring.",
+        parser=_path,
     ),
 ]
 _WhatIf = Annotated[
@@ -800,6 +803,14 @@ def simulate(
             min=1, help="Training steps whose lengths are drawn. With staleness, more are simulated than that."
         ),
     ] = 4,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            help="A file of `profile tp` of the model on such devices, by which engines' steps are scaled.",
+            parser=_path,
+        ),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option("--report", help="Write events and the report into this new directory.", parser=_path),
@@ -813,7 +824,9 @@ def simulate(
     from tailrace.commands.simulate import print_simulated
     from tailrace.commands.simulate import simulate as simulate_run
 
-    found = simulate_run(config, cluster=cluster, workload=workload, model=model, steps=steps, report=report)
+    found = simulate_run(
+        config, cluster=cluster, workload=workload, model=model, steps=steps, profile=profile, report=report
+    )
     print_simulated(found, json=json)
 
 

@@ -36,9 +36,8 @@ from tailrace.planning.memory import Memory
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.model_shape.hugging_face import read_shape
-from tailrace.planning.step_times.basis import Basis, Kind
+from tailrace.planning.step_times.basis import DRIFT, Basis, Kind
 from tailrace.planning.step_times.machine import MachineProfile, read_machine_profile
-from tailrace.planning.step_times.profiled import DRIFT
 from tailrace.planning.step_times.trainer_profile import ProfiledTrainer
 from tailrace.report.run_data import RunData, load_run, step_of
 from tailrace.report.step_figures import figures_of

@@ -26,6 +26,7 @@ from tailrace.planner.trial import Objective, Plan, document
 from tailrace.planner.what_if import Comparison, what_if
 from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.model_shape.catalogue import find_shape
+from tailrace.planning.tp_profile import TPProfile
 from tailrace.report.front import Point, front_svg
 from tailrace.report.text import number
 from tailrace.workloads.samplers.factory import open_workload
@@ -51,8 +52,6 @@ class Asked:
         Raises:
             UserError: a name is not known, a key is not valid, or what is asked for does not go together.
         """
-        if self.profile is not None:
-            raise PlanError(f"--profile {self.profile} is of this machine; give it with --cluster local")
         for change in changes:
             key, equals, value = change.partition("=")
             if not (key and equals) or (_is_own(change) and not value):
@@ -66,6 +65,7 @@ class Asked:
             open_cluster(own.get("cluster", self.cluster)),
             open_workload(own.get("workload") or self._workload),
             steps=self.steps,
+            profile=None if self.profile is None else TPProfile.read(self.profile),
         )
 
     @property

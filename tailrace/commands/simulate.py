@@ -25,6 +25,7 @@ from tailrace.planner.problem import Problem
 from tailrace.planner.trial import Plan, counted_steps, planned, played, scenario_for, summing_of
 from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.model_shape.catalogue import find_shape
+from tailrace.planning.tp_profile import TPProfile
 from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.report.page import write_report
@@ -48,14 +49,22 @@ class Simulated:
 
 
 def simulate(
-    config: RunConfig, *, cluster: str, workload: str, model: str | None, steps: int, report: Path | None = None
+    config: RunConfig,
+    *,
+    cluster: str,
+    workload: str,
+    model: str | None,
+    steps: int,
+    profile: Path | None = None,
+    report: Path | None = None,
 ) -> Simulated:
     """Simulate a recipe. `model`: a known name or a directory; by default that of the recipe.
 
-    `steps`: of whose lengths the run is made; see `counted_steps`. `report`: the directory of a run that does not exist
-    yet; it gets the events and the report.
+    `steps`: of whose lengths the run is made; see `counted_steps`. `profile`: of `tailrace profile tp`. `report`: the
+    directory of a run that does not exist yet; it gets the events and the report.
 
     Raises:
+        ConfigError: the profile cannot be read.
         PlanError: see `planner.given`; or a response is too long, or one of the names is not known.
         TraceError: there is no such workload.
         UserError: the directory cannot be made.
@@ -66,6 +75,7 @@ def simulate(
         open_cluster(cluster),
         open_workload(workload),
         steps=steps,
+        profile=None if profile is None else TPProfile.read(profile),
     )
     candidate = given(problem)
     groups, ahead = config.groups_per_step, config.pipeline.max_staleness

@@ -132,7 +132,8 @@ class _Looking:
             table = Table.of(self.run.config)
         except PlanError:  # another model is trained, too, whose size is not known
             return None
-        config = self.run.config
+        config, weights = self.run.config, weights_bytes(self.run.config, self.run.shape)
+        pool, apart = self._pool(1.0), self.run.separated and not self.run.here
         parts = Parts(
             generation=generation,
             training_s=training.seconds(streaming=config.pipeline.streaming) - training.optimizer_s,
@@ -141,8 +142,8 @@ class _Looking:
             reference_s=self._reference_s() if table.reference else 0.0,
             grading_s=0.0,
             grade_s=0.0,
-            publish_s=0.0,
-            arrive_s=0.0,
+            publish_s=install_s(weights, pool, 1) if self.run.separated else 0.0,  # as long as the way back
+            arrive_s=pool.network.seconds(weights) if apart else 0.0,  # on this machine, engines read what is published
             install_s=max(self._install_s(size) for size in self.run.sizes.values() if size is not None),
         )
         return bound(Mode.of(config.pipeline), table, parts)

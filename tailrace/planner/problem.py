@@ -1,6 +1,6 @@
 """What is planned for: a recipe, a model, a cluster and a workload, and the checks of these."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,8 +15,9 @@ from tailrace.planning.critical_path import Graph, graph_of
 from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.basis import Source
-from tailrace.planning.step_times.sources import source_of
+from tailrace.planning.step_times.sources import calibrated, check_profile, source_of
 from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
+from tailrace.planning.tp_profile import TPProfile
 from tailrace.simulator.drawing import draw_steps
 from tailrace.simulator.setup import degrees, training_setup
 from tailrace.workloads.replay import Replay
@@ -85,6 +86,8 @@ class Problem:
     """The lengths of a few training steps. They are played again and again, so that every mode has the same work."""
     times: Times | None = None
     """By default `source_of`."""
+    profile: TPProfile | None = None
+    """Measured steps of the model; see `calibrated`."""
     _sources: dict[tuple[str, tuple[int, ...]], Source] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -97,17 +100,29 @@ class Problem:
         *,
         steps: int | None = None,
         times: Times | None = None,
+        profile: TPProfile | None = None,
     ) -> "Problem":
         """Draw so many steps of a workload, by default as many as have some thousand responses, and check what goes
         together.
 
         Raises:
-            PlanError: a sample is too long, or the algorithm has a model beside the policy.
+            PlanError: a sample is too long, the algorithm has a model beside the policy, or the profile is of other
+                devices or another model.
             TraceError: the workload has no such groups.
         """
+        if profile is not None:
+            check_profile(profile, shape, cluster.pools)
         drawn = draw_steps(workload, config, shape, steps=steps or _few(config.trainer.train_batch_size))
         Table.of(config)
-        return cls(config=config, shape=shape, cluster=cluster, workload=workload.name, drawn=drawn, times=times)
+        return cls(
+            config=config,
+            shape=shape,
+            cluster=cluster,
+            workload=workload.name,
+            drawn=drawn,
+            times=times,
+            profile=profile,
+        )
 
     @cached_property
     def table(self) -> Table:
@@ -132,9 +147,15 @@ class Problem:
         """The steps of engines, at all TP degrees that they may have."""
         pool, each = engines.pool, tuple(degrees(self.config, self.shape, engines))
         if (source := self._sources.get((pool.name, each))) is None:
-            source = source_of(self.shape, pool, each, engines.dtype) if self.times is None else self.times(pool)
-            self._sources[pool.name, each] = source
+            source = self._sources[pool.name, each] = self._source(engines, each)
         return source
+
+    def _source(self, engines: Engines, degrees: Sequence[int]) -> Source:
+        pool = engines.pool
+        if self.times is not None:
+            return self.times(pool)
+        found = None if self.profile is None else calibrated(self.profile, self.shape, pool)
+        return source_of(self.shape, pool, degrees, engines.dtype) if found is None else found
 
     def __getstate__(self) -> dict[str, Any]:
         """What other processes get: they make the step times themselves."""

@@ -62,7 +62,7 @@ def test_the_best_plan_is_written_as_a_recipe(tailrace_here: Command, profiled: 
         (("device=cuda", "--cluster", "local"), "device is cuda, and --cluster local is for the cores"),
         (("--cluster", "local", "--model", "Qwen3-8B"), "--model has no meaning"),
         (("--cluster", "8xH100"), "no workload is given; give --workload"),
-        (("--cluster", "8xH100", "--workload", "math-32b", "--profile", "x.json"), "is of this machine; give it with"),
+        (("--cluster", "8xH100", "--workload", "math-32b", "--profile", "x.json"), "TP profile x.json does not exist"),
         (("--cluster", "local", "--workload", "math-32b", "--profile", "nothing.json"), "nothing.json cannot be read"),
     ],
 )

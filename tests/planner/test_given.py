@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from tailrace.errors import PlanError
@@ -16,10 +18,13 @@ from tailrace.planning.allocation import Allocation
 from tailrace.planning.hardware.base import Cluster, Link
 from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.memory import CONTEXT_BYTES
+from tailrace.planning.step_times.generation import AnalyticStepTimes
+from tailrace.planning.step_times.sources import check_profile
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.setup import arrivals_s
 from tailrace.simulator.summary import Summing
 from tests.planner.problems import problem_of
+from tests.planning.tp_profiles import KEY, made_profile
 
 SEPARATED = ("pipeline.placement=separated", "queue.type=service", "sampling.max_new_tokens=65536")
 TWO = ("cluster.rollout.pools.wide.workers=1",)
@@ -365,6 +370,48 @@ def test_weights_leave_the_trainer_as_fast_as_its_devices_send_them(three: Calla
     assert of_slow > 2 * usual
 
 
+def test_a_profile_of_the_model_on_such_devices_scales_the_steps(tmp_path: Path) -> None:
+    problem = sequential("cluster.rollout.workers=2")
+    shape, (pool,) = problem.shape, problem.cluster.pools
+    analytic = AnalyticStepTimes(shape, pool)
+    own = {"layers": shape.layers, "hidden_size": shape.hidden, "kv_heads": shape.kv_heads}
+    key = msgspec.structs.replace(KEY, architecture=own, hardware="NVIDIA H100 80GB HBM3")
+    slow = made_profile(lambda tp, size, tokens, _: 3 * analytic.step_s(tp, size, tokens, 1), key=key)
+    measured = replace(problem, times=None, profile=slow, _sources={})
+    plan = given(measured)
+    assert bases_of(measured, plan).engines.kind == "calibrated"
+    source = measured.source(plan.engines)
+    assert source.step_s(1, 8, 8000, 1) == pytest.approx(3 * analytic.step_s(1, 8, 8000, 1), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hardware": "NVIDIA A100-SXM4-80GB"}, "the profile is of NVIDIA A100-SXM4-80GB, and the cluster has H100"),
+        ({"model": "other", "architecture": {"layers": 2}}, "the profile is of other, which has"),
+    ],
+)
+def test_a_profile_of_other_devices_or_another_model_is_refused(changes: dict[str, Any], said: str) -> None:
+    problem = sequential("cluster.rollout.workers=2")
+    shape = problem.shape
+    own = {"layers": shape.layers, "hidden_size": shape.hidden, "kv_heads": shape.kv_heads}
+    key = msgspec.structs.replace(KEY, **{"architecture": own, "hardware": "H100", **changes})
+    with pytest.raises(PlanError, match=said):
+        check_profile(made_profile(lambda *_: 0.01, key=key), shape, problem.cluster.pools)
+
+
+def test_keys_and_values_go_to_other_engines_by_the_network(three: Callable[..., Cluster]) -> None:
+    recipe = ("cluster.rollout.datacentre=east", "cluster.rollout.pools.wide={datacentre: west, engine: {tp: 2}}")
+    problem = problem_of(three(), *SEPARATED, *recipe)
+    near, far = (kind.link for kind in scenario_for(problem, given(problem), 1).engines)
+    assert near.form == far.form
+    assert near.form is not None
+    assert near.form.token_bytes == problem.shape.cache_bytes()
+    assert far.byte_s == 1e-9, "the link between the datacentres"
+    assert near.byte_s is not None
+    assert near.byte_s < far.byte_s
+
+
 def test_an_engine_may_have_a_part_of_the_only_node() -> None:
     problem = problem_of("7xH100", *SEPARATED, "engine={type: native, tp: 4}")
     assert given(problem).allocation.layout.devices == 3
@@ -392,7 +439,7 @@ def test_more_memory_makes_no_trainer_slower(streaming: bool) -> None:
         cluster = Cluster(pools=(replace(pool, device=device),))
         streams = f"pipeline.streaming={str(streaming).lower()}"
         workers = "cluster.rollout.workers=4"
-        problem = problem_of(cluster, *SEPARATED, streams, workers, "engine.tp=2", model="Qwen2.5-7B", steps=2)
+        problem = problem_of(cluster, *SEPARATED, streams, workers, "engine={type: native, tp: 2}", model="Qwen2.5-7B", steps=2)
         space, allocation = Candidates(problem), given(problem).allocation
         training = space.training(pool, allocation.layout, problem.config.trainer.micro_batch_tokens)
         seconds.append(space.played_s(training, streaming=streaming))

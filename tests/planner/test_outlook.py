@@ -266,3 +266,11 @@ def test_a_step_of_the_quickstart_is_within_what_was_expected() -> None:
     for measured_s, foretold_s in ((1.06, found.generation_s), (3.96, found.training_s)):
         low, high = found.basis.interval(foretold_s)
         assert low < measured_s < high
+
+
+def test_weights_take_a_while_to_separate_engines_and_longer_to_other_machines() -> None:
+    own, here, there = (look(run).bound for run in (config(), separated(), separated("auto")))
+    assert own is not None
+    assert here is not None
+    assert there is not None
+    assert own.weights_s < here.weights_s < there.weights_s

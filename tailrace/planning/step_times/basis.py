@@ -10,6 +10,10 @@ from tailrace.planning.step_times.base import MixedStepTimes
 Kind = Literal["analytic", "profiled", "kernels", "calibrated"]
 
 
+DRIFT = 0.05
+"""The relative error where a point was measured: machines drift."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
     """What step times rest on, and how far they may be from the truth."""

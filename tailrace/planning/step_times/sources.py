@@ -1,18 +1,56 @@
-"""The step times that are known best: measured kernels where there are tables of them, else analytic ones."""
+"""The step times that are known best: a profile, measured kernels where there are tables of them, or analytic ones."""
 
 import importlib.util
 from collections.abc import Iterable
 
 from tailrace.config.hardware import DType
+from tailrace.errors import PlanError
 from tailrace.planning.hardware.base import Pool
+from tailrace.planning.hardware.catalogue import device_called
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.basis import Source
+from tailrace.planning.step_times.calibrated import CalibratedStepTimes
 from tailrace.planning.step_times.generation import AnalyticStepTimes
 from tailrace.planning.step_times.kernels import SYSTEMS, KernelStepTimes
 from tailrace.planning.step_times.rates import HOSTS
+from tailrace.planning.tp_profile import TPProfile
 
 _HOST = "vllm-async"
 """Whose host is taken for engines on accelerators: it decides a step while the one before is computed."""
+
+
+def check_profile(profile: TPProfile, shape: ModelShape, pools: Iterable[Pool]) -> None:
+    """Check that a profile is of the model, and of devices of one of the pools.
+
+    Raises:
+        PlanError: it is not.
+    """
+    own = {"layers": shape.layers, "hidden_size": shape.hidden, "kv_heads": shape.kv_heads}
+    measured = {key: profile.key.architecture.get(key) for key in own}
+    if measured != own:
+        raise PlanError(
+            f"the profile is of {profile.key.model}, which has {measured}, and {shape.name} has {own}; give a profile "
+            "of this model: tailrace profile tp"
+        )
+    kinds = [pool.kind for pool in pools]
+    if not any(_is_of(profile, kind) for kind in kinds):
+        raise PlanError(
+            f"the profile is of {profile.key.hardware}, and the cluster has {', '.join(kinds)}; give a profile of one "
+            "of these, or leave it out"
+        )
+
+
+def calibrated(profile: TPProfile, shape: ModelShape, pool: Pool) -> Source | None:
+    """Analytic step times of engines on a pool, scaled by a profile of the model; None where it is of other devices."""
+    if not _is_of(profile, pool.kind):
+        return None
+    dtype: DType = "float32" if profile.key.dtype == "float32" else "bfloat16"
+    return CalibratedStepTimes.fitted(AnalyticStepTimes(shape, pool, dtype=dtype, host=HOSTS[_HOST]), profile)
+
+
+def _is_of(profile: TPProfile, kind: str) -> bool:
+    found = device_called(profile.key.hardware)
+    return profile.key.hardware == kind or (found is not None and found[0] == kind)
 
 
 def source_of(shape: ModelShape, pool: Pool, degrees: Iterable[int], dtype: DType = "bfloat16") -> Source:
