@@ -24,12 +24,12 @@ from tailrace.engine.ranks.rank_process import RankProcesses
 from tailrace.engine.ranks.reshard import switch_bytes
 from tailrace.engine.ranks.switch import SwitchExecutor, SwitchRefused
 from tailrace.engine.scheduling.blocks import BlockManager
-from tailrace.engine.scheduling.dispatch import Dispatcher
 from tailrace.engine.scheduling.scheduler import Counts, Scheduler
 from tailrace.engine.scheduling.transplant import Transplant, plan_transplant
 from tailrace.errors import EngineError, TailraceError
 from tailrace.host.stopwatch import Stopwatch
 from tailrace.models.architecture import Architecture
+from tailrace.planning.replicas import Dispatcher
 from tailrace.planning.tp_verdict import SwitchReport
 
 MAX_FAILURES = 3
@@ -156,7 +156,9 @@ class Arrangement:
         self._executor.check(replicas, extra)
         return self._executor.move(replicas, plan.migrations, tp=source.tp, target_tp=target.tp)
 
-    def _adopt(self, target: NativeEngineConfig, schedulers: Sequence[Scheduler], dispatcher: Dispatcher) -> None:
+    def _adopt(
+        self, target: NativeEngineConfig, schedulers: Sequence[Scheduler], dispatcher: Dispatcher[Scheduler]
+    ) -> None:
         """Make the target's replicas of the existing processes."""
         weights = self._replicas()[0].weights
         processes = [process for replica in self._replicas() for process in replica.release()]

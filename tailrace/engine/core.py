@@ -125,7 +125,7 @@ class EngineCore(Core):
         if self.adaptive_tp is not None and not self.has_work:
             self.adaptive_tp.begin()
         request = self._usable(request)
-        self.arrangement.dispatcher.choose(request).add(request, self._stop_rules.rule(request))
+        self.arrangement.dispatcher.choose(request.group_id).add(request, self._stop_rules.rule(request))
 
     def _usable(self, request: Request) -> Request:
         """The request with the cache that it came with, as far as that can be used; see `SequenceCache`."""

@@ -241,6 +241,7 @@ def scenario_for(problem: Problem, candidate: Candidate, steps: int) -> Scenario
         problem.cluster,
         candidate.allocation,
         steps=steps,
+        longest=problem.load.batches.longest,
         times=problem.source,
     )
 

@@ -9,6 +9,18 @@ SCOUT = 1e8
 """The priority of a sample whose length tells that of the others of its group."""
 
 
+_STEP = 1e9
+"""By so much the priorities of one training step are above those of the next."""
+
+
+def in_engine(priority: float, step: int | None) -> float:
+    """The priority inside an engine of a request with such a priority among those of its training step.
+
+    Requests of no step begin before all others.
+    """
+    return priority - _STEP * (-1 if step is None else step)
+
+
 def priority(expected_tokens: float, order: Order) -> float:
     """The priority of a request, of whose response so many tokens are expected."""
     match order:

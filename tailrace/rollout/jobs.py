@@ -12,6 +12,7 @@ from tailrace.planning.dispatch.base import EngineState
 from tailrace.planning.dispatch.base import Job as Placed
 from tailrace.planning.dispatch.moving import LinkEnd, ObservedLink
 from tailrace.planning.lengths.base import Asked, Expectation
+from tailrace.planning.order import in_engine
 from tailrace.rollout.base import EngineFacts, EnginePort, Parcel
 from tailrace.rollout.streams import GeneratedStream
 from tailrace.types import Request, WeightVersion
@@ -189,7 +190,7 @@ class Engine:
         return replace(
             request,
             request_id=own,
-            priority=_priority(job),
+            priority=in_engine(job.priority, job.step),
             expected_tokens=None if job.expected is None else job.expected.tokens,
             begun=begun,
         )
@@ -209,15 +210,6 @@ class Engine:
         self.moving.clear()
         planned, self.planned = self.planned, deque()
         return [*jobs.values(), *planned]
-
-
-_STEP = 1e9
-"""By so much the priorities of one training step are above those of the next."""
-
-
-def _priority(job: Job) -> float:
-    """The priority inside an engine, in the order of `Job.turn`."""
-    return job.priority - _STEP * (-1 if job.step is None else job.step)
 
 
 def _parcels(jobs: Iterable[tuple[Job, list[Request]]]) -> Iterator[Parcel]:

@@ -31,16 +31,16 @@ from tailrace.errors import ClusterError, EngineError, WorkerDied
 from tailrace.planning.dispatch.base import EngineState, Policy
 from tailrace.planning.dispatch.moving import (
     EVERY_S,
-    MOST_BYTES,
-    Move,
     MoveSeconds,
     Way,
+    at_once,
     moves,
     recompute_s,
     transfer_s,
 )
 from tailrace.planning.dispatch.replanning import is_outdated
 from tailrace.planning.dispatch.simple import Pull
+from tailrace.planning.dispatch.splitting import is_cheap_to_split
 from tailrace.planning.lengths.base import Asked, Expectation
 from tailrace.planning.order import SCOUT, priority
 from tailrace.rollout.base import EngineFacts, EnginePort, Finished, Leaving, News, Parcel, Refused
@@ -55,8 +55,6 @@ _GATHER_S = 0.01
 """Seconds in which further jobs may arrive before they are placed together: claims of one training step come one after
 the other."""
 _ENDED = "the generation service has ended"
-_PROMPT_SHARE = 0.5
-"""The most that computing a prompt once more may cost, as a part of a response to it in a full batch."""
 
 
 class GenerationService:
@@ -301,20 +299,14 @@ class GenerationService:
             self._order_by(job, Expectation.together(self._foresight.expect(asked[:1] if alike else asked)))
 
     def _is_cheap_to_split(self, group: Sequence[tuple[Request, Asked | None]]) -> bool:
-        """Whether to compute the group's prompt once more costs less than a response to it, in a full batch.
-
-        A batch stands still while a prompt is computed.
-        """
+        """Whether it is, for what is known of the engines."""
         assert self._foresight is not None
         used = [engine for engine in self._engines if not engine.is_leaving]
         if not used or not all(engine.is_measured for engine in used):
             return False
+        expected = Expectation.together(self._foresight.expect([told for _, told in group if told is not None]))
         prompt = len(group[0][0].prompt_ids)
-        tokens = Expectation.together(self._foresight.expect([told for _, told in group if told is not None])).tokens
-        engine = used[0].state(idle=True)
-        size = engine.slots
-        response_s = tokens * engine.times.step_s(engine.tp, size, size * (prompt + tokens / 2), 1) / size
-        return engine.times.prefill_s(engine.tp, 1, prompt) <= _PROMPT_SHARE * response_s
+        return is_cheap_to_split(used[0].state(idle=True), prompt_tokens=prompt, response_tokens=expected.tokens)
 
     def _order_by(self, job: Job, expected: Expectation) -> None:
         job.expected = expected
@@ -468,16 +460,10 @@ class GenerationService:
             return
         self._moves_after = now + EVERY_S
         states = [engine.state() for engine in engines]
-        ways: dict[Way, MoveSeconds] = {
-            "recompute": recompute_s(states),
-            "transfer": transfer_s([engine.link_end for engine in engines]),
-        }
+        ends = [engine.link_end for engine in engines]
+        ways: dict[Way, MoveSeconds] = {"recompute": recompute_s(states), "transfer": transfer_s(ends)}
         chosen: dict[tuple[int, Way], dict[int, Engine | None]] = {}
-        size = 0
-        for move in moves(states, ways):
-            size += _sent_bytes(move, engines[move.source], states[move.source])
-            if size > MOST_BYTES:
-                break  # the others may move next time
+        for move in at_once(moves(states, ways), states, ends):
             own = list(engines[move.source].in_hand)[move.sequence]
             chosen.setdefault((move.source, move.way), {})[own] = engines[move.target]
             self.on_move(engines[move.source].port.name, engines[move.target].port.name, move.way)
@@ -564,14 +550,6 @@ class NewestGenerator:
     def submit(self, requests: Sequence[Request]) -> Samples:
         """See `Engine.submit`; every error comes from the stream."""
         return Samples(self._service.generate(requests, version=self._version()))
-
-
-def _sent_bytes(move: Move, source: Engine, state: EngineState) -> int:
-    """Bytes of keys and values that a move sends."""
-    if move.way == "recompute" or source.facts is None or source.facts.cache is None:
-        return 0
-    tokens, _ = state.running[move.sequence]
-    return tokens * source.facts.cache.token_bytes
 
 
 def _cache_bytes(parcel: Parcel) -> int:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from tailrace.planning.replicas import handed_on
 from tailrace.planning.step_times.base import Load, MixedStepTimes
 from tailrace.planning.step_times.operators import NOTHING, Pass
 
@@ -205,6 +206,19 @@ class Batch:
             self._waiting = [entry for entry in self._waiting if entry[2] is not sequence]
             self._waiting.sort()
             self._late = [late for late in self._late if late is not sequence]
+
+    def take_waiting(self, count: int) -> list[Sequence]:
+        """Hand over up to `count` waiting sequences, even while a stretch is under way; see `handed_on`."""
+        taken = handed_on(
+            (entry[2] for entry in sorted(self._waiting, reverse=True)),
+            count,
+            here=self._groups.keys(),
+            group_of=lambda sequence: -2 - sequence.arrival if sequence.group == -1 else sequence.group,
+            has_begun=lambda sequence: sequence.made > 0,
+        )
+        gone = set(taken)
+        self._waiting = sorted(entry for entry in self._waiting if entry[2] not in gone)
+        return sorted(taken, key=lambda sequence: sequence.order)
 
     def begin(self) -> float | None:
         """Begin a stretch. Return its seconds; None where there is nothing to do."""

@@ -21,8 +21,7 @@ def draw_steps(workload: Workload, config: RunConfig, shape: ModelShape, *, step
         steps=steps, groups=config.groups_per_step, group_size=config.algorithm.group_size, seed=config.seed
     )
     drawn = Replay.of(trace)
-    scripts = [script for group in drawn.groups for script in group]
-    longest = max(script.prompt_tokens + script.tokens for script in scripts)
+    longest = drawn.longest_sample
     if longest > shape.context:
         raise PlanError(
             f"the workload {workload.name!r} has a sample of {longest} tokens, and the context of {shape.name} is "

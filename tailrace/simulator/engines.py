@@ -1,15 +1,15 @@
 """Engines in simulated time: replicas with continuous batches, and weights that are installed as the mode says.
 
-    give ──▶ held until the weights may begin it ──▶ the replica with the fewest ──▶ batch ──▶ tools ──▶ on_ended
-                            ▲                                                ▲                     │
-    arrive(version) ──▶ (delayed, sub_step: what has begun ends) ──▶ install │      the next turn ─┘
+    give ──▶ held until the weights may begin it ──▶ the dispatcher's replica ──▶ batch ──▶ tools ──▶ on_ended
+                            ▲                                             ▲                     │
+    arrive(version) ──▶ (delayed, sub_step: what has begun ends) ──▶ install  │   the next turn ─┘
 
 The rules of the weights are those of `rollout.updater`.
 """
 
 import collections.abc
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
+from collections.abc import Sequence as List
 from typing import Any
 
 from tailrace.activity import Activity
@@ -17,16 +17,15 @@ from tailrace.config.weights import WeightsMode
 from tailrace.events import EventLog
 from tailrace.planning.dispatch.base import EngineState
 from tailrace.planning.drain import Work
+from tailrace.planning.order import in_engine
+from tailrace.planning.replicas import Dispatcher
 from tailrace.registers.events import EventKind
 from tailrace.simulator.agenda import Agenda, Change, Process, Turns
 from tailrace.simulator.batch import Sequence
-from tailrace.simulator.replicas import Replica, emptiest, rearranged, replicas_of
+from tailrace.simulator.replicas import Replica, rearranged, replicas_of
 from tailrace.simulator.samples import Response
 from tailrace.simulator.scenario import EngineKind
 from tailrace.simulator.tp import SimulatedTP, Wanted
-
-_STEP = 1e9
-"""By so much the priorities of one training step are above those of the next, as in `rollout.jobs`."""
 
 
 class SimulatedEngine:
@@ -64,7 +63,7 @@ class SimulatedEngine:
         self._turns = turns
         self._on_ended = on_ended
         self._on_turn = on_turn
-        self._replicas = replicas_of(kind, kind.tp)
+        self._dispatcher = Dispatcher(replicas_of(kind, kind.tp))
         self._tp = None if kind.adaptive_tp is None else SimulatedTP(kind, kind.adaptive_tp, log)
         self._still_until = 0.0
         """The end of a change of its TP degree."""
@@ -87,6 +86,10 @@ class SimulatedEngine:
         """Replicas with a stretch under way."""
         self._is_draining = False
         agenda.start(self._update())
+
+    @property
+    def _replicas(self) -> List[Replica]:
+        return self._dispatcher.replicas
 
     @property
     def computes(self) -> bool:
@@ -160,7 +163,7 @@ class SimulatedEngine:
             if replica.entry is not None:
                 replica.entry.cancel()
                 self._note(-1)
-        self._replace(replicas_of(self.kind, self.kind.tp))
+        self._replace(Dispatcher(replicas_of(self.kind, self.kind.tp)))
         self._still_until = 0.0
         if self._tp is not None:
             self._tp.restart()
@@ -219,33 +222,33 @@ class SimulatedEngine:
         begun = [response for response in self._held if response.needed <= self.version]
         self._held = [response for response in self._held if response.needed > self.version]
         self._begun += len(begun)
-        for _, group in groupby(begun, key=lambda response: response.group):
-            replica = emptiest(self._replicas)
-            for response in group:  # they share the cache of their prompt
-                self._add(response, replica)
+        for response in begun:
+            self._add(response)
         self._go()
 
-    def _add(self, response: Response, replica: Replica) -> None:
+    def _add(self, response: Response) -> None:
         """Begin a turn of a response, or go on with it."""
         sequence = Sequence(
             prompt=response.context,
             length=response.script.turns[response.turn].generated_tokens,
             group=-1 if response.turn else response.group,
-            priority=response.priority - _STEP * response.step,
+            priority=in_engine(response.priority, response.step),
             made=response.made,
             cached=response.cached,
         )
         response.made = response.cached = 0
         if self._tp is not None and not any(each.unfinished for each in self._replicas):
             self._tp.begin()
-        replica.responses[sequence] = response
         self.in_hand[response] = sequence
+        replica = self._dispatcher.choose(response.group)
+        replica.responses[sequence] = response
         replica.batch.add(sequence)
 
     def _go(self) -> None:
         """Have what has changed take effect: now, or at the end of the step under way."""
         if self._tp is not None and not self._computing and self._rearranges(self._tp):
             return
+        self._dispatcher.balance()
         for replica in self._replicas:
             if replica.batch.is_busy:
                 self._cut(replica)
@@ -296,12 +299,12 @@ class SimulatedEngine:
         self._note(-1)
         self.resume()
 
-    def _replace(self, replicas: list[Replica]) -> None:
+    def _replace(self, dispatcher: Dispatcher[Replica]) -> None:
         """Have other replicas, which go on at the same pace."""
         self._preemptions = self.preemptions
-        for replica in replicas:
+        for replica in dispatcher.replicas:
             replica.batch.pace = self._replicas[0].batch.pace
-        self._replicas = replicas
+        self._dispatcher = dispatcher
 
     def _end(self, replica: Replica) -> None:
         replica.entry = None
@@ -321,7 +324,10 @@ class SimulatedEngine:
             self._end_turn(replica.responses.pop(sequence))
         replica.is_ending = False
         if self._tp is None or not self._rearranges(self._tp):
-            self._begin(replica)
+            if self._dispatcher.balance():
+                self._go()
+            else:
+                self._begin(replica)
         self._note(-1)
 
     def _hand_on(self, replica: Replica, sequence: Sequence) -> None:
@@ -372,7 +378,7 @@ class SimulatedEngine:
         if self._successor is not None:
             self._give_away(response, self._successor)
             return
-        self._add(response, emptiest(self._replicas))
+        self._add(response)
         self._go()
 
     def _update(self) -> Process:

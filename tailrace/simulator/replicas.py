@@ -3,10 +3,11 @@
 Sequences go where `planning.tp_merge` has them go, as in `engine.scheduling.transplant`.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
-from itertools import groupby
 
+from tailrace.planning.replicas import Dispatcher
 from tailrace.planning.tp_merge import merge
 from tailrace.simulator.agenda import Entry
 from tailrace.simulator.batch import Batch, Sequence
@@ -28,9 +29,30 @@ class Replica:
     """Whether what has ended with a stretch is being taken in: it may bring other work for the next one."""
 
     @property
+    def running(self) -> int:
+        """Sequences that run."""
+        return self.batch.running
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait."""
+        return self.batch.waiting
+
+    @property
     def unfinished(self) -> int:
         """Sequences that run or wait."""
-        return self.batch.running + self.batch.waiting
+        return self.running + self.waiting
+
+    def take_waiting(self, count: int) -> list[tuple[Sequence, Response]]:
+        """Hand over up to `count` waiting sequences with their responses."""
+        return [(sequence, self.responses.pop(sequence)) for sequence in self.batch.take_waiting(count)]
+
+    def give(self, sequences: Iterable[tuple[Sequence, Response]]) -> None:
+        """Have sequences of another replica wait here, where nothing of them is cached."""
+        for sequence, response in sequences:
+            sequence.cached = 0
+            self.responses[sequence] = response
+            self.batch.add(sequence)
 
 
 def replicas_of(kind: EngineKind, tp: int) -> list[Replica]:
@@ -54,12 +76,7 @@ def _batch(kind: EngineKind, tp: int, number: int) -> Batch:
     )
 
 
-def emptiest(replicas: List[Replica]) -> Replica:
-    """The replica with the fewest responses."""
-    return min(replicas, key=lambda each: len(each.responses))
-
-
-def rearranged(old: List[Replica], kind: EngineKind, *, source: int, target: int, move: bool) -> list[Replica]:
+def rearranged(old: List[Replica], kind: EngineKind, *, source: int, target: int, move: bool) -> Dispatcher[Replica]:
     """The replicas at another degree, with all that the old ones had; no step may be under way.
 
     `move`: whether keys and values move. If not, all sequences wait, and so does what finds no room.
@@ -73,13 +90,11 @@ def rearranged(old: List[Replica], kind: EngineKind, *, source: int, target: int
             if replica.batch.resume(sequence):
                 replica.responses[sequence] = responses[sequence]
                 del waiting[sequence]
-    for _, group in groupby(sorted(waiting, key=_order), key=lambda sequence: responses[sequence].group):
-        replica = emptiest(new)
-        for sequence in group:
-            sequence.cached = 0
-            replica.responses[sequence] = responses[sequence]
-            replica.batch.add(sequence)
-    return new
+    dispatcher = Dispatcher(new)
+    for sequence in sorted(waiting, key=_order):
+        response = responses[sequence]
+        dispatcher.choose(response.group).give([(sequence, response)])
+    return dispatcher
 
 
 def _tokens(sequence: Sequence) -> int:

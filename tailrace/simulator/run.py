@@ -21,6 +21,7 @@ from dataclasses import replace
 from heapq import heapreplace
 from typing import Any
 
+from tailrace.errors import PlanError
 from tailrace.events import Event, Sink
 from tailrace.host.collector import spared
 from tailrace.planning.admission import oldest_version, staleness
@@ -40,6 +41,22 @@ from tailrace.simulator.trainer import SimulatedTrainer
 from tailrace.workloads.replay import Replay
 
 
+def _check_caches(scenario: Scenario, longest: int) -> None:
+    """Check that each cache holds the longest sample: a batch relies on it.
+
+    Raises:
+        PlanError: one does not.
+    """
+    kinds = [*scenario.engines, *([] if scenario.elastic is None else [scenario.elastic.joining])]
+    for kind in kinds:
+        others = [] if kind.adaptive_tp is None else kind.adaptive_tp.cache_tokens.values()
+        if (held := min(kind.cache_tokens, *others, longest)) < longest:
+            raise PlanError(
+                f"the cache of an engine of {kind.name} holds {held:,.0f} tokens, and the longest sample has "
+                f"{longest:,}; give it more, such as by engine.kv_cache_gib, or a higher TP degree"
+            )
+
+
 class SimulatedRun:
     """Call `run` once."""
 
@@ -47,12 +64,17 @@ class SimulatedRun:
         self, scenario: Scenario, replay: Replay, *, sinks: tuple[Sink, ...] = (), samples: bool = True
     ) -> None:
         """`replay`: the lengths of all groups, at least as many as the run takes. `samples`: whether each response
-        has an event; where the run chooses the number of engines, each has."""
+        has an event; where the run chooses the number of engines, each has.
+
+        Raises:
+            PlanError: a cache does not hold the longest sample.
+        """
         self.agenda = Agenda()
         self.log = VirtualLog(self.agenda, sinks)
         self._scenario = scenario
         self._replay = replay
         self._longest = replay.longest_response
+        _check_caches(scenario, replay.longest_sample)
         self._lengths = SimulatedLengths(scenario, self._longest)
         self._tells_samples = samples
         self._turned = Change(self.agenda)
@@ -95,7 +117,6 @@ class SimulatedRun:
             group_size=scenario.group_size,
             splits=scenario.knows_lengths == "lengths" and policy.plans,
             may_move=scenario.moves,
-            cache_token_s=scenario.cache_token_s,
         )
 
     def _follow(self, elastic: Elastic, trainer_log: VirtualLog) -> None:

@@ -10,10 +10,14 @@ from typing import Literal, Protocol
 from tailrace.config.engine import AdaptiveTPConfig
 from tailrace.config.rollout import DispatchConfig, Order
 from tailrace.config.weights import WeightsMode
+from tailrace.planning.dispatch.moving import LinkEnd
 from tailrace.planning.elasticity import ScaleLimits
 from tailrace.planning.packing import GroupPart
 from tailrace.planning.step_times.base import MixedStepTimes
 from tailrace.planning.tp_profile import TPProfile
+
+NOT_SENT = LinkEnd(form=None)
+"""Of engines whose keys and values stay where they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,8 @@ class EngineKind:
     """Seconds from the publication of weights until they have arrived at such an engine."""
     install_s: float = 0.0
     """Seconds in which an engine stands still for them."""
+    link: LinkEnd = NOT_SENT
+    """The way of keys and values to and from an engine; without a form they are computed again elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +155,6 @@ class Scenario:
     """Seconds until a dead engine is back."""
     moves: bool = True
     """Whether running responses move to engines with room, where the policy weighs engines against each other."""
-    cache_token_s: float = 0.0
-    """Seconds of a token's keys and values on their way to another engine; with 0 they are computed again there."""
     hop_s: float = 0.0
     """Seconds that a row takes from one task to the next, through the queue."""
     step_s: float = 0.0

@@ -13,8 +13,9 @@ from itertools import count, groupby
 from tailrace.config.rollout import Order
 from tailrace.errors import PlanError
 from tailrace.planning.dispatch.base import Job, Policy
-from tailrace.planning.dispatch.moving import EVERY_S, MoveSeconds, Way, moves, recompute_s
+from tailrace.planning.dispatch.moving import EVERY_S, MoveSeconds, Way, at_once, moves, recompute_s, transfer_s
 from tailrace.planning.dispatch.replanning import is_outdated
+from tailrace.planning.dispatch.splitting import is_cheap_to_split
 from tailrace.planning.lengths.base import Expectation
 from tailrace.planning.order import SCOUT, priority
 from tailrace.simulator.agenda import Agenda, Process
@@ -68,12 +69,10 @@ class SimulatedService:
         group_size: int,
         splits: bool,
         may_move: bool = False,
-        cache_token_s: float = 0.0,
     ) -> None:
         """`splits`: whether the samples of a group may go to several engines, since different lengths are expected.
 
-        `order`: of the samples of a training step. `may_move`: whether running responses move. `cache_token_s`: see
-        `Scenario`.
+        `order`: of the samples of a training step. `may_move`: whether running responses move.
         """
         self._lengths = lengths
         self._order: Order = order
@@ -81,7 +80,6 @@ class SimulatedService:
         """The others of a group that wait, by the scout that has not ended."""
         self._agenda = agenda
         self._may_move = may_move
-        self._cache_token_s = cache_token_s
         self._moves_after = 0.0
         self.moved = 0
         """Responses that have moved."""
@@ -100,21 +98,26 @@ class SimulatedService:
         for group in groups:
             for response in group:
                 response.arrival = next(self._arrivals)
-            for expected, alike in groupby(group, key=_expected):
-                self._expect(alike, expected)
         self._wait([part for group in groups for part in self._parts(group)])
         self.decide()
 
     def _parts(self, group: Sequence[Response]) -> list[_Waiting]:
         """What goes to one engine together: a group, each of its samples, or a scout and the others."""
-        if self._splits:
+        if self._splits and self._is_cheap_to_split(group):
+            for response in group:
+                self._expect([response], response.expected)
             return [_Waiting([response]) for response in group]
+        self._expect(group, _together(group))
         if len(group) == 1 or not self._lengths.wants_scout(group[0]):
             return [_Waiting(list(group))]
         scout, *others = group
         scout.priority = SCOUT
         self._scouted[scout] = waiting = _Waiting(others, scout)
         return [_Waiting([scout]), waiting]
+
+    def _is_cheap_to_split(self, group: Sequence[Response]) -> bool:
+        prompt, tokens = group[0].script.prompt_tokens, Expectation.together([one.expected for one in group]).tokens
+        return is_cheap_to_split(self.engines[0].state(idle=True), prompt_tokens=prompt, response_tokens=tokens)
 
     def add(self, engine: SimulatedEngine) -> None:
         """Use another engine from now on."""
@@ -153,7 +156,8 @@ class SimulatedService:
         self.decide()
 
     def _again(self, group: list[Response]) -> list[_Waiting]:
-        return [_Waiting([response]) for response in group] if self._splits else [_Waiting(group)]
+        splits = self._splits and self._is_cheap_to_split(group)
+        return [_Waiting([response]) for response in group] if splits else [_Waiting(group)]
 
     def decide(self) -> None:
         """Place what waits: there is more of that, or of engines."""
@@ -221,11 +225,9 @@ class SimulatedService:
         if any(self._planned.values()) or any(engine.is_moving for engine in there):
             return
         self._moves_after = now + EVERY_S
-        states = [engine.state() for engine in there]
-        ways: dict[Way, MoveSeconds] = {"recompute": recompute_s(states)}
-        if self._cache_token_s:
-            ways["transfer"] = lambda source, target, tokens: tokens * self._cache_token_s
-        for move in moves(states, ways):
+        states, ends = [engine.state() for engine in there], [engine.kind.link for engine in there]
+        ways: dict[Way, MoveSeconds] = {"recompute": recompute_s(states), "transfer": transfer_s(ends)}
+        for move in at_once(moves(states, ways), states, ends):
             source, target = there[move.source], there[move.target]
             response = list(source.in_hand)[move.sequence]
             seconds = move.seconds if move.way == "transfer" else 0.0
@@ -293,8 +295,10 @@ class SimulatedService:
         self._arrived[: len(jobs)] = [jobs[place] for place in placement.later]
 
 
-def _expected(response: Response) -> Expectation:
-    return response.expected
+def _together(responses: Sequence[Response]) -> Expectation:
+    """What is expected of each of some responses that go together."""
+    each = [response.expected for response in responses]
+    return each[0] if each.count(each[0]) == len(each) else Expectation.together(each)
 
 
 def _alike(response: Response) -> tuple[int, bool]:

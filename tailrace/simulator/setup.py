@@ -11,6 +11,7 @@ from tailrace.config.rollout import LengthsConfig, OracleLengths, SiblingsLength
 from tailrace.config.run import RunConfig
 from tailrace.planning.allocation import STEP_TOKENS, Allocation, Engines
 from tailrace.planning.broadcast import FAN_OUT, ROOT, Site, broadcast_tree
+from tailrace.planning.dispatch.moving import LinkEnd
 from tailrace.planning.elasticity import ScaleLimits
 from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.model_shape.base import ModelShape
@@ -25,6 +26,7 @@ from tailrace.planning.step_times.trainer_profile import ProfiledTrainer
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
 from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
 from tailrace.simulator.scenario import Elastic, EngineKind, Rearranging, Scenario, Scorer, TrainerKind
+from tailrace.types import CacheForm
 
 SLOTS = 256
 """The most sequences that a replica decodes together on an accelerator, where the recipe does not say."""
@@ -83,11 +85,13 @@ def scenario_of(
     allocation: Allocation,
     *,
     steps: int,
+    longest: int = 0,
     times: Callable[[Engines], MixedStepTimes] | None = None,
 ) -> Scenario:
     """Return the scenario of a recipe.
 
-    `times`: the steps of engines; by default see `source_of`.
+    `longest`: tokens of the longest sample, which engines hold under all TP degrees that they change to. `times`: the
+    steps of engines; by default see `source_of`.
 
     Raises:
         PlanError: there is no link between two pools.
@@ -99,6 +103,7 @@ def scenario_of(
         cluster,
         allocation,
         times or (lambda one: source_of(shape, one.pool, degrees(config, shape, one), one.dtype)),
+        max(longest, config.sampling.max_new_tokens),
     )
     base = _played(
         config,
@@ -174,8 +179,9 @@ def _engines(
     cluster: Cluster,
     allocation: Allocation,
     times: Callable[[Engines], MixedStepTimes],
+    longest: int,
 ) -> Mapping[str, list[EngineKind]]:
-    """The engines of each pool by name, with those that may join."""
+    """The engines of each pool by name, with those that may join. `longest`: tokens that each cache has to hold."""
     rollout, weights = allocation.rollout, weights_bytes(config, shape)
     arrivals = iter(() if allocation.colocated else arrivals_s(cluster, allocation, weights))
     found: dict[str, list[EngineKind]] = {}
@@ -186,15 +192,27 @@ def _engines(
             times=source,
             tp=one.tp,
             dp=one.dp,
-            adaptive_tp=_rearranging(config, shape, one, source),
+            adaptive_tp=_rearranging(config, shape, one, source, longest),
             slots=one.slots,
             cache_tokens=one.cache_tokens,
             prefill_tokens=one.step_tokens,
             block=one.block,
             install_s=install_s(weights, one.pool, one.tp),
+            link=_link(config, shape, cluster, allocation.trainer, one),
         )
         found[one.name] = [replace(like, arrive_s=next(arrivals, 0.0)) for _ in range(one.most_engines)]
     return found
+
+
+def _link(config: RunConfig, shape: ModelShape, cluster: Cluster, trainer: Pool, own: Engines) -> LinkEnd:
+    """The way of keys and values between an engine and the run's process, which is where the trainer is."""
+    form = None
+    if isinstance(config.engines[own.name], NativeEngineConfig):
+        size = shape.cache_bytes(element_bytes=ELEMENT_BYTES[own.dtype])
+        form = CacheForm(name=f"{own.dtype} in blocks of {own.block}", token_bytes=round(size))
+    pool = own.pool
+    link = pool.network if pool.datacentre == trainer.datacentre else cluster.between(trainer, pool)
+    return LinkEnd(form=form, datacentre=pool.datacentre, byte_s=1 / link.bytes_per_s)
 
 
 def degrees(config: RunConfig, shape: ModelShape, own: Engines) -> Sequence[int]:
@@ -208,15 +226,17 @@ def adaptive_tp(config: RunConfig, own: Engines) -> AdaptiveTPConfig | None:
     return engine.adaptive_tp if isinstance(engine, NativeEngineConfig) else None
 
 
-def _rearranging(config: RunConfig, shape: ModelShape, own: Engines, times: MixedStepTimes) -> Rearranging | None:
-    """How engines change their TP degree, where the recipe lets them and several degrees hold the longest response."""
+def _rearranging(
+    config: RunConfig, shape: ModelShape, own: Engines, times: MixedStepTimes, needed: int
+) -> Rearranging | None:
+    """How engines change their TP degree, where the recipe lets them and several degrees hold the `needed` tokens."""
     adaptive = adaptive_tp(config, own)
     if adaptive is None:
         return None
     longest, ranks = config.sampling.max_new_tokens, own.tp * own.dp
     held = own.cache_tokens * shape.cache_bytes(tp=own.tp)  # of a rank, at any degree
     cache = {tp: min(held / shape.cache_bytes(tp=tp), own.room(shape, tp=tp)) for tp in degrees(config, shape, own)}
-    cache = {tp: tokens for tp, tokens in cache.items() if tokens >= longest or tp == own.tp}
+    cache = {tp: tokens for tp, tokens in cache.items() if tokens >= needed or tp == own.tp}
     if len(cache) == 1:
         return None
     profile = predicted_profile(

@@ -124,6 +124,11 @@ class Replay:
         """Tokens of the longest response, those of tools among them."""
         return max(script.tokens for group in self.groups for script in group)
 
+    @property
+    def longest_sample(self) -> int:
+        """Tokens of the longest sample, with its prompt."""
+        return max(script.prompt_tokens + script.tokens for group in self.groups for script in group)
+
     def script(self, group: int, sample: int) -> Script:
         """The script of a sample, by the number of its group in the run and its own number in the group.
 

@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.decoder.factory import local_sizes
 from tailrace.engine.scheduling.blocks import BlockManager
-from tailrace.engine.scheduling.dispatch import Dispatcher
 from tailrace.engine.scheduling.scheduler import Counts, Scheduler
 from tailrace.engine.scheduling.sequence import Sequence
 from tailrace.engine.scheduling.stopping import StopRule
 from tailrace.engine.scheduling.transplant import Transplant, plan_transplant
+from tailrace.planning.replicas import Dispatcher
 from tailrace.types import Request, Sample
 from tests.engine.architectures import small_architecture
 from tests.engine.paper_rank import VOCABULARY, PaperRank, PaperReplica, expected_response, request_of
@@ -45,7 +45,9 @@ class Node:
         return [sequence for scheduler in self.schedulers for sequence in scheduler.sequences]
 
     def add(self, request: Request) -> None:
-        self.dispatcher.choose(request).add(request, StopRule(request.sampling, eos_ids=(), room=1000, detokenize=None))
+        self.dispatcher.choose(request.group_id).add(
+            request, StopRule(request.sampling, eos_ids=(), room=1000, detokenize=None)
+        )
 
     def make(self, tp: int) -> list[PaperReplica]:
         return [

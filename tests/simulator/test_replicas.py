@@ -41,7 +41,7 @@ def old() -> list[Replica]:
 
 
 def test_what_has_moved_decodes_at_once_and_computes_nothing_again(old: list[Replica]) -> None:
-    (new,) = rearranged(old, ENGINE, source=1, target=2, move=True)
+    (new,) = rearranged(old, ENGINE, source=1, target=2, move=True).replicas
     assert (new.batch.tp, new.batch.running, new.batch.waiting) == (2, 4, 0)
     assert sorted(response.group for response in new.responses.values()) == [20, 30, 40, 50]
     new.batch.begin()
@@ -50,7 +50,7 @@ def test_what_has_moved_decodes_at_once_and_computes_nothing_again(old: list[Rep
 
 
 def test_what_has_not_moved_is_computed_again(old: list[Replica]) -> None:
-    (new,) = rearranged(old, ENGINE, source=1, target=2, move=False)
+    (new,) = rearranged(old, ENGINE, source=1, target=2, move=False).replicas
     assert (new.batch.running, new.batch.waiting) == (0, 4)
     new.batch.begin()
     assert new.batch.running == 4
@@ -60,12 +60,12 @@ def test_what_has_not_moved_is_computed_again(old: list[Replica]) -> None:
 
 def test_what_finds_no_room_waits_behind_what_runs(old: list[Replica]) -> None:
     small = replace(ENGINE, slots=3)
-    (new,) = rearranged(old, small, source=1, target=2, move=True)
+    (new,) = rearranged(old, small, source=1, target=2, move=True).replicas
     assert (new.batch.running, new.batch.waiting) == (3, 1)
     assert len(new.responses) == 4
 
 
 def test_a_replica_that_becomes_several_deals_its_sequences_out(old: list[Replica]) -> None:
-    (whole,) = rearranged(old, ENGINE, source=1, target=2, move=True)
-    parts = rearranged([whole], ENGINE, source=2, target=1, move=True)
+    (whole,) = rearranged(old, ENGINE, source=1, target=2, move=True).replicas
+    parts = rearranged([whole], ENGINE, source=2, target=1, move=True).replicas
     assert [part.batch.running for part in parts] == [2, 2]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tailrace.config.rollout import DispatchConfig
 from tailrace.errors import PlanError
 from tailrace.events import Event
+from tailrace.planning.dispatch.moving import LinkEnd
 from tailrace.planning.lengths.base import Expectation
 from tailrace.planning.packing import GroupPart
 from tailrace.planning.step_times.operators import Pass
@@ -20,6 +21,7 @@ from tailrace.simulator.lengths import SimulatedLengths
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.samples import Response
 from tailrace.simulator.scenario import EngineKind, Scenario, Scorer, TrainerKind
+from tailrace.types import CacheForm
 from tailrace.workloads.replay import Replay, Script, Turn
 from tests.simulator.test_batch import Plain
 
@@ -238,11 +240,48 @@ def test_what_is_learned_from_siblings_is_forgotten_with_newer_versions() -> Non
     assert expected[0.5] > 900
 
 
+def test_a_cache_that_does_not_hold_the_longest_sample_is_refused() -> None:
+    scenario = replace(SMALL, engines=(replace(ENGINE, cache_tokens=30),))
+    with pytest.raises(
+        PlanError, match="the cache of an engine of rollout holds 30 tokens, and the longest sample has 35"
+    ):
+        SimulatedRun(scenario, lengths([3], [25], [2], [2]))
+
+
+def test_what_waits_at_one_replica_goes_to_another_with_nothing_waiting() -> None:
+    """The four samples of a group go to one of two replicas, each of which decodes one at a time."""
+    engine = replace(ENGINE, dp=2, slots=1)
+    scenario = replace(SMALL, steps=1, groups_per_step=1, group_size=4, engines=(engine,))
+    _, events = played(scenario, lengths([10, 10, 10, 10]))
+    ends = sorted(event.end for event in events if event.task == EventKind.SAMPLE)
+    assert ends[0] == pytest.approx(ends[1])
+    assert ends[3] == pytest.approx(2 * ends[0])
+
+
+@pytest.mark.parametrize(("prompt", "engines"), [(10, 2), (100_000, 1)])
+def test_a_group_is_split_where_its_prompt_costs_less_than_a_response(prompt: int, engines: int) -> None:
+    scenario = replace(
+        SMALL,
+        steps=1,
+        groups_per_step=1,
+        group_size=2,
+        engines=(replace(ENGINE, engines=2),),
+        dispatch=DispatchConfig(policy="skewness_aware"),
+        knows_lengths="lengths",
+        moves=False,
+    )
+    _, events = played(scenario, lengths([30, 40], prompt=prompt))
+    assert len({event.worker for event in events if event.task == EventKind.SAMPLE}) == engines
+
+
 def test_the_same_run_has_the_same_events() -> None:
     scenario = replace(SMALL, engines=(replace(ENGINE, engines=3),), streaming=True, steps=2)
     replay = lengths([3], [5], [7], [2])
     assert played(scenario, replay)[1] == played(scenario, replay)[1]
 
+
+LINKED = LinkEnd(form=CacheForm(name="kept", token_bytes=100), byte_s=5e-5)
+"""A token takes 0.01 s from one such engine to another."""
 
 SCENARIOS = st.builds(
     Scenario,
@@ -275,6 +314,7 @@ SCENARIOS = st.builds(
             starts_s=st.floats(0, 5),
             arrive_s=st.floats(0, 5),
             install_s=st.floats(0, 1),
+            link=st.sampled_from([LinkEnd(form=None), LINKED]),
         ),
         min_size=1,
         max_size=2,
@@ -286,7 +326,6 @@ SCENARIOS = st.builds(
     hop_s=st.floats(0, 0.1),
     engine_failures_per_hour=st.sampled_from([0.0, 30.0]),
     restart_s=st.floats(0, 5),
-    cache_token_s=st.sampled_from([0.0, 0.01]),
     engine_beside=st.sampled_from([1.0, 1.5]),
     trainer_beside=st.sampled_from([1.0, 1.5]),
 )

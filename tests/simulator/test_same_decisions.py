@@ -4,14 +4,15 @@ from types import ModuleType
 
 import pytest
 
+from tailrace.engine import arrangement
 from tailrace.engine.adaptive_tp import adaptive
 from tailrace.engine.backends import native
-from tailrace.engine.scheduling import transplant
-from tailrace.rollout import service
+from tailrace.engine.scheduling import transplant, waiting
+from tailrace.rollout import jobs, service
 from tailrace.run import fleet, generation, lengths
+from tailrace.simulator import batch, engines, replicas, run, scorer, setup, tp
 from tailrace.simulator import fleet as simulated_fleet
 from tailrace.simulator import lengths as simulated_lengths
-from tailrace.simulator import replicas, run, scorer, setup, tp
 from tailrace.simulator import service as simulated_service
 from tailrace.simulator import trainer as simulated_trainer
 from tailrace.tasks import prompts, rollout
@@ -24,7 +25,11 @@ SHARED: list[tuple[str, ModuleType, ModuleType]] = [
     ("oldest_version", rollout, run),
     ("make_policy", generation, run),
     ("is_outdated", service, simulated_service),
+    ("is_cheap_to_split", service, simulated_service),
     ("moves", service, simulated_service),
+    ("at_once", service, simulated_service),
+    ("recompute_s", service, simulated_service),
+    ("transfer_s", service, simulated_service),
     ("EVERY_S", service, simulated_service),
     ("broadcast_tree", sender_service, setup),
     ("FAN_OUT", sender_service, setup),
@@ -39,6 +44,9 @@ SHARED: list[tuple[str, ModuleType, ModuleType]] = [
     ("StagedTP", adaptive, tp),
     ("adaptive_tp_event", native, tp),
     ("merge", transplant, replicas),
+    ("Dispatcher", arrangement, engines),
+    ("handed_on", waiting, batch),
+    ("in_engine", jobs, engines),
     ("Claim", token_budget, simulated_trainer),
 ]
 """Decisions by name, where a real run and where a simulated one takes them."""

@@ -20,7 +20,6 @@ from tailrace.engine.scheduling.migration import Migration
 from tailrace.engine.scheduling.scheduler import Scheduler
 from tailrace.engine.scheduling.sequence import Sequence
 from tailrace.planning.tp_merge import merge
-from tailrace.types import Request
 
 _order = attrgetter("order")
 
@@ -34,10 +33,10 @@ class Transplant:
     places: dict[Sequence, tuple[Scheduler, list[int]]] = field(default_factory=dict)
     """The new scheduler and blocks of each sequence that runs on."""
 
-    def commit(self, old: Series[Scheduler], choose: Callable[[Request], Scheduler]) -> None:
+    def commit(self, old: Series[Scheduler], choose: Callable[[int], Scheduler]) -> None:
         """Hand the sequences over. The cache must have been moved. The old schedulers are of no further use.
 
-        choose: Returns the new scheduler of a request that waits.
+        choose: Returns the new scheduler of a request of a group that waits.
         """
         for sequence in sorted((sequence for scheduler in old for sequence in scheduler.sequences), key=_order):
             if sequence in self.places:
@@ -45,7 +44,7 @@ class Transplant:
                 scheduler.resume(sequence, blocks)
             else:
                 sequence.drop_cache()
-                choose(sequence.request).give([sequence])
+                choose(sequence.request.group_id).give([sequence])
 
 
 def plan_transplant(

@@ -5,6 +5,7 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from tailrace.engine.scheduling.sequence import Sequence
+from tailrace.planning.replicas import handed_on
 
 
 class WaitingQueue:
@@ -37,23 +38,14 @@ class WaitingQueue:
     def take_groups(self, count: int, *, here: Collection[int]) -> list[Sequence]:
         """Remove up to `count` sequences, whole groups where possible. They are returned in order.
 
-        Groups outside `here` go first, and the later in the order the sooner. Sequences with a response go last, since
-        the cache may have some of it left. Fewer come back where the next group would be split.
-
-        here: The groups that have a running sequence on this replica.
+        Which ones, `handed_on` says. `here`: the groups that have a running sequence on this replica.
         """
-        groups: dict[tuple[bool, int], list[Sequence]] = {}
-        for _, sequence in sorted(self._heap, reverse=True):
-            groups.setdefault((bool(sequence.log_probs), sequence.request.group_id), []).append(sequence)
-        preferred = sorted(groups, key=lambda key: (key[0], key[1] in here))
-        taken: list[Sequence] = []
-        for begun, group_id in preferred:
-            if taken and (begun or group_id in here):
-                break
-            group = groups[begun, group_id]
-            if len(taken) + len(group) <= count:
-                taken += group
-        if not taken and preferred:
-            taken = groups[preferred[0]][:count]
+        taken = handed_on(
+            (sequence for _, sequence in sorted(self._heap, reverse=True)),
+            count,
+            here=here,
+            group_of=lambda sequence: sequence.request.group_id,
+            has_begun=lambda sequence: bool(sequence.log_probs),
+        )
         self.remove(taken)
         return sorted(taken, key=attrgetter("order"))

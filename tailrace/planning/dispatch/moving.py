@@ -7,7 +7,7 @@ be wrong. What has not begun moves for nothing: its place is decided anew (`Poli
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -103,6 +103,17 @@ def transfer_s(ends: Sequence[LinkEnd]) -> MoveSeconds:
         return size * sum(unknown if end.byte_s is None else end.byte_s for end in (one, other))
 
     return seconds
+
+
+def at_once(moves: Iterable[Move], engines: Sequence[EngineState], ends: Sequence[LinkEnd]) -> Iterator[Move]:
+    """Yield the first moves, which together send `MOST_BYTES` at most. The others may be chosen next time."""
+    size = 0
+    for move in moves:
+        form, (tokens, _) = ends[move.source].form, engines[move.source].running[move.sequence]
+        size += tokens * form.token_bytes if move.way == "transfer" and form is not None else 0
+        if size > MOST_BYTES:
+            return
+        yield move
 
 
 def moves(

@@ -2,18 +2,18 @@
 
 from tailrace.conformance.requests import make_request
 from tailrace.engine.scheduling.blocks import BlockManager
-from tailrace.engine.scheduling.dispatch import Dispatcher
 from tailrace.engine.scheduling.scheduler import Scheduler
 from tailrace.engine.scheduling.stopping import StopRule
+from tailrace.planning.replicas import Dispatcher
 
 
 def make_schedulers(count: int) -> list[Scheduler]:
     return [Scheduler(BlockManager(100, 4), max_batch_size=2, prefill_tokens=64) for _ in range(count)]
 
 
-def add(dispatcher: Dispatcher, number: int, group: int) -> Scheduler:
+def add(dispatcher: Dispatcher[Scheduler], number: int, group: int) -> Scheduler:
     request = make_request(number, group_id=group)
-    scheduler = dispatcher.choose(request)
+    scheduler = dispatcher.choose(group)
     scheduler.add(request, StopRule(request.sampling, eos_ids=(), room=100, detokenize=None))
     return scheduler
 
