@@ -43,6 +43,7 @@ class Agenda:
     """A clock that jumps from one action to the next."""
 
     def __init__(self) -> None:
+        self._stopped = False
         self.now = 0.0
         """Seconds since the start of the simulation."""
         self._heap: list[tuple[float, int, Entry]] = []
@@ -87,7 +88,8 @@ class Agenda:
 
     def run(self, until: float = float("inf")) -> None:
         """Let all happen that has a time up to `until`, or until `stop`."""
-        while self._heap and self._heap[0][0] <= until:
+        self._stopped = False
+        while not self._stopped and self._heap and self._heap[0][0] <= until:
             time, _, entry = heappop(self._heap)
             if entry.action is not None:
                 self.now = time
@@ -95,8 +97,8 @@ class Agenda:
                 action()
 
     def stop(self) -> None:
-        """Forget all that has not happened."""
-        self._heap.clear()
+        """Let nothing happen any more, not even what the present action still has happen."""
+        self._stopped = True
 
 
 class Change:

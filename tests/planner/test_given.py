@@ -439,7 +439,9 @@ def test_more_memory_makes_no_trainer_slower(streaming: bool) -> None:
         cluster = Cluster(pools=(replace(pool, device=device),))
         streams = f"pipeline.streaming={str(streaming).lower()}"
         workers = "cluster.rollout.workers=4"
-        problem = problem_of(cluster, *SEPARATED, streams, workers, "engine={type: native, tp: 2}", model="Qwen2.5-7B", steps=2)
+        problem = problem_of(
+            cluster, *SEPARATED, streams, workers, "engine={type: native, tp: 2}", model="Qwen2.5-7B", steps=2
+        )
         space, allocation = Candidates(problem), given(problem).allocation
         training = space.training(pool, allocation.layout, problem.config.trainer.micro_batch_tokens)
         seconds.append(space.played_s(training, streaming=streaming))

@@ -79,6 +79,18 @@ def test_a_stopped_agenda_forgets_the_rest() -> None:
     assert agenda.now == 5.5
 
 
+def test_what_an_action_still_has_happen_does_not_once_it_has_stopped() -> None:
+    agenda, seen = Agenda(), list[str]()
+
+    def ends() -> None:
+        agenda.stop()
+        agenda.after(1.0, lambda: seen.append("later"))
+
+    agenda.after(1.0, ends)
+    agenda.run()
+    assert not seen
+
+
 def test_turns_are_taken_in_the_order_of_asking() -> None:
     """The first one asks again as it leaves, and waits for the others."""
     agenda, seen = Agenda(), list[tuple[str, float]]()
