@@ -28,7 +28,7 @@ from tailrace.config.run import RunConfig
 from tailrace.engine.core import EngineCore
 from tailrace.errors import PlanError
 from tailrace.host.compute import prepare_torch
-from tailrace.host.cpu import usable_cores
+from tailrace.host.cpu import cpu_name, usable_cores
 from tailrace.planner.local import LocalPlan, LocalProblem, as_it_is_s, local_plans
 from tailrace.planner.run_memory import memory_of
 from tailrace.planning.model_shape.base import ModelShape
@@ -106,6 +106,11 @@ def local_problem(asked: AskedHere) -> LocalProblem:
         raise PlanError(
             f"{asked.profile} is of {profile.model} on {profile.cores} cores, and this is {config.model.path} on "
             f"{len(cores)}; make it anew with tailrace profile machine"
+        )
+    if profile is not None and profile.hardware != cpu_name():
+        raise PlanError(
+            f"{asked.profile} is of {profile.hardware}, and this machine is {cpu_name()}; make it anew with tailrace "
+            "profile machine"
         )
     shape = shape_here(config)
     drawn = _lengths(config, shape, asked.workload)

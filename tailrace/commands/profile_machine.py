@@ -9,11 +9,10 @@ Each measurement is a process of its own, bound to its cores, since a process ca
 import asyncio
 import multiprocessing
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import count
@@ -34,7 +33,7 @@ from tailrace.engine.model.weights import checkpoint_weights
 from tailrace.engine.opening import open_engine
 from tailrace.errors import PlanError
 from tailrace.host.compute import prepare_torch
-from tailrace.host.cpu import usable_cores
+from tailrace.host.cpu import cpu_name, usable_cores
 from tailrace.models.architecture import read_architecture
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
@@ -54,6 +53,8 @@ _NEW_TOKENS = 24
 """Tokens of each response; a batch of each size makes so many steps."""
 _PROMPT_TOKENS = 64
 _INSTALLS = 3
+_LIMIT_S = 1800.0
+"""Seconds in which a measurement has ended."""
 _MOST_TOKENS = 1024
 """Of a micro-batch that is measured for a plan; what larger ones take follows."""
 
@@ -142,7 +143,7 @@ def measure_machine(
     context = slots * (_PROMPT_TOKENS + _NEW_TOKENS / 2)
     return MachineProfile(
         model=config.model.path,
-        hardware=platform.processor() or platform.machine(),
+        hardware=cpu_name(),
         cores=len(usable),
         engines=engines,
         trainers=[trainer, trainer_apart],
@@ -157,14 +158,27 @@ def measure_machine(
 def in_process(work: Callable[[A], T], argument: A) -> T:
     """Return `work(argument)`, done in a process of its own."""
     with _process() as process:
-        return process.submit(work, argument).result()
+        return _waited(process.submit(work, argument))
 
 
 def _beside(engine: _Task, trainer: _Task) -> tuple[EngineProfile, TrainerProfile]:
     """Measure both at the same time. The engine goes on for as long as the trainer should take."""
     with _process() as one, _process() as other:
         measuring = one.submit(_engine, engine), other.submit(_trainer, trainer)
-        return measuring[0].result(), measuring[1].result()
+        return _waited(measuring[0]), _waited(measuring[1])
+
+
+def _waited(measuring: Future[T]) -> T:
+    """Return what a process has measured."""
+    try:
+        return measuring.result(_LIMIT_S)
+    except TimeoutError:
+        for child in multiprocessing.active_children():
+            child.terminate()  # else the end of the pool would wait for it
+        raise PlanError(
+            f"a measurement on this machine has not ended after {_LIMIT_S / 60:.0f} minutes; take a smaller model, or "
+            "smaller engine.max_batch_size and trainer.micro_batch_tokens"
+        ) from None
 
 
 def _process() -> ProcessPoolExecutor:

@@ -1,4 +1,4 @@
-"""Bytes on each device, instant by instant, of the workers of each phase: trainer, critic, engine, reference.
+"""Bytes on each device, instant by instant, of the workers of each phase: trainer, engine, reference.
 
 A closed form for each purpose. An instant is a moment of a step at which a worker's memory may be the fullest; the
 worst one is named. Bytes are those of tensors; an allocator reserves `RESERVED` times as many, and `CONTEXT_BYTES` are
@@ -90,7 +90,7 @@ class Memory:
         )
 
 
-def trainer_memory(setup: TrainingSetup, batch: MicroBatch, *, worker: str = "trainer") -> Memory:
+def trainer_memory(setup: TrainingSetup, batch: MicroBatch) -> Memory:
     """The bytes of a trainer whose largest micro-batch is `batch`; gradients of one before it are there."""
     held, gathered = _held(setup), _gathered(setup)
     between, inside, passing = _activations(setup, batch.tokens)
@@ -113,7 +113,7 @@ def trainer_memory(setup: TrainingSetup, batch: MicroBatch, *, worker: str = "tr
         "optimizer": held | {"scratch": held["moments"] / 2},  # the root of the second moments
         "weight export": held | {"gathered weights": _exported(setup)},
     }
-    return Memory(worker=f"the {worker} of {setup.shape.name}", instants=instants)
+    return Memory(worker=f"the trainer of {setup.shape.name}", instants=instants)
 
 
 def _loss(setup: TrainingSetup, tokens: float) -> Bytes:
@@ -144,11 +144,6 @@ def in_turns(each: Mapping[str, Memory]) -> Memory:
                 f"{purpose} of the {worker}": size for worker, sizes in parts.items() for purpose, size in sizes.items()
             }
     return Memory(worker=" and ".join(memory.worker for memory in each.values()), instants=instants)
-
-
-def critic_memory(setup: TrainingSetup, batch: MicroBatch) -> Memory:
-    """The bytes of a critic; its setup has the head `value`."""
-    return trainer_memory(setup, batch, worker="critic")
 
 
 def reference_memory(setup: TrainingSetup, batch: MicroBatch) -> Memory:

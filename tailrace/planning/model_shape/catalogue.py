@@ -23,7 +23,7 @@ def known_models() -> Mapping[str, Mapping[str, Any]]:
 
 
 def find_shape(name_or_directory: str) -> ModelShape:
-    """Return the sizes of a model: those of a directory with a config.json, or of a known name.
+    """Return the sizes of a model: those of a directory with a config.json, of that file, or of a known name.
 
     An organisation before the name, and Instruct, Base or Chat at its end, do not count: Qwen/Qwen2.5-7B-Instruct is
     Qwen2.5-7B.
@@ -32,6 +32,8 @@ def find_shape(name_or_directory: str) -> ModelShape:
         PlanError: there is neither such a directory nor such a name, or the directory's file is not understood.
     """
     directory = Path(name_or_directory).expanduser()
+    if directory.name == CONFIG:
+        directory = directory.parent
     if (directory / CONFIG).exists():
         return read_shape(directory)
     name = name_or_directory.rstrip("/").rpartition("/")[2]
