@@ -19,6 +19,7 @@ from itertools import islice, product
 
 from tailrace.planner.bound import Bound, Flow, Generation, Parts, bound, together
 from tailrace.planner.modes import Mode
+from tailrace.planner.places import planned_places
 from tailrace.planner.problem import Problem
 from tailrace.planning.allocation import Allocation, Batches, Engines, engine_tokens, layouts
 from tailrace.planning.hardware.base import Pool
@@ -103,17 +104,21 @@ class Candidates:
 
     def of(self, mode: Mode) -> list[Candidate]:
         """Return all candidates of a mode."""
-        pools = self._problem.cluster.pools
-        if mode.colocated:
-            return [one for pool in pools for one in self._colocated(mode, pool)]
-        return [one for rollout, trainer in product(pools, pools) for one in self._separated(mode, rollout, trainer)]
+        return list(self._all(mode))
 
     def fits(self, mode: Mode) -> bool:
         """Whether a mode has any candidate."""
-        pools = self._problem.cluster.pools
+        return any(True for _ in self._all(mode))
+
+    def _all(self, mode: Mode) -> Iterator[Candidate]:
+        generating, training = planned_places(self._problem.cluster)
         if mode.colocated:
-            return any(True for pool in pools for _ in self._colocated(mode, pool))
-        return any(True for rollout, trainer in product(pools, pools) for _ in self._separated(mode, rollout, trainer))
+            for pool in generating:
+                if pool in training:
+                    yield from self._colocated(mode, pool)
+            return
+        for rollout, trainer in product(generating, training):
+            yield from self._separated(mode, rollout, trainer)
 
     def with_devices(self, mode: Mode, pool: Pool, of_trainer: Pool, *, rollout: int, trainer: int) -> list[Candidate]:
         """The candidates of a mode that generate on so many devices and train on so many."""

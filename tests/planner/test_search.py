@@ -54,6 +54,21 @@ def test_the_best_of_each_mode_is_simulated(small: Problem) -> None:
     assert {one.mode for one in plan(small, candidates=4).plans} == set(USUAL)
 
 
+def test_of_fewer_candidates_than_modes_the_most_promising_are_simulated(small: Problem) -> None:
+    space = Candidates(small)
+    bounds = {mode: min(one.bound.seconds for one in space.of(mode)) for mode in USUAL}
+    assert plan(small, candidates=1).best.mode == min(USUAL, key=lambda mode: bounds[mode])
+
+
+def test_a_pool_that_is_called_after_a_part_of_a_run_is_for_that_alone(tmp_path: Path) -> None:
+    path = tmp_path / "pinned.yaml"
+    path.write_text("pools: {trainer: {device: H100, nodes: 1}, others: {device: H20, nodes: 1}}")
+    problem = problem_of(open_cluster(str(path)), model="Qwen2.5-1.5B")
+    found = [one for mode in USUAL for one in Candidates(problem).of(mode)]
+    assert {(one.engines.pool.name, one.allocation.trainer.name) for one in found} == {("others", "trainer")}
+    assert not Candidates(problem).fits(Mode(placement="colocated"))
+
+
 def test_the_same_problem_has_the_same_plans(small: Problem) -> None:
     one, other = (plan(small, candidates=5) for _ in range(2))
     assert [each.step_s for each in one.plans] == [each.step_s for each in other.plans]
