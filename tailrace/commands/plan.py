@@ -30,7 +30,7 @@ from tailrace.planner.trial import Objective, Plan, document
 from tailrace.planner.what_if import Comparison, what_if
 from tailrace.planning.allocation import USED, Allocation
 from tailrace.planning.hardware.clusters import open_cluster
-from tailrace.planning.model_shape.catalogue import find_shape
+from tailrace.planning.model_shape.catalogue import find_shape, model_path
 from tailrace.report.front import Point, front_svg
 from tailrace.report.text import counted, number, percent
 from tailrace.workloads.samplers.factory import open_workload
@@ -232,7 +232,8 @@ def _given(change: str) -> Mapping[str, Any]:
 
 def _recipe(asked: Asked, plans: Plans, output: Path) -> str:
     values = naming_foretold(changed_recipe(asked.recipe, asked.overrides), output)
-    return recipe_text(values, plans.problem.config, plans.best)
+    model = None if asked.model is None else model_path(asked.model)
+    return recipe_text(values, plans.problem.config, plans.best, model=model)
 
 
 def _picture(plans: Plans) -> str:

@@ -28,7 +28,7 @@ def plan_files(output: Path) -> tuple[Path, Path]:
 
 def naming_foretold(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
     """Return a recipe that names what was foretold."""
-    return merged(values, {"observe": {"plan": str(_beside(output))}})
+    return merged(values, {"observe": {"plan": _beside(output).name}})
 
 
 def write_plan(output: Path, recipe: str, foretold: Foretold) -> None:

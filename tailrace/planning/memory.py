@@ -65,6 +65,13 @@ class Memory:
         """The bytes at that instant, for machines."""
         return {"peak_bytes": self.peak, "worst_instant": self.worst}
 
+    def parts_text(self, digits: int) -> str:
+        """The three largest parts at that instant, and all others together, in GiB with so many digits."""
+        parts = sorted(self.instants[self.worst].items(), key=lambda part: -part[1])
+        rest = sum(size for _, size in parts[3:])
+        shown = parts[:3] + [("others", rest)] * (rest >= 0.5 * 10**-digits * GIB)
+        return ", ".join(f"{name} {size / GIB:.{digits}f}" for name, size in shown)
+
     def excess(self, device: DeviceConfig, *, reserved: float = RESERVED) -> float:
         """Bytes that a device lacks; negative where some are left."""
         return self.peak * reserved + CONTEXT_BYTES - device.memory_bytes
@@ -81,12 +88,10 @@ class Memory:
         """
         if (excess := self.excess(device)) <= 0:
             return
-        parts = sorted(self.instants[self.worst].items(), key=lambda part: -part[1])[:3]
-        most = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts)
         raise PlanError(
             f"{self.worker} lacks {excess / GIB:.1f} GiB on {kind}, which has {device.memory_gib:g}: at the worst "
-            f"instant, the {self.worst}, tensors take {self.peak / GIB:.1f} ({most}); use more devices, shard more, or "
-            "compute less at once"
+            f"instant, the {self.worst}, tensors take {self.peak / GIB:.1f} ({self.parts_text(1)}); use more "
+            "devices, shard more, or compute less at once"
         )
 
 

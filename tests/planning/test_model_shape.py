@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import PlanError
-from tailrace.planning.model_shape.catalogue import find_shape, known_models
+from tailrace.planning.model_shape.catalogue import find_shape, known_models, model_path
 from tailrace.planning.model_shape.hugging_face import read_shape
 
 PUBLISHED = {  # billions of parameters, as the models' authors print them
@@ -72,3 +72,25 @@ def test_a_directory_may_be_named_by_its_config(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(known_models()["Llama-3.1-8B"]))
     assert find_shape(str(config)) == find_shape(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("said", "path"),
+    [
+        ("Qwen2.5-7B", "Qwen/Qwen2.5-7B"),
+        ("Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
+        ("mine/Qwen2.5-7B-Chat", "mine/Qwen2.5-7B-Chat"),
+    ],
+)
+def test_a_known_model_has_its_name_of_the_hub_in_recipes(said: str, path: str) -> None:
+    assert model_path(said) == path
+
+
+def test_every_known_model_has_an_owner() -> None:
+    assert all("/" in model_path(name) for name in known_models())
+
+
+def test_a_directory_stays_one_in_recipes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(known_models()["Llama-3.1-8B"]))
+    assert model_path(str(tmp_path / "config.json")) == str(tmp_path)
