@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tailrace.commands.allocation_text import bases_text, engines_text, memory_text, trainer_text
+from tailrace.commands.allocation_text import engines_text, interval_text, memory_text, trainer_text
 from tailrace.commands.files import check_new_file
 from tailrace.commands.foretell import foretold_by
 from tailrace.commands.planned_files import check_new_plan, naming_foretold, plan_files, write_plan, write_text
@@ -334,7 +334,8 @@ def _best_lines(plans: Plans) -> Iterator[str]:
         f"  memory    engine {memory_text(best.engine)}; trainer {memory_text(best.trainer)}; "
         f"{_rooms_text(best.allocation)}"
     )
-    yield f"  a step    {best.step_s:.1f} s; {low:.1f} to {high:.1f} ({bases_text(best.bases)})"
+    yield f"            with samples of up to {plans.problem.load.batches.longest:,} tokens, as long as they may be"
+    yield f"  a step    {best.step_s:.1f} s; {low:.1f} to {high:.1f} ({interval_text(best)})"
     yield (
         f"  it costs  {best.usd_per_1000_steps:,.0f} USD for 1,000 steps, {best.usd_per_million_tokens:.2f} USD for a "
         f"million response tokens, {best.kwh_per_1000_steps:,.0f} kWh for 1,000 steps"

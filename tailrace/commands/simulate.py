@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tailrace
-from tailrace.commands.allocation_text import bases_text, engines_text, memory_text, trainer_text
+from tailrace.commands.allocation_text import engines_text, interval_text, memory_text, trainer_text
 from tailrace.config.cluster import ROLLOUT
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
@@ -160,6 +160,7 @@ def _document(found: Simulated) -> dict[str, Any]:
         "trainer": {**plan.allocation.of_trainer, **plan.trainer.document},
         "bases": asdict(plan.bases),
         "interval_s": list(plan.interval_s),
+        "draws": list(plan.draws),
         **asdict(plan.summary),
         "usd_per_1000_steps": plan.usd_per_1000_steps,
     }
@@ -168,7 +169,7 @@ def _document(found: Simulated) -> dict[str, Any]:
 def _step_text(plan: Plan) -> str:
     low, high = plan.interval_s
     counted = f"the mean of {plan.summary.steps}" if plan.summary.steps > 1 else "of one"
-    return f"{plan.step_s:.1f}, {counted}; {low:.1f} to {high:.1f} ({bases_text(plan.bases)})"
+    return f"{plan.step_s:.1f}, {counted}; {low:.1f} to {high:.1f} ({interval_text(plan)})"
 
 
 def _engine_rows(found: Simulated) -> Iterator[tuple[str, str]]:

@@ -141,6 +141,22 @@ class Candidates:
         reference, reference_s = self._reference(training, most=allocation.devices if mode.colocated else 0)
         return self._candidate(mode, engines, training, reference, reference_s)
 
+    def of_allocation(self, mode: Mode, allocation: Allocation, micro_batch_tokens: int, graders: int) -> Candidate:
+        """An allocation in a mode, whether it fits or not."""
+        training = self.training(allocation.trainer, allocation.layout, micro_batch_tokens)
+        reference_s = 0.0 if allocation.reference is None else self.reference_s(training, allocation.reference)
+        parts = self.parts(mode, allocation.rollout, training, reference_s)
+        parts = replace(parts, grading_s=self._problem.load.grading_s / graders)
+        return Candidate(
+            mode=mode,
+            allocation=allocation,
+            micro_batch_tokens=micro_batch_tokens,
+            graders=graders,
+            parts=parts,
+            bound=bound(mode, self._problem.table, parts),
+            trainer=training.memory,
+        )
+
     def training(self, pool: Pool, layout: Layout, micro_batch_tokens: int) -> Training:
         """A trainer, whether it fits or not."""
         setup = TrainingSetup(shape=self._problem.shape, layout=layout)

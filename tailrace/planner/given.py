@@ -13,7 +13,6 @@ from tailrace.config.base import GIB
 from tailrace.config.cluster import ROLLOUT, pool_key
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, VllmEngineConfig
 from tailrace.errors import PlanError
-from tailrace.planner.bound import bound
 from tailrace.planner.candidates import Candidate, Candidates
 from tailrace.planner.modes import Mode
 from tailrace.planner.places import rollout_place, trainer_place
@@ -35,20 +34,9 @@ def given(problem: Problem) -> Candidate:
 
 def with_allocation(problem: Problem, allocation: Allocation) -> Candidate:
     """Return the candidate of a recipe with such devices."""
-    config, load, space = problem.config, problem.load, Candidates(problem)
-    mode, tokens, graders = Mode.of(config.pipeline), config.trainer.micro_batch_tokens, config.rewards.least_workers
-    training = space.training(allocation.trainer, allocation.layout, tokens)
-    reference_s = 0.0 if allocation.reference is None else space.reference_s(training, allocation.reference)
-    parts = space.parts(mode, allocation.rollout, training, reference_s)
-    parts = replace(parts, grading_s=load.grading_s / graders)
-    return Candidate(
-        mode=mode,
-        allocation=allocation,
-        micro_batch_tokens=tokens,
-        graders=graders,
-        parts=parts,
-        bound=bound(mode, problem.table, parts),
-        trainer=training.memory,
+    config = problem.config
+    return Candidates(problem).of_allocation(
+        Mode.of(config.pipeline), allocation, config.trainer.micro_batch_tokens, config.rewards.least_workers
     )
 
 

@@ -269,7 +269,7 @@ def test_the_interval_covers_engines_trainer_and_weights() -> None:
     assert trainer < engines < bases.weights.error
     summing = Summing(0)
     SimulatedRun(scenario_for(problem, candidate, 1), problem.drawn, sinks=(summing,)).run()
-    shorter, longer = planned(problem, candidate, summing.summary(preemptions=0)).spread
+    shorter, longer = planned(problem, candidate, summing.summary(preemptions=0)).errors
     assert 1 + trainer < longer
     assert shorter < 1 / (1 + trainer)
 

@@ -134,3 +134,25 @@ def test_trials_side_by_side_have_the_same_plans(small: Problem, monkeypatch: py
     with side_by_side(problem) as simulate_all:
         apart = simulate_all(trials)
     assert [one.step_s for one in apart] == [one.step_s for one in one_by_one(trials)]
+
+
+def test_the_interval_holds_what_other_draws_of_the_workload_take(small: Problem) -> None:
+    best = plan(small, candidates=4).best
+    low, high = best.interval_s
+    for seed in range(1, 9):
+        other = problem_of("4xH100", f"seed={seed}")
+        found = Candidates(other).placed(best.mode, best.allocation, best.candidate.micro_batch_tokens)
+        assert found is not None
+        assert low <= simulate(other, found).step_s <= high
+
+
+def test_memory_suffices_for_the_longest_sample_that_the_recipe_allows() -> None:
+    short, long = (
+        problem_of("4xH100", f"sampling.max_new_tokens={most}", model="Qwen2.5-7B") for most in (8192, 65_536)
+    )
+    assert short.drawn.groups == long.drawn.groups
+    assert long.load.batches.longest == long.drawn.longest_prompt + 65_536
+    found = [min(one.trainer.peak for one in Candidates(problem).of(USUAL[1])) for problem in (short, long)]
+    assert found[0] < found[1]
+    engines = [one.engines for mode in USUAL for one in Candidates(long).of(mode)]
+    assert all(one.cache_tokens >= long.load.batches.longest for one in engines)
