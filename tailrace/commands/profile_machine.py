@@ -26,6 +26,7 @@ from rich.table import Table
 
 from tailrace.commands.files import check_new_file
 from tailrace.commands.profile_trainer import measure_trainer
+from tailrace.commands.waiting import Tell, waiting
 from tailrace.config.engine import NativeEngineConfig, SamplingConfig
 from tailrace.config.run import RunConfig
 from tailrace.engine.base import Engine
@@ -79,7 +80,8 @@ def profile_machine(config: RunConfig, json: Path | None, *, force: bool = False
     """
     if json is not None:
         check_new_file("--json", json, force=force)
-    profile = measure_choices(config)
+    with waiting() as tell:
+        profile = measure_choices(config, tell)
     console = Console(highlight=False)
     console.print(_table(profile))
     if json is not None:
@@ -87,8 +89,8 @@ def profile_machine(config: RunConfig, json: Path | None, *, force: bool = False
         write_file(json.parent, json.name, document + b"\n")
 
 
-def measure_choices(config: RunConfig) -> MachineProfile:
-    """Measure what a plan for this machine chooses from, with batches of every size.
+def measure_choices(config: RunConfig, tell: Tell) -> MachineProfile:
+    """Measure what a plan for this machine chooses from, with batches of every size. `tell` takes what is done now.
 
     Raises:
         PlanError: see `measure_machine`.
@@ -97,15 +99,23 @@ def measure_choices(config: RunConfig) -> MachineProfile:
     changes: dict[str, Any] = {"trainer": config.trainer.model_copy(update={"micro_batch_tokens": tokens})}
     if isinstance(config.engine, NativeEngineConfig):
         changes["engine"] = config.engine.model_copy(update={"max_batch_size": slots_choices(config)[-1]})
-    return measure_machine(config.model_copy(update=changes), arrangements=arrangement_choices(len(usable_cores())))
+    return measure_machine(
+        config.model_copy(update=changes), arrangements=arrangement_choices(len(usable_cores())), tell=tell
+    )
 
 
 def measure_machine(
-    config: RunConfig, cores: Sequence[int] | None = None, *, arrangements: Sequence[tuple[int, int]] = ()
+    config: RunConfig,
+    cores: Sequence[int] | None = None,
+    *,
+    arrangements: Sequence[tuple[int, int]] = (),
+    tell: Tell = lambda text: None,
 ) -> MachineProfile:
     """Measure the engine and the trainer of a recipe on this machine, or on these cores of it.
 
-    `arrangements`: TP and DP of further engines; each is measured where there is a core for each of its ranks.
+    Args:
+        arrangements: TP and DP of further engines; each is measured where there is a core for each of its ranks.
+        tell: takes what is done now.
 
     Raises:
         PlanError: the engine is not the native one, or there are fewer than two cores.
@@ -128,16 +138,16 @@ def measure_machine(
         return _Task(config=changed.model_dump_json(), model_dir=model_dir, cores=cores, least_s=least_s)
 
     each = dict.fromkeys([own, (1, 1), *arrangements])
+    tell("measuring engines, by themselves")
     engines = [
-        in_process(_engine, task(cores, (tp, dp)))
-        for cores in dict.fromkeys([usable, first])
-        for tp, dp in each
-        if tp * dp <= len(cores)
+        engine_of(cores, tp, dp) for cores in dict.fromkeys([usable, first]) for tp, dp in each if tp * dp <= len(cores)
     ]
+    tell("measuring the trainer, by itself")
     trainer = in_process(_trainer, task(usable))
     began = time.monotonic()
     trainer_apart = in_process(_trainer, task(second))
     alone = next(one for one in engines if one.cores == half)
+    tell("measuring an engine beside a trainer")
     beside, trainer_beside = _beside(task(first, alone.arrangement, time.monotonic() - began), task(second))
     slots = engine.max_batch_size
     context = slots * (_PROMPT_TOKENS + _NEW_TOKENS / 2)

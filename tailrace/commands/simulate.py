@@ -16,9 +16,12 @@ from rich.table import Table
 import tailrace
 from tailrace.commands.allocation_text import engines_text, interval_text, memory_text, trainer_text
 from tailrace.config.cluster import ROLLOUT
+from tailrace.config.model import ModelConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
+from tailrace.errors import PlanError
 from tailrace.events import Event, EventFile
+from tailrace.planner.candidates import Candidate
 from tailrace.planner.given import given, with_allocation
 from tailrace.planner.problem import Problem
 from tailrace.planner.trial import Plan, planned, scenario_for
@@ -34,7 +37,6 @@ from tailrace.run.worker_metrics import WorkerMetrics
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.scenario import Scenario
 from tailrace.simulator.summary import Summary, Summing, binding
-from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.factory import open_workload
 
 WARM_UP = 1
@@ -63,6 +65,8 @@ def simulate(
         TraceError: there is no such workload.
         UserError: the directory cannot be made.
     """
+    if report is not None and report.exists():
+        raise PlanError(f"--report {report} exists; give a directory that does not, such as {report}-2")
     problem = Problem.of(
         config,
         find_shape(model or config.model.path),
@@ -70,46 +74,78 @@ def simulate(
         open_workload(workload),
         steps=steps,
     )
-    candidate = given(problem)
-    scenario = scenario_for(problem, candidate, steps)
-    summing = Summing(min(WARM_UP, steps - 1))
-    if report is None:
-        run = SimulatedRun(scenario, problem.drawn, sinks=(summing,))
+    simulation = _Simulation(problem=problem, candidate=given(problem), steps=steps)
+    return simulation.run() if report is None else simulation.written(report)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Simulation:
+    problem: Problem
+    candidate: Candidate
+    steps: int
+
+    def run(self) -> Simulated:
+        """Simulate without any file."""
+        summing = self._summing
+        run = SimulatedRun(self._scenario, self.problem.drawn, sinks=(summing,))
         run.run()
-    else:
-        run = _written(config, scenario, problem.drawn, summing, report)
-    summary = summing.summary(
-        preemptions=sum(engine.preemptions for engine in run.engines), graders=config.rewards.least_workers
+        return self._found(run, summing)
+
+    def written(self, report: Path) -> Simulated:
+        """Simulate with a file of events, and write the report beside it."""
+        directory = RunDirectory(report)
+        directory.check_makeable()
+        report.mkdir(parents=True)
+        file, summing = EventFile(report / run_files.EVENTS), self._summing
+        try:
+            sinks = (TaskTimes(), WorkerMetrics(), file, summing)
+            run = SimulatedRun(self._scenario, self.problem.drawn, sinks=sinks)
+            model = ModelConfig(path=self.problem.shape.name)
+            info = {
+                "config": shown(self.problem.config.model_copy(update={"model": model}).resolved),
+                "tailrace": tailrace.__version__,
+                "total_steps": self.steps,
+                "machine": "simulated",
+            }
+            run.log.emit(Event(task=EventKind.RUN, actor="driver", start=0.0, end=0.0, info=info))
+            run.run()
+            found, end = self._found(run, summing), run.agenda.now
+            ended = {"how": "finished", "simulated": _described(self.problem, found)}
+            run.log.emit(Event(task=EventKind.END, actor="driver", start=end, end=end, info=ended))
+        finally:
+            file.close()
+        write_report(report)
+        return found
+
+    @property
+    def _scenario(self) -> Scenario:
+        return scenario_for(self.problem, self.candidate, self.steps)
+
+    @property
+    def _summing(self) -> Summing:
+        return Summing(min(WARM_UP, self.steps - 1))
+
+    def _found(self, run: SimulatedRun, summing: Summing) -> Simulated:
+        """The outcome, with the engines that there are at the end."""
+        problem, candidate = self.problem, self.candidate
+        summary = summing.summary(
+            preemptions=sum(engine.preemptions for engine in run.engines),
+            graders=problem.config.rewards.least_workers,
+        )
+        rollout = tuple(replace(one, engines=run.present[one.name]) for one in candidate.allocation.rollout)
+        ended = with_allocation(problem, replace(candidate.allocation, rollout=rollout))
+        plan = planned(problem, replace(candidate, parts=ended.parts, bound=ended.bound), summary)
+        return Simulated(plan=plan, at_the_end=run.present)
+
+
+def _described(problem: Problem, found: Simulated) -> str:
+    """What was simulated, for the head of the report; its means are those that are printed."""
+    plan = found.plan
+    engines = " and ".join(map(engines_text, plan.allocation.rollout))
+    return (
+        f"{problem.workload} on {engines} that generate and {trainer_text(plan.allocation)} that trains: "
+        f"{_step_text(plan)}; the first step does not count; {plan.usd_per_1000_steps:,.0f} USD for 1,000 steps"
     )
-    rollout = tuple(replace(one, engines=run.present[one.name]) for one in candidate.allocation.rollout)
-    ended = with_allocation(problem, replace(candidate.allocation, rollout=rollout))
-    plan = planned(problem, replace(candidate, parts=ended.parts, bound=ended.bound), summary)
-    return Simulated(plan=plan, at_the_end=run.present)
-
-
-def _written(config: RunConfig, scenario: Scenario, replay: Replay, summing: Summing, report: Path) -> SimulatedRun:
-    """Simulate with a file of events, and write the report beside it."""
-    directory = RunDirectory(report)
-    directory.check_new()
-    directory.check_makeable()
-    report.mkdir(parents=True)
-    file = EventFile(report / run_files.EVENTS)
-    try:
-        run = SimulatedRun(scenario, replay, sinks=(TaskTimes(), WorkerMetrics(), file, summing))
-        info = {
-            "config": shown(config.resolved),
-            "tailrace": tailrace.__version__,
-            "total_steps": scenario.steps,
-            "machine": "simulated",
-        }
-        run.log.emit(Event(task=EventKind.RUN, actor="driver", start=0.0, end=0.0, info=info))
-        run.run()
-        end = run.agenda.now
-        run.log.emit(Event(task=EventKind.END, actor="driver", start=end, end=end, info={"how": "finished"}))
-    finally:
-        file.close()
-    write_report(report)
-    return run
 
 
 def print_simulated(found: Simulated, *, json: bool) -> None:

@@ -55,8 +55,8 @@ def _colocated(problem: Problem) -> Allocation:
     engines = _engines(problem, ROLLOUT, pool)
     if engines.devices > pool.devices:
         raise PlanError(
-            f"an engine takes {engines.devices} devices, engine.tp {engines.tp} times engine.dp {engines.dp}, and "
-            f"there are {pool.devices} {pool.kind}; use fewer for each, or a larger cluster"
+            f"an engine takes {_counted(engines.devices, 'device')}, engine.tp {engines.tp} times engine.dp "
+            f"{engines.dp}, and there are {pool.devices} {pool.kind}; use fewer for each, or a larger cluster"
         )
     engines = replace(engines, engines=pool.devices // engines.devices)
     reference = Layout(dp=pool.devices) if problem.table.reference else None
@@ -77,8 +77,8 @@ def _separated(problem: Problem) -> Allocation:
     left = trainer.devices - sum(one.devices for one in rollout if one.pool is trainer)
     if reference is not None and (left := left - reference.devices) < 1:
         raise PlanError(
-            f"{reference.dp} workers of the reference, of {reference.tp} {trainer.kind} each, leave none for the "
-            "trainer; change cluster.reference.workers, or use a larger cluster"
+            f"{_counted(reference.dp, 'worker')} of the reference, of {reference.tp} {trainer.kind} each, would leave none "
+            "for the trainer; change cluster.reference.workers, or use a larger cluster"
         )
     return _allocation(problem, rollout, trainer, left, reference)
 
@@ -116,10 +116,19 @@ def _check_devices(engines: Sequence[Engines], pool: Pool, needed: int) -> None:
     taken = sum(one.devices for one in engines)
     if taken + needed <= pool.devices:
         return
-    each = " and ".join(f"{one.most_engines} engines of {one.tp * one.dp} devices" for one in engines)
+    each = " and ".join(
+        f"{_counted(one.most_engines, 'engine')} of {_counted(one.tp * one.dp, 'device')}" for one in engines
+    )
     keys = ", ".join(f"{pool_key(one.name)}.{'workers' if one.most is None else 'max_workers'}" for one in engines)
     leaves = f", which leaves {max(0, pool.devices - taken)} for the trainer" if needed else ""
-    raise PlanError(f"{each} take {taken} of {pool.devices} {pool.kind}{leaves}; change {keys}, engine.tp or engine.dp")
+    take = "takes" if len(engines) == 1 and engines[0].most_engines == 1 else "take"
+    raise PlanError(
+        f"{each} {take} {taken} of {pool.devices} {pool.kind}{leaves}; change {keys}, engine.tp or engine.dp"
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _engines(problem: Problem, name: str, pool: Pool) -> Engines:

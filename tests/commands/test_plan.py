@@ -96,7 +96,11 @@ def test_a_recipe_and_a_picture_are_written_and_replaced_only_where_asked(plan: 
         (("--what-if", "model="), {}, "--what-if 'model=' has no key and value"),
         ((), {"model": "Qwen2.5-72B"}, "the smallest cluster of H100 that would do is"),
         ((), {"workload": "maths-32b"}, "did you mean 'math-32b'"),
-        (("sampling.max_new_tokens=48",), {}, "sampling.max_new_tokens is 48; raise it"),
+        (
+            ("sampling.max_new_tokens=48",),
+            {},
+            "is 48; raise it, such as sampling.max_new_tokens=",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
