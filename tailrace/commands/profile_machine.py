@@ -140,7 +140,10 @@ def measure_machine(
     each = dict.fromkeys([own, (1, 1), *arrangements])
     tell("measuring engines, by themselves")
     engines = [
-        engine_of(cores, tp, dp) for cores in dict.fromkeys([usable, first]) for tp, dp in each if tp * dp <= len(cores)
+        in_process(_engine, task(cores, (tp, dp)))
+        for cores in dict.fromkeys([usable, first])
+        for tp, dp in each
+        if tp * dp <= len(cores)
     ]
     tell("measuring the trainer, by itself")
     trainer = in_process(_trainer, task(usable))

@@ -77,8 +77,8 @@ def _separated(problem: Problem) -> Allocation:
     left = trainer.devices - sum(one.devices for one in rollout if one.pool is trainer)
     if reference is not None and (left := left - reference.devices) < 1:
         raise PlanError(
-            f"{_counted(reference.dp, 'worker')} of the reference, of {reference.tp} {trainer.kind} each, would leave none "
-            "for the trainer; change cluster.reference.workers, or use a larger cluster"
+            f"{_counted(reference.dp, 'worker')} of the reference, of {reference.tp} {trainer.kind} each, would leave "
+            "none for the trainer; change cluster.reference.workers, or use a larger cluster"
         )
     return _allocation(problem, rollout, trainer, left, reference)
 
