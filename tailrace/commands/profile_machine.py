@@ -152,20 +152,23 @@ def measure_machine(
     alone = next(one for one in engines if one.cores == half)
     tell("measuring an engine beside a trainer")
     beside, trainer_beside = _beside(task(first, alone.arrangement, time.monotonic() - began), task(second))
-    slots = engine.max_batch_size
-    context = slots * (_PROMPT_TOKENS + _NEW_TOKENS / 2)
     return MachineProfile(
         model=config.model.path,
         hardware=cpu_name(),
         cores=len(usable),
         engines=engines,
         trainers=[trainer, trainer_apart],
-        engine_beside=beside.costs.step_s(1, slots, context, 1) / alone.costs.step_s(1, slots, context, 1),
+        engine_beside=_full_step_s(beside, engine.max_batch_size) / _full_step_s(alone, engine.max_batch_size),
         trainer_beside=statistics.median(
             slow.seconds / quick.seconds
             for slow, quick in zip(trainer_beside.update, trainer_apart.update, strict=True)
         ),
     )
+
+
+def _full_step_s(engine: EngineProfile, slots: int) -> float:
+    """Seconds of a decode step of a replica with the largest batch."""
+    return engine.costs.step_s(1, slots, slots * (_PROMPT_TOKENS + _NEW_TOKENS / 2), 1)
 
 
 def in_process(work: Callable[[A], T], argument: A) -> T:
