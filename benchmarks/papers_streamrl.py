@@ -369,7 +369,7 @@ def _figure_10(published: Published, times: Sequence[Times]) -> Iterator[Row]:
 
 def _figure_12(published: Published, times: Sequence[Times], costs: Sequence[float]) -> Iterator[Row]:
     splits = [each.split for each in times if each.setting.model == SMALL]
-    generate = f"{min(splits)} to {max(splits)}"
+    generate = f"{min(splits)} to {max(splits)}" if len(set(splits)) > 1 else str(splits[0])
     for end, value in (("lowest", min(costs)), ("highest", max(costs))):
         yield Row(
             where="figure 12",

@@ -137,7 +137,7 @@ class Run:
     def planned_cache(self) -> int:
         """Tokens for which a replica has room beside weights and activations."""
         memory = engine_memory(self.shape, tp=1, cache_tokens=0, step_tokens=self.step_tokens, batch_size=self.slots)
-        experts = self.shape.feed_forward_parameters(active=False) if self.shape.experts else 0
+        experts = self.shape.feed_forward_parameters if self.shape.experts else 0
         elsewhere = 2.0 * experts * (1 - 1 / self.replicas)
         left = self.pool.device.memory_bytes * USED - (memory.peak - elsewhere) - CONTEXT_BYTES
         return int(left / self.shape.cache_bytes())

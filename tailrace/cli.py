@@ -763,7 +763,7 @@ def plan_run(
         )
         plan_local(here, unused=unused, output=output, force=force, json=json)
         return
-    from tailrace.commands.plan import Asked
+    from tailrace.commands.plan import Asked, Files, Search, objective_of
     from tailrace.commands.plan import plan as make_plan
 
     make_plan(
@@ -776,13 +776,9 @@ def plan_run(
             steps=steps,
             profile=profile,
         ),
-        objective=objective,
-        candidates=candidates,
-        search_modes=search_modes,
+        Search(objective=objective_of(objective), candidates=candidates, modes=search_modes),
+        Files(output=output, picture=picture, force=force),
         changes=what_if or (),
-        output=output,
-        picture=picture,
-        force=force,
         json=json,
     )
 

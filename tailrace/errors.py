@@ -4,6 +4,7 @@ TailraceError
 ├── UserError (ValueError)      bad input: one clear line, exit code 2, nothing half-written
 │   ├── ConfigError             a recipe or an override
 │   ├── ModelError              a model reference, its files or its family
+│   │   └── ModelNotHere        an id of the hub whose model cannot be had from there
 │   ├── PromptError             a prompt source, its columns, its split
 │   ├── TraceError              a trace of a workload, or a file that is to become one
 │   ├── PlanError               a cluster, a device or a model that cannot be planned for
@@ -69,6 +70,10 @@ class ConfigError(UserError):
 
 class ModelError(UserError):
     """A model cannot be found, read or served."""
+
+
+class ModelNotHere(ModelError):
+    """A model of the hub is not on this machine, and cannot be had."""
 
 
 class PromptError(UserError):

@@ -1,7 +1,7 @@
 """An allocation of devices in words, the same for plans and simulations."""
 
 from tailrace.config.base import GIB
-from tailrace.planner.bound import Bases
+from tailrace.planner.trial import Plan
 from tailrace.planning.allocation import Allocation, Engines
 from tailrace.planning.memory import Memory
 
@@ -25,11 +25,15 @@ def trainer_text(allocation: Allocation) -> str:
 
 
 def memory_text(memory: Memory) -> str:
-    """The memory of a device at the worst instant."""
+    """The memory of a device at the worst instant, where the longest sample that is allowed is there."""
     return f"{memory.peak / GIB:.1f} GiB at the {memory.worst}"
 
 
-def bases_text(bases: Bases) -> str:
-    """What the times of engines and trainer rest on."""
-    engines, trainer = bases.engines, bases.trainer
-    return f"engines ± {100 * engines.error:.0f} %, {engines.kind}; trainer ± {100 * trainer.error:.0f} %"
+def interval_text(plan: Plan) -> str:
+    """What makes the interval: the times of engines and trainer, and the lengths that were drawn."""
+    engines, trainer = plan.bases.engines, plan.bases.trainer
+    shorter, longer = (f"{100 * (side - 1):+.0f}" for side in plan.draws)
+    return (
+        f"engines ± {100 * engines.error:.0f} %, {engines.kind}; trainer ± {100 * trainer.error:.0f} %; other draws "
+        f"{shorter} to {longer} %"
+    )

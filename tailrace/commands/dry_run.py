@@ -5,6 +5,7 @@ It writes nothing, and starts only a grader, which is asked whether answers can 
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.algorithms.factory import make_algorithm
@@ -16,13 +17,15 @@ from tailrace.config.recipe_text import write_yaml
 from tailrace.config.rewards import ModelReward
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
-from tailrace.errors import quoted
+from tailrace.errors import ConfigError, ModelNotHere, PlanError, quoted
 from tailrace.host.compute import prepare_torch
 from tailrace.models.info import describe_model
 from tailrace.planner.outlook import Machine, Outlook, outlook
 from tailrace.planner.run_memory import RunMemory, Worker, memory_of
 from tailrace.planner.sized_run import SizedRun
+from tailrace.planning.foretold import read_foretold
 from tailrace.planning.memory import CONTEXT_BYTES, RESERVED, Memory
+from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.model_shape.hugging_face import read_shape
 from tailrace.planning.step_times.basis import Kind
 from tailrace.report.text import counted, duration
@@ -30,8 +33,11 @@ from tailrace.rewards.answers import check_answers
 from tailrace.rewards.graders import Graders
 from tailrace.run.checks import check_place, check_recipe
 from tailrace.run.directory import RunDirectory
+from tailrace.run.inputs import Inputs
 from tailrace.types import Prompt
 
+_PROMPT_TOKENS = 1024
+"""Tokens of a prompt where they cannot be counted here."""
 MAX_SHOWN = 2000
 """Maximum number of characters that are shown of a prompt."""
 
@@ -50,32 +56,104 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
         directory.check_new()
     directory.check_makeable()
     directory.plan_given(config)
-    check_place(config)
-    prepare_torch(config.device, config.threads)  # the measurements below are made in this process in any case
-    inputs = check_recipe(config)
-    info = describe_model(inputs.model_dir)
+    absent = _absent_device(config)
+    if absent is None:
+        check_place(config)
+    _print(config, _checked(config, here=absent is None), absent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Checked:
+    """What is known of a recipe here."""
+
+    run: SizedRun
+    inputs: Inputs | None
+    """None where the model is not here, which reads the prompts."""
+
+
+def _absent_device(config: RunConfig) -> str | None:
+    """Why this machine cannot use the run's device; None where it can."""
+    try:
+        prepare_torch(config.device, config.threads)  # the measurements are made in this process in any case
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _checked(config: RunConfig, *, here: bool) -> _Checked:
+    """Check a recipe. Of a model that is not here, the sizes may be known.
+
+    Raises:
+        UserError: the recipe cannot be run.
+    """
+    try:
+        inputs = check_recipe(config, here=here)
+    except ModelNotHere as error:
+        try:
+            shape = find_shape(config.model.path)
+        except PlanError:
+            raise error from None
+        return _Checked(run=sized(config, shape, [config.prompts.max_prompt_tokens or _PROMPT_TOKENS]), inputs=None)
     run = sized(config, read_shape(inputs.model_dir), [len(prompt.prompt_ids) for prompt in inputs.prompts.train])
     asyncio.run(_check_rewards(config, inputs.prompts.by_source))
-    machine = this_machine(config.device, _dtypes(run))
-    memory, found = memory_of(run), outlook(run, machine)
+    return _Checked(run=run, inputs=inputs)
+
+
+def _print(config: RunConfig, checked: _Checked, absent: str | None) -> None:
+    """Print a recipe that was checked. `absent`: why this machine cannot use its device."""
+    run, inputs = checked.run, checked.inputs
+    machine = this_machine(config.device, _dtypes(run)) if absent is None else None
+    memory = memory_of(run)
+    found = None if machine is None else outlook(run, machine)
     print(write_yaml(shown(config.resolved)), end="")
-    print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context_length}")
-    print(f"# prompts: {len(inputs.prompts.train)} to train on ({run.prompts.mean:.0f} tokens in the mean), ", end="")
-    print(", ".join(f"{len(held)} in {name}" for name, held in inputs.prompts.evaluated.items()) or "none held out")
-    for why, count in inputs.prompts.dropped.items():
-        print(f"# {count} prompts are dropped: {why}")
-    print("# one of them, as the model reads it:")
-    for line in _shown(inputs.prompts.train[0].text):
-        print(f"#   {line}")
+    for line in _model_lines(config, run) if inputs is None else _input_lines(inputs, run):
+        print(f"# {line}")
     for line in _memory_lines(config, memory, machine):
         print(f"# {line}")
     if run.has_known_trainer:
-        size = _gib(12.0 * info.parameters)  # weights and both moments in fp32
+        size = _gib(12.0 * run.shape.parameters)  # weights and both moments in fp32
         print(f"# disk: {size} a checkpoint, {config.checkpoint.keep} kept, one more on saving")
-    for line in _time_lines(config, found, machine):
+    if absent is not None:
+        print(f"# not checked: {absent}; so neither whether its memory suffices nor the seconds of a step are known")
+    if found is not None and machine is not None:
+        for line in _time_lines(config, found, machine):
+            print(f"# {line}")
+    for line in _planned_lines(config):
         print(f"# {line}")
     if unknown := list(_unknown(run)):
         print(f"# what your {' and your '.join(unknown)} will take is not known, and not counted")
+
+
+def _model_lines(config: RunConfig, run: SizedRun) -> Iterator[str]:
+    """What is said of a model that is not here."""
+    yield f"model: {run.shape.name}, {run.shape.parameters / 1e6:.0f}M parameters, context {run.shape.context}"
+    yield (
+        f"not checked: {config.model.path} is not here, and cannot be had from the hub; so neither its files, nor the "
+        "prompts, nor whether answers can be right"
+    )
+    yield f"prompts are taken to have {run.prompts.longest:,} tokens"
+
+
+def _input_lines(inputs: Inputs, run: SizedRun) -> Iterator[str]:
+    """The model, the prompts, and one of these."""
+    info = describe_model(inputs.model_dir)
+    yield f"model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context_length}"
+    held = ", ".join(f"{len(held)} in {name}" for name, held in inputs.prompts.evaluated.items()) or "none held out"
+    yield f"prompts: {len(inputs.prompts.train)} to train on ({run.prompts.mean:.0f} tokens in the mean), {held}"
+    for why, count in inputs.prompts.dropped.items():
+        yield f"{count} prompts are dropped: {why}"
+    yield "one of them, as the model reads it:"
+    for line in _shown(inputs.prompts.train[0].text):
+        yield f"  {line}"
+
+
+def _planned_lines(config: RunConfig) -> Iterator[str]:
+    """What a plan has foretold."""
+    if config.observe.plan is None:
+        return
+    foretold = read_foretold(Path(config.observe.plan))
+    low, high, seconds = foretold.least_s, foretold.most_s, foretold.figures.step_s
+    yield f"time by its plan: {seconds:.1f} s a step, {low:.1f} to {high:.1f}, of {foretold.of}"
 
 
 def _dtypes(run: SizedRun) -> list[DType]:
@@ -110,14 +188,15 @@ def _shown(text: str) -> list[str]:
     return [quoted(line, MAX_SHOWN + 2) for line in text.splitlines(keepends=True)]
 
 
-def _memory_lines(config: RunConfig, found: RunMemory, machine: Machine) -> Iterator[str]:
-    """All together, then the worst instant of each worker."""
-    total, has = found.total_bytes, machine.device.memory_bytes
-    if machine.threads is None:
+def _memory_lines(config: RunConfig, found: RunMemory, machine: Machine | None) -> Iterator[str]:
+    """All together, then the worst instant of each worker. `machine`: None where the run's device is not here."""
+    total = found.total_bytes
+    if machine is None or machine.threads is None:
         room = "; each worker has devices of its own, or its turn on one"
     elif config.cluster.address is not None:
         room = " of all machines together"
     else:
+        has = machine.device.memory_bytes
         room = f" of the {_gib(has)} of this machine"
         if total > has:
             room += f", which lacks {_gib(total - has)}"
@@ -134,14 +213,12 @@ def _named(worker: Worker) -> str:
 
 def _worst(memory: Memory) -> str:
     """The peak, when that is, and what takes the most then."""
-    parts = sorted(memory.instants[memory.worst].items(), key=lambda part: -part[1])[:3]
-    most = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts)
-    return f"{_gib(memory.peak)} at the worst instant, the {memory.worst} ({most})"
+    return f"{_gib(memory.peak)} at the worst instant, the {memory.worst} ({memory.parts_text(2)})"
 
 
-def _device_text(memory: Memory, machine: Machine) -> str:
+def _device_text(memory: Memory, machine: Machine | None) -> str:
     """Whether it fits on a device of its own."""
-    if machine.threads is not None:
+    if machine is None or machine.threads is not None:
         return ""
     needed, size = memory.peak * RESERVED + CONTEXT_BYTES, machine.device.memory_bytes
     reserved = f"; with what its allocator reserves, {_gib(needed)} of the {_gib(size)} of {machine.kind}"

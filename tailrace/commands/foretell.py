@@ -26,7 +26,7 @@ from tailrace.planner.given import given
 from tailrace.planner.local import LocalPlan, LocalProblem
 from tailrace.planner.problem import Problem
 from tailrace.planner.search import Plans
-from tailrace.planner.trial import bases_of, counted_steps, engine_memories, played, scenario_for
+from tailrace.planner.trial import bases_of, both, counted_steps, draws_spread, engine_memories, played, scenario_for
 from tailrace.planning.allocation import Allocation
 from tailrace.planning.dispatch.costs import StepCosts, fitted
 from tailrace.planning.foretold import Foretold, Peak
@@ -164,7 +164,7 @@ def _played(problem: Problem, candidate: Candidate) -> Simulation:
         drawn=problem.drawn,
         config=candidate.mode.applied(problem.config),
         kind=bases.engines.kind,
-        spread=bases.spread(candidate.mode, problem.table, candidate.parts),
+        spread=both(bases.spread(candidate.mode, problem.table, candidate.parts), draws_spread(problem, candidate)),
         memory={"rollout": max(engines, key=lambda memory: memory.peak), "trainer": candidate.trainer},
     )
 

@@ -1,34 +1,39 @@
 """`tailrace plan`: which devices generate and which train, before any of them is paid for."""
 
 import json as json_module
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from tailrace.commands.allocation_text import bases_text, engines_text, memory_text, trainer_text
+from tailrace.commands.allocation_text import engines_text, interval_text, memory_text, trainer_text
 from tailrace.commands.files import check_new_file
 from tailrace.commands.foretell import foretold_by
-from tailrace.commands.planned_files import check_new_plan, naming_foretold, write_plan, write_text
+from tailrace.commands.planned_files import check_new_plan, naming_foretold, plan_files, write_plan, write_text
+from tailrace.commands.waiting import Tell, waiting
 from tailrace.config.base import GIB
 from tailrace.config.load import changed_recipe, load_for_cluster
 from tailrace.config.overrides import override_values
+from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError, did_you_mean
+from tailrace.planner.modes import USUAL, modes_of
 from tailrace.planner.problem import Problem
-from tailrace.planner.processes import side_by_side
+from tailrace.planner.processes import Simulate, Trial, side_by_side
 from tailrace.planner.recipe import recipe_text
 from tailrace.planner.search import Plans
 from tailrace.planner.search import plan as search
 from tailrace.planner.trial import Objective, Plan, document
 from tailrace.planner.what_if import Comparison, what_if
+from tailrace.planning.allocation import USED, Allocation
 from tailrace.planning.hardware.clusters import open_cluster
-from tailrace.planning.model_shape.catalogue import find_shape
+from tailrace.planning.model_shape.catalogue import find_shape, model_path
 from tailrace.planning.tp_profile import TPProfile
 from tailrace.report.front import Point, front_svg
-from tailrace.report.text import number
+from tailrace.report.text import counted, number, percent
 from tailrace.workloads.samplers.factory import open_workload
 
 OBJECTIVES: tuple[Objective, ...] = ("time", "cost", "energy")
@@ -53,20 +58,26 @@ class Asked:
             UserError: a name is not known, a key is not valid, or what is asked for does not go together.
         """
         for change in changes:
-            key, equals, value = change.partition("=")
-            if not (key and equals) or (_is_own(change) and not value):
-                raise PlanError(f"--what-if {change!r} has no key and value; give KEY=VALUE, such as cluster=64xH100")
+            _check_change(change)
         own = dict(change.split("=", 1) for change in changes if _is_own(change))
-        overrides = [*self.overrides, *(change for change in changes if not _is_own(change))]
-        config = load_for_cluster(self.recipe, overrides)
         return Problem.of(
-            config,
-            find_shape(own.get("model") or self.model or config.model.path),
+            self._config([change for change in changes if not _is_own(change)]),
+            find_shape(own.get("model") or self.model or self._config([]).model.path),
             open_cluster(own.get("cluster", self.cluster)),
             open_workload(own.get("workload") or self._workload),
             steps=self.steps,
             profile=None if self.profile is None else TPProfile.read(self.profile),
         )
+
+    def _config(self, changes: Sequence[str]) -> RunConfig:
+        """The recipe. Changes that need separate workers are valid where it leaves the placement to the plan."""
+        asked = load_for_cluster(self.recipe, self.overrides)
+        if not changes or modes_of(asked, search=False) != USUAL:
+            return load_for_cluster(self.recipe, [*self.overrides, *changes])
+        both = load_for_cluster(self.recipe, [*self.overrides, *_SEPARATED, *changes])
+        given = {key for key, _ in (change.split(".", 1) for change in changes)}
+        left = {key: getattr(asked, key) for key in ("pipeline", "queue") if key not in given}
+        return both.model_copy(update=left)
 
     @property
     def _workload(self) -> str:
@@ -75,59 +86,144 @@ class Asked:
         return self.workload
 
 
-_WIDTH = 140
+_NOISE = 0.02
+"""Gains below this say nothing: another order of the same lengths does as much."""
+_WIDTH = 150
 """Columns of the tables at least; a terminal that is narrower breaks their lines."""
+_SEPARATED = ("pipeline.placement=separated", "queue.type=service")
 _OWN = ("cluster", "workload", "model")
 """Options that --what-if changes, too. As keys of a recipe, two of these are sections, which have keys of their own."""
 
 
-def plan(
-    asked: Asked,
-    *,
-    objective: str,
-    candidates: int | None,
-    search_modes: bool,
-    changes: Sequence[str],
-    output: Path | None,
-    picture: Path | None,
-    force: bool,
-    json: bool,
-) -> None:
+_DECIDED = (
+    *(f"engine.{key}" for key in ("tp", "dp", "kv_cache_gib", "prefill_tokens", "adaptive_tp", "link")),
+    *(f"cluster.{pool}" for pool in ("rollout", "trainer", "reference")),
+    *("trainer.backend", "trainer.gradient_checkpointing", "device", "threads"),
+)
+"""Keys of a recipe that a plan gives, whatever the recipe says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """How is searched."""
+
+    objective: Objective
+    candidates: int | None
+    modes: bool
+    """Whether the mode is searched even where the recipe gives one."""
+
+    def plans(self, problem: Problem, simulate: Simulate) -> Plans:
+        """Search for the best plans of a problem.
+
+        Raises:
+            PlanError: nothing fits.
+        """
+        return search(
+            problem,
+            objective=self.objective,
+            candidates=self.candidates,
+            search_modes=self.modes,
+            simulate=simulate,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """The files that are asked for."""
+
+    output: Path | None
+    picture: Path | None
+    force: bool
+
+    def check(self) -> None:
+        """Check that each can be written.
+
+        Raises:
+            UserError: one cannot.
+        """
+        output, picture = self.output, self.picture
+        if output is not None:
+            check_new_plan(output, force=self.force)
+        if picture is None:
+            return
+        if picture.suffix != ".svg":
+            raise PlanError(f"--picture {picture} is written as SVG; give it a name that ends in .svg")
+        check_new_file("--picture", picture, force=self.force)
+        if output is not None and picture.resolve() in [path.resolve() for path in plan_files(output)]:
+            raise PlanError(f"--picture {picture} and --output {output} write the same file; give each its own")
+
+
+def plan(asked: Asked, how: Search, files: Files, *, changes: Sequence[str], json: bool) -> None:
     """Plan, print, and write what was asked for.
 
     Raises:
         UserError: the arguments are not valid, a file is there already, or nothing fits.
     """
-    aim = _objective(objective)
-    if output is not None:
-        check_new_plan(output, force=force)
-    if picture is not None:
-        check_new_file("--picture", picture, force=force)
-    problem = asked.problem()
-    others = [(change, asked.problem([change])) for change in changes]
-    with side_by_side(problem) as simulate:
-        plans = search(problem, objective=aim, candidates=candidates, search_modes=search_modes, simulate=simulate)
-    if output is not None:
-        write_plan(output, _recipe(asked, plans, output), foretold_by(plans))
-    if picture is not None:
-        write_text(picture, _picture(plans))
-    compared = [what_if(plans.best, other, change, _given(change), aim) for change, other in others]
+    files.check()
+    with waiting() as tell:
+        tell("drawing the lengths of a few training steps")
+        problem = asked.problem()
+        others = [(change, asked.problem([change])) for change in changes]
+        with side_by_side(problem) as simulate:
+            anew = partial(how.plans, simulate=_told(simulate, tell))
+            plans = anew(problem)
+            compared = [what_if(plans.best, other, change, _given(change), anew) for change, other in others]
+        if files.output is not None:
+            write_plan(files.output, _recipe(asked, plans, files.output), foretold_by(plans))
+    if files.picture is not None:
+        write_text(files.picture, _picture(plans))
     if json:
         print(json_module.dumps(_document(plans, compared)))
     else:
         _print(plans, compared)
 
 
-def _is_own(change: str) -> bool:
-    """Whether a change of --what-if is of an option, and not of a key of the recipe."""
-    return change.partition("=")[0] in _OWN
+def objective_of(text: str) -> Objective:
+    """Return the objective of a name.
 
-
-def _objective(text: str) -> Objective:
+    Raises:
+        PlanError: there is none.
+    """
     for objective in OBJECTIVES:
         if text == objective:
             return objective
     raise PlanError(f"--objective is {text!r}; expected {', '.join(OBJECTIVES)}{did_you_mean(text, OBJECTIVES)}")
+
+
+def _told(simulate: Simulate, tell: Tell) -> Simulate:
+    """The same, which tells how many have been simulated."""
+    done = 0
+
+    def simulated(trials: Sequence[Trial]) -> list[Plan]:
+        nonlocal done
+        tell(f"{counted(done, 'plan')} simulated, {len(trials)} under way")
+        made = simulate(trials)
+        done += len(made)
+        return made
+
+    return simulated
+
+
+def _check_change(change: str) -> None:
+    """Check an argument of --what-if.
+
+    Raises:
+        PlanError: it has no key and value, or no effect, since a plan gives this key.
+    """
+    key, equals, value = change.partition("=")
+    if not (key and equals) or (_is_own(change) and not value):
+        raise PlanError(f"--what-if {change!r} has no key and value; give KEY=VALUE, such as cluster=64xH100")
+    for decided in _DECIDED:
+        if key == decided or key.startswith(f"{decided}."):
+            raise PlanError(
+                f"--what-if {change!r}: a plan chooses {decided} itself, whatever the recipe says; simulate a recipe "
+                "that has it with tailrace simulate"
+            )
+
+
+def _is_own(change: str) -> bool:
+    """Whether a change of --what-if is of an option, and not of a key of the recipe."""
+    return change.partition("=")[0] in _OWN
 
 
 def _given(change: str) -> Mapping[str, Any]:
@@ -136,17 +232,19 @@ def _given(change: str) -> Mapping[str, Any]:
 
 def _recipe(asked: Asked, plans: Plans, output: Path) -> str:
     values = naming_foretold(changed_recipe(asked.recipe, asked.overrides), output)
-    return recipe_text(values, plans.problem.config, plans.best)
+    model = None if asked.model is None else model_path(asked.model)
+    return recipe_text(values, plans.problem.config, plans.best, model=model)
 
 
 def _picture(plans: Plans) -> str:
     every = {id(plan): plan for plan in [*plans.plans, *plans.front]}.values()
     on_front = {id(plan) for plan in plans.front}
+    several = len(plans.problem.cluster.pools) > 1
     points = [
         Point(
             seconds=plan.step_s,
             usd=plan.usd_per_1000_steps,
-            label=_devices_text(plan),
+            label=_devices_text(plan.allocation, kinds=several),
             is_best=plan is plans.best,
             on_front=id(plan) in on_front,
         )
@@ -163,11 +261,17 @@ def _document(plans: Plans, compared: Sequence[Comparison]) -> dict[str, Any]:
         "workload": plans.problem.workload,
         "objective": plans.objective,
         "candidates": plans.enumerated,
+        "simulated_candidates": len(plans.plans),
         "plans": [document(plan) for plan in plans.plans],
         "gains": [{"change": gain.change, **_against(plans.best, gain.plan)} for gain in plans.gains],
         "front": [document(plan) for plan in plans.front],
         "what_if": [
-            {"change": one.change, "searched": one.searched, **_against(plans.best, one.plan)} for one in compared
+            {
+                "change": one.change,
+                "searched": one.searched,
+                **({"why": one.why} if one.plan is None else _against(plans.best, one.plan)),
+            }
+            for one in compared
         ],
     }
 
@@ -185,41 +289,94 @@ def _print(plans: Plans, compared: Sequence[Comparison]) -> None:
     console = Console(highlight=False)
     console.width = max(console.width, _WIDTH)
     console.print(_table(plans))
-    console.print(
-        "tokens/s: of responses, of each device. busy, GiB: of engines and of the trainer. USD: for 1,000 steps."
-    )
     best = plans.best
-    low, high = best.interval_s
-    lines = [
-        "",
-        f"The best of {plans.enumerated:,} that fit, by {plans.objective}: {best.mode}, "
-        f"{best.allocation.devices} devices.",
-        f"  engines   {engines_text(best.candidate.engines)}",
-        f"  trainer   {trainer_text(best.allocation)}, micro-batches of "
-        f"{number(best.candidate.micro_batch_tokens)} tokens",
-        *_reference_lines(best),
-        f"  graders   {best.candidate.graders}",
-        f"  memory    engine {memory_text(best.engine)}; trainer {memory_text(best.trainer)}",
-        f"  a step    {best.step_s:.1f} s; {low:.1f} to {high:.1f} ({bases_text(best.bases)})",
-        f"  it costs  {best.usd_per_1000_steps:,.0f} USD for 1,000 steps, {best.usd_per_million_tokens:.2f} USD for a "
-        f"million response tokens, {best.kwh_per_1000_steps:,.0f} kWh for 1,000 steps",
-        f"  it waits  for {best.bound.binds}: {_parts_text(best)}",
-        "",
-        "With more of one thing:",
-    ]
-    console.print("\n".join(lines))
+    console.print("\n".join([*_LEGEND, "", *_best_lines(plans), "", "With more of one thing:"]))
     console.print(_changes(best, [(gain.change, gain.plan) for gain in plans.gains]))
     if compared:
-        console.print("\nWhat if:")
-        named = [(one.change + (", planned anew" if one.searched else ""), one.plan) for one in compared]
+        console.print("\nWhat if, with the devices and the arrangement of this plan:")
+        named = [
+            (one.change + (", planned anew since it does not fit" if one.searched else ""), one.plan)
+            for one in compared
+            if one.plan is not None
+        ]
         console.print(_changes(best, [("the plan as it is", best), *named]))
+        for one in compared:
+            if one.plan is None:
+                console.print(f"  {one.change} fits nowhere: {one.why}", soft_wrap=True)
+    if len(plans.front) > 1:
+        console.print("\nOf all that were simulated, none beats these in both time and cost:")
+        console.print(_front(plans))
+
+
+_LEGEND = (
+    "2×TP4·DP2: two engines of two replicas of TP 4. Of trainers, optimizer: its state is sharded over DP; full:",
+    "weights and gradients, too; recompute, offload: of activations. micro-batch: tokens. tokens/s: of responses, of",
+    "each device. busy, GiB: of engines and of the trainer. USD: for 1,000 steps.",
+)
+
+
+def _best_lines(plans: Plans) -> Iterator[str]:
+    best = plans.best
+    low, high = best.interval_s
+    summary = best.summary
+    yield (
+        f"The best by {plans.objective}, of {len(plans.plans)} that were simulated and {plans.enumerated:,} that fit: "
+        f"{best.mode}, {counted(best.allocation.devices, 'device')}."
+    )
+    yield f"  engines   {engines_text(best.candidate.engines)}"
+    yield (
+        f"  trainer   {trainer_text(best.allocation)}, micro-batches of {number(best.candidate.micro_batch_tokens)} "
+        "tokens"
+    )
+    yield from _reference_lines(best)
+    yield f"  graders   {best.candidate.graders}"
+    yield (
+        f"  memory    engine {memory_text(best.engine)}; trainer {memory_text(best.trainer)}; "
+        f"{_rooms_text(best.allocation)}"
+    )
+    yield f"            with samples of up to {plans.problem.load.batches.longest:,} tokens, as long as they may be"
+    yield f"  a step    {best.step_s:.1f} s; {low:.1f} to {high:.1f} ({interval_text(best)})"
+    yield (
+        f"  it costs  {best.usd_per_1000_steps:,.0f} USD for 1,000 steps, {best.usd_per_million_tokens:.2f} USD for a "
+        f"million response tokens, {best.kwh_per_1000_steps:,.0f} kWh for 1,000 steps"
+    )
+    yield (
+        f"  at work   engines {percent(summary.generating)} of the time, trainer {percent(summary.training)}; it waits "
+        f"for samples {percent(summary.waiting_for_samples)}, for weights {percent(summary.weights)}"
+    )
+    yield f"  it binds  {best.bound.binds}. By itself, of each step: {_parts_text(best)}"
+
+
+def _rooms_text(allocation: Allocation) -> str:
+    """What there is on a device, and what of it is left free."""
+    kinds = {pool.kind: pool.device.memory_gib for pool in (allocation.rollout[0].pool, allocation.trainer)}
+    each = " and ".join(f"{kind} has {size:g}" for kind, size in kinds.items())
+    return f"{each}, of which engines leave {percent(1 - USED)}"
+
+
+def _front(plans: Plans) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 2))
+    for heading in ("devices", "mode", "engines", "trainer"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("s a step", "USD/1,000"):
+        table.add_column(heading, justify="right")
+    for one in plans.front:
+        table.add_row(
+            _devices_text(one.allocation, kinds=False),
+            _mode_text(one),
+            engines_text(one.candidate.engines),
+            trainer_text(one.allocation),
+            f"{one.step_s:.1f}",
+            f"{one.usd_per_1000_steps:,.0f}",
+        )
+    return table
 
 
 def _table(plans: Plans) -> Table:
     table = Table(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0))
     for heading in ("mode", "engines", "trainer"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("s a step", "from–to", "samples/s", "tokens/s", "busy %", "GiB", "USD/1,000"):
+    for heading in ("micro-batch", "s a step", "from–to", "samples/s", "tokens/s", "busy %", "GiB", "USD/1,000"):
         table.add_column(heading, justify="right", no_wrap=True)
     for plan in plans.plans:
         low, high = plan.interval_s
@@ -227,6 +384,7 @@ def _table(plans: Plans) -> Table:
             _mode_text(plan),
             engines_text(plan.candidate.engines),
             trainer_text(plan.allocation),
+            number(plan.candidate.micro_batch_tokens),
             f"{plan.step_s:.1f}",
             f"{low:.1f}–{high:.1f}",
             number(plan.summary.samples_per_s),
@@ -239,11 +397,14 @@ def _table(plans: Plans) -> Table:
 
 
 def _changes(best: Plan, changes: Sequence[tuple[str, Plan]]) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table = Table(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 2))
+    table.add_column("")
+    for heading in ("s a step", "faster by", "USD/1,000"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, other in changes:
         gain = best.step_s / other.step_s - 1
-        said = "" if other is best else f"{gain:+.1%}"
-        table.add_row(name, f"{other.step_s:.1f} s", said, f"{other.usd_per_1000_steps:,.0f} USD")
+        said = "" if other is best else "about as fast" if abs(gain) < _NOISE else f"{gain:+.0%}".replace("%", " %")
+        table.add_row(name, f"{other.step_s:.1f}", said, f"{other.usd_per_1000_steps:,.0f}")
     return table
 
 
@@ -254,18 +415,21 @@ def _mode_text(plan: Plan) -> str:
     return f"{'streaming' if mode.streaming else 'batches'} {mode.max_staleness}"
 
 
-def _devices_text(plan: Plan) -> str:
-    allocation = plan.allocation
+def _devices_text(allocation: Allocation, *, kinds: bool) -> str:
+    """The devices that generate and those that train; `kinds`: with what they are called."""
     if allocation.colocated:
-        return f"{allocation.devices}"
-    return f"{allocation.rollout_devices}+{allocation.trainer_devices}"
+        return f"{allocation.devices} {allocation.trainer.kind}" if kinds else f"{allocation.devices}"
+    rollout = f"{allocation.rollout_devices} {allocation.rollout[0].pool.kind}"
+    both = rollout, f"{allocation.trainer_devices} {allocation.trainer.kind}"
+    return "+".join(both if kinds else (text.split()[0] for text in both))
 
 
 def _reference_lines(plan: Plan) -> list[str]:
     reference = plan.allocation.reference
     if reference is None:
         return []
-    return [f"  reference {reference.dp} of {reference.tp} {plan.allocation.trainer.kind}"]
+    each = f"{reference.tp} {plan.allocation.trainer.kind}"
+    return [f"  reference {each}" if reference.dp == 1 else f"  reference {reference.dp} workers of {each} each"]
 
 
 def _parts_text(plan: Plan) -> str:

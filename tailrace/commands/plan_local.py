@@ -21,6 +21,7 @@ from tailrace.commands.foretell import foretold_here, shape_here
 from tailrace.commands.planned_files import check_new_plan, naming_foretold, write_plan
 from tailrace.commands.profile_machine import in_process, measure_choices
 from tailrace.commands.run_sizes import sized
+from tailrace.commands.waiting import Tell, waiting
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.load import changed_recipe, load_config
 from tailrace.config.recipe_text import write_yaml
@@ -28,7 +29,7 @@ from tailrace.config.run import RunConfig
 from tailrace.engine.core import EngineCore
 from tailrace.errors import PlanError
 from tailrace.host.compute import prepare_torch
-from tailrace.host.cpu import usable_cores
+from tailrace.host.cpu import cpu_name, usable_cores
 from tailrace.planner.local import LocalPlan, LocalProblem, as_it_is_s, local_plans
 from tailrace.planner.run_memory import memory_of
 from tailrace.planning.model_shape.base import ModelShape
@@ -74,8 +75,10 @@ def plan_local(asked: AskedHere, *, unused: Mapping[str, Any], output: Path | No
             raise PlanError(f"{option} has no meaning with --cluster local; leave it out")
     if output is not None:
         check_new_plan(output, force=force)
-    problem = local_problem(asked)
-    plans = local_plans(problem, search_modes=asked.search_modes)
+    with waiting() as tell:
+        problem = local_problem(asked, tell)
+        tell("simulating every arrangement")
+        plans = local_plans(problem, search_modes=asked.search_modes)
     if output is not None:
         recipe = _comment(plans[0]) + write_yaml(naming_foretold(plans[0].values, output))
         write_plan(output, recipe, foretold_here(problem, plans[0]))
@@ -86,8 +89,8 @@ def plan_local(asked: AskedHere, *, unused: Mapping[str, Any], output: Path | No
         _print(plans, as_it_is_s(problem))
 
 
-def local_problem(asked: AskedHere) -> LocalProblem:
-    """Measure what is planned for.
+def local_problem(asked: AskedHere, tell: Tell = lambda text: None) -> LocalProblem:
+    """Measure what is planned for. `tell` takes what is done now.
 
     Raises:
         UserError: the arguments are not valid, or the machine cannot be profiled.
@@ -107,7 +110,13 @@ def local_problem(asked: AskedHere) -> LocalProblem:
             f"{asked.profile} is of {profile.model} on {profile.cores} cores, and this is {config.model.path} on "
             f"{len(cores)}; make it anew with tailrace profile machine"
         )
+    if profile is not None and profile.hardware != cpu_name():
+        raise PlanError(
+            f"{asked.profile} is of {profile.hardware}, and this machine is {cpu_name()}; make it anew with tailrace "
+            "profile machine"
+        )
     shape = shape_here(config)
+    tell("finding out the lengths of responses")
     drawn = _lengths(config, shape, asked.workload)
     return LocalProblem(
         values=changed_recipe(asked.recipe, asked.overrides),
@@ -116,7 +125,7 @@ def local_problem(asked: AskedHere) -> LocalProblem:
         needed_bytes=_needing(drawn, shape),
         memory_bytes=psutil.virtual_memory().total,
         shape=shape,
-        profile=profile or measure_choices(config),
+        profile=profile or measure_choices(config, tell),
         cores=cores,
     )
 

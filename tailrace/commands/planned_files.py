@@ -17,13 +17,18 @@ def check_new_plan(output: Path, *, force: bool) -> None:
     Raises:
         UserError: one exists, or its directory does not.
     """
-    for path in (output, _beside(output)):
+    for path in plan_files(output):
         check_new_file("--output", path, force=force)
+
+
+def plan_files(output: Path) -> tuple[Path, Path]:
+    """The recipe, and what was foretold."""
+    return output, _beside(output)
 
 
 def naming_foretold(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
     """Return a recipe that names what was foretold."""
-    return merged(values, {"observe": {"plan": str(_beside(output))}})
+    return merged(values, {"observe": {"plan": _beside(output).name}})
 
 
 def write_plan(output: Path, recipe: str, foretold: Foretold) -> None:

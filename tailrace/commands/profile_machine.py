@@ -9,11 +9,10 @@ Each measurement is a process of its own, bound to its cores, since a process ca
 import asyncio
 import multiprocessing
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import count
@@ -27,6 +26,7 @@ from rich.table import Table
 
 from tailrace.commands.files import check_new_file
 from tailrace.commands.profile_trainer import measure_trainer
+from tailrace.commands.waiting import Tell, waiting
 from tailrace.config.engine import NativeEngineConfig, SamplingConfig
 from tailrace.config.run import RunConfig
 from tailrace.engine.base import Engine
@@ -34,7 +34,7 @@ from tailrace.engine.model.weights import checkpoint_weights
 from tailrace.engine.opening import open_engine
 from tailrace.errors import PlanError
 from tailrace.host.compute import prepare_torch
-from tailrace.host.cpu import usable_cores
+from tailrace.host.cpu import cpu_name, usable_cores
 from tailrace.models.architecture import read_architecture
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
@@ -54,6 +54,8 @@ _NEW_TOKENS = 24
 """Tokens of each response; a batch of each size makes so many steps."""
 _PROMPT_TOKENS = 64
 _INSTALLS = 3
+_LIMIT_S = 1800.0
+"""Seconds in which a measurement has ended."""
 _MOST_TOKENS = 1024
 """Of a micro-batch that is measured for a plan; what larger ones take follows."""
 
@@ -78,7 +80,8 @@ def profile_machine(config: RunConfig, json: Path | None, *, force: bool = False
     """
     if json is not None:
         check_new_file("--json", json, force=force)
-    profile = measure_choices(config)
+    with waiting() as tell:
+        profile = measure_choices(config, tell)
     console = Console(highlight=False)
     console.print(_table(profile))
     if json is not None:
@@ -86,8 +89,8 @@ def profile_machine(config: RunConfig, json: Path | None, *, force: bool = False
         write_file(json.parent, json.name, document + b"\n")
 
 
-def measure_choices(config: RunConfig) -> MachineProfile:
-    """Measure what a plan for this machine chooses from, with batches of every size.
+def measure_choices(config: RunConfig, tell: Tell) -> MachineProfile:
+    """Measure what a plan for this machine chooses from, with batches of every size. `tell` takes what is done now.
 
     Raises:
         PlanError: see `measure_machine`.
@@ -96,15 +99,23 @@ def measure_choices(config: RunConfig) -> MachineProfile:
     changes: dict[str, Any] = {"trainer": config.trainer.model_copy(update={"micro_batch_tokens": tokens})}
     if isinstance(config.engine, NativeEngineConfig):
         changes["engine"] = config.engine.model_copy(update={"max_batch_size": slots_choices(config)[-1]})
-    return measure_machine(config.model_copy(update=changes), arrangements=arrangement_choices(len(usable_cores())))
+    return measure_machine(
+        config.model_copy(update=changes), arrangements=arrangement_choices(len(usable_cores())), tell=tell
+    )
 
 
 def measure_machine(
-    config: RunConfig, cores: Sequence[int] | None = None, *, arrangements: Sequence[tuple[int, int]] = ()
+    config: RunConfig,
+    cores: Sequence[int] | None = None,
+    *,
+    arrangements: Sequence[tuple[int, int]] = (),
+    tell: Tell = lambda text: None,
 ) -> MachineProfile:
     """Measure the engine and the trainer of a recipe on this machine, or on these cores of it.
 
-    `arrangements`: TP and DP of further engines; each is measured where there is a core for each of its ranks.
+    Args:
+        arrangements: TP and DP of further engines; each is measured where there is a core for each of its ranks.
+        tell: takes what is done now.
 
     Raises:
         PlanError: the engine is not the native one, or there are fewer than two cores.
@@ -127,26 +138,27 @@ def measure_machine(
         return _Task(config=changed.model_dump_json(), model_dir=model_dir, cores=cores, least_s=least_s)
 
     each = dict.fromkeys([own, (1, 1), *arrangements])
+    tell("measuring engines, by themselves")
     engines = [
         in_process(_engine, task(cores, (tp, dp)))
         for cores in dict.fromkeys([usable, first])
         for tp, dp in each
         if tp * dp <= len(cores)
     ]
+    tell("measuring the trainer, by itself")
     trainer = in_process(_trainer, task(usable))
     began = time.monotonic()
     trainer_apart = in_process(_trainer, task(second))
     alone = next(one for one in engines if one.cores == half)
+    tell("measuring an engine beside a trainer")
     beside, trainer_beside = _beside(task(first, alone.arrangement, time.monotonic() - began), task(second))
-    slots = engine.max_batch_size
-    context = slots * (_PROMPT_TOKENS + _NEW_TOKENS / 2)
     return MachineProfile(
         model=config.model.path,
-        hardware=platform.processor() or platform.machine(),
+        hardware=cpu_name(),
         cores=len(usable),
         engines=engines,
         trainers=[trainer, trainer_apart],
-        engine_beside=beside.costs.step_s(1, slots, context, 1) / alone.costs.step_s(1, slots, context, 1),
+        engine_beside=_full_step_s(beside, engine.max_batch_size) / _full_step_s(alone, engine.max_batch_size),
         trainer_beside=statistics.median(
             slow.seconds / quick.seconds
             for slow, quick in zip(trainer_beside.update, trainer_apart.update, strict=True)
@@ -154,17 +166,35 @@ def measure_machine(
     )
 
 
+def _full_step_s(engine: EngineProfile, slots: int) -> float:
+    """Seconds of a decode step of a replica with the largest batch."""
+    return engine.costs.step_s(1, slots, slots * (_PROMPT_TOKENS + _NEW_TOKENS / 2), 1)
+
+
 def in_process(work: Callable[[A], T], argument: A) -> T:
     """Return `work(argument)`, done in a process of its own."""
     with _process() as process:
-        return process.submit(work, argument).result()
+        return _waited(process.submit(work, argument))
 
 
 def _beside(engine: _Task, trainer: _Task) -> tuple[EngineProfile, TrainerProfile]:
     """Measure both at the same time. The engine goes on for as long as the trainer should take."""
     with _process() as one, _process() as other:
         measuring = one.submit(_engine, engine), other.submit(_trainer, trainer)
-        return measuring[0].result(), measuring[1].result()
+        return _waited(measuring[0]), _waited(measuring[1])
+
+
+def _waited(measuring: Future[T]) -> T:
+    """Return what a process has measured."""
+    try:
+        return measuring.result(_LIMIT_S)
+    except TimeoutError:
+        for child in multiprocessing.active_children():
+            child.terminate()  # else the end of the pool would wait for it
+        raise PlanError(
+            f"a measurement on this machine has not ended after {_LIMIT_S / 60:.0f} minutes; take a smaller model, or "
+            "smaller engine.max_batch_size and trainer.micro_batch_tokens"
+        ) from None
 
 
 def _process() -> ProcessPoolExecutor:

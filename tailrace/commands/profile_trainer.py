@@ -4,7 +4,6 @@ Micro-batches of several sizes and shapes are trained on, scored, and followed b
 medians count. Tokens are random, so the weights are worth nothing afterwards; they are not kept.
 """
 
-import platform
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from tailrace.commands.files import check_new_file
 from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.run import RunConfig
 from tailrace.host.compute import now, prepare_torch
+from tailrace.host.cpu import cpu_name
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
 from tailrace.planning.packing import Lengths, plan_micro_batches
@@ -84,7 +84,7 @@ def measure_trainer(config: RunConfig, *, rounds: int) -> TrainerProfile:
         optimizer.append(_timed(trainer.apply, device))
     return TrainerProfile(
         model=config.model.path,
-        hardware=platform.processor() or platform.machine() if device.type == "cpu" else torch.cuda.get_device_name(),
+        hardware=cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(),
         precision=config.trainer.precision,
         threads=torch.get_num_threads(),
         update=_points(shapes, update, config),

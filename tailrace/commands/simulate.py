@@ -5,7 +5,7 @@ workload.
 """
 
 import json as json_module
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 import tailrace
-from tailrace.commands.allocation_text import bases_text, engines_text, memory_text, trainer_text
+from tailrace.commands.allocation_text import engines_text, interval_text, memory_text, trainer_text
 from tailrace.config.cluster import ROLLOUT
+from tailrace.config.model import ModelConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
+from tailrace.errors import PlanError
 from tailrace.events import Event, EventFile, Sink
+from tailrace.planner.candidates import Candidate
 from tailrace.planner.given import given, with_allocation
 from tailrace.planner.problem import Problem
 from tailrace.planner.trial import Plan, counted_steps, planned, played, scenario_for, summing_of
@@ -69,6 +72,8 @@ def simulate(
         TraceError: there is no such workload.
         UserError: the directory cannot be made.
     """
+    if report is not None and report.exists():
+        raise PlanError(f"--report {report} exists; give a directory that does not, such as {report}-2")
     problem = Problem.of(
         config,
         find_shape(model or config.model.path),
@@ -77,49 +82,79 @@ def simulate(
         steps=steps,
         profile=None if profile is None else TPProfile.read(profile),
     )
-    candidate = given(problem)
-    groups, ahead = config.groups_per_step, config.pipeline.max_staleness
-    summing = summing_of(problem.drawn, groups=groups, ahead=ahead)
-
-    def play(*sinks: Sink) -> SimulatedRun:
-        scenario = partial(scenario_for, problem, candidate)
-        return played(scenario, problem.drawn, (*sinks, summing), groups=groups, ahead=ahead, samples=True)
-
-    if report is None:
-        run = play()
-    else:
-        run = _written(config, counted_steps(problem.drawn, groups=groups, ahead=ahead).stop, play, report)
-    summary = summing.summary(
-        preemptions=sum(engine.preemptions for engine in run.engines), graders=config.rewards.least_workers
-    )
-    rollout = tuple(replace(one, engines=run.present[one.name]) for one in candidate.allocation.rollout)
-    ended = with_allocation(problem, replace(candidate.allocation, rollout=rollout))
-    plan = planned(problem, replace(candidate, parts=ended.parts, bound=ended.bound), summary)
-    return Simulated(plan=plan, at_the_end=run.present)
+    simulation = _Simulation(problem, given(problem))
+    return simulation.run() if report is None else simulation.written(report)
 
 
-def _written(config: RunConfig, steps: int, play: Callable[..., SimulatedRun], report: Path) -> SimulatedRun:
-    """Simulate so many steps with a file of events, and write the report beside it."""
-    directory = RunDirectory(report)
-    directory.check_new()
-    directory.check_makeable()
-    report.mkdir(parents=True)
-    file = EventFile(report / run_files.EVENTS)
-    try:
+class _Simulation:
+    """A recipe that is simulated, once."""
+
+    def __init__(self, problem: Problem, candidate: Candidate) -> None:
+        self._problem = problem
+        self._candidate = candidate
+        self._groups = problem.config.groups_per_step
+        self._ahead = problem.config.pipeline.max_staleness
+        self._summing = summing_of(problem.drawn, groups=self._groups, ahead=self._ahead)
+
+    def run(self) -> Simulated:
+        """Simulate without any file."""
+        return self._found(self._played())
+
+    def written(self, report: Path) -> Simulated:
+        """Simulate with a file of events, and write the report beside it."""
+        directory = RunDirectory(report)
+        directory.check_makeable()
+        report.mkdir(parents=True)
+        counted = counted_steps(self._problem.drawn, groups=self._groups, ahead=self._ahead)
+        model = ModelConfig(path=self._problem.shape.name)
         info = {
-            "config": shown(config.resolved),
+            "config": shown(self._problem.config.model_copy(update={"model": model}).resolved),
             "tailrace": tailrace.__version__,
-            "total_steps": steps,
+            "total_steps": counted.stop,
             "machine": "simulated",
         }
-        file(Event(task=EventKind.RUN, actor="driver", start=0.0, end=0.0, info=info))
-        run = play(TaskTimes(), WorkerMetrics(), file)
-        end = run.agenda.now
-        run.log.emit(Event(task=EventKind.END, actor="driver", start=end, end=end, info={"how": "finished"}))
-    finally:
-        file.close()
-    write_report(report)
-    return run
+        file = EventFile(report / run_files.EVENTS)
+        try:
+            file(Event(task=EventKind.RUN, actor="driver", start=0.0, end=0.0, info=info))
+            run = self._played(TaskTimes(), WorkerMetrics(), file)
+            found, end = self._found(run), run.agenda.now
+            ended = {"how": "finished", "simulated": _described(self._problem, found, before=counted.start)}
+            run.log.emit(Event(task=EventKind.END, actor="driver", start=end, end=end, info=ended))
+        finally:
+            file.close()
+        write_report(report)
+        return found
+
+    def _played(self, *sinks: Sink) -> SimulatedRun:
+        scenario = partial(scenario_for, self._problem, self._candidate)
+        sinks = (*sinks, self._summing)
+        return played(scenario, self._problem.drawn, sinks, groups=self._groups, ahead=self._ahead, samples=True)
+
+    def _found(self, run: SimulatedRun) -> Simulated:
+        """The outcome, with the engines that there are at the end."""
+        problem, candidate = self._problem, self._candidate
+        summary = self._summing.summary(
+            preemptions=sum(engine.preemptions for engine in run.engines),
+            graders=problem.config.rewards.least_workers,
+        )
+        rollout = tuple(replace(one, engines=run.present[one.name]) for one in candidate.allocation.rollout)
+        ended = with_allocation(problem, replace(candidate.allocation, rollout=rollout))
+        plan = planned(problem, replace(candidate, parts=ended.parts, bound=ended.bound), summary)
+        return Simulated(plan=plan, at_the_end=run.present)
+
+
+def _described(problem: Problem, found: Simulated, *, before: int) -> str:
+    """What was simulated, for the head of the report; its means are those that are printed.
+
+    `before`: the steps before those that count.
+    """
+    plan = found.plan
+    engines = " and ".join(map(engines_text, plan.allocation.rollout))
+    left_out = {0: "", 1: "; the first step does not count"}.get(before, f"; the first {before} steps do not count")
+    return (
+        f"{problem.workload} on {engines} that generate and {trainer_text(plan.allocation)} that trains: "
+        f"{_step_text(plan)}{left_out}; {plan.usd_per_1000_steps:,.0f} USD for 1,000 steps"
+    )
 
 
 def print_simulated(found: Simulated, *, json: bool) -> None:
@@ -170,6 +205,7 @@ def _document(found: Simulated) -> dict[str, Any]:
         "trainer": {**plan.allocation.of_trainer, **plan.trainer.document},
         "bases": asdict(plan.bases),
         "interval_s": list(plan.interval_s),
+        "draws": list(plan.draws),
         **asdict(plan.summary),
         "usd_per_1000_steps": plan.usd_per_1000_steps,
     }
@@ -178,7 +214,7 @@ def _document(found: Simulated) -> dict[str, Any]:
 def _step_text(plan: Plan) -> str:
     low, high = plan.interval_s
     counted = f"the mean of {plan.summary.steps}" if plan.summary.steps > 1 else "of one"
-    return f"{plan.step_s:.1f}, {counted}; {low:.1f} to {high:.1f} ({bases_text(plan.bases)})"
+    return f"{plan.step_s:.1f}, {counted}; {low:.1f} to {high:.1f} ({interval_text(plan)})"
 
 
 def _engine_rows(found: Simulated) -> Iterator[tuple[str, str]]:

@@ -56,7 +56,7 @@ def load_as(schema: type[Schema], recipe: Path | Mapping[str, Any] | None, overr
     if isinstance(overrides, str):  # a text is a sequence as well, of letters
         raise ConfigError('overrides is one text; expected a list of them, such as ["trainer.lr=1e-5"]')
     source = _named(recipe)
-    values = read_recipe(recipe) if isinstance(recipe, Path) else _plain(recipe or {}, source)
+    values = _beside(recipe, read_recipe(recipe)) if isinstance(recipe, Path) else _plain(recipe or {}, source)
     is_of_training = bool((RunConfig.model_fields.keys() - schema.model_fields.keys()) & set(values))
     taken = _part_of_training(values, schema) if is_of_training else values
     for override in sorted(overrides, key=_chooses_no_type):
@@ -156,6 +156,16 @@ def parse_as(
             problem = problem.replace(secret, text) if len(secret) > 4 else problem
         raise ConfigError(f"{source}: {problem}") from None
     return config.with_references(references) if references else config
+
+
+def _beside(recipe: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the contents of a recipe with its `observe.plan` as a path from here: both files are written together, and
+    may be moved together."""
+    observe = values.get("observe")
+    plan = observe.get("plan") if isinstance(observe, dict) else None
+    if not isinstance(plan, str) or is_interpolated(plan):
+        return values
+    return merged(values, {"observe": {"plan": str((find_recipe(recipe).parent / plan).absolute())}})
 
 
 def _named(recipe: Path | Mapping[str, Any] | None) -> str:

@@ -46,7 +46,7 @@ class ObserveConfig(Config):
     step."""
     plan: PathText | None = None
     """What `tailrace plan --output` has foretold of the run. The run takes the file along as plan.json, and its report
-    compares the two."""
+    compares the two. A relative path in the file of a recipe begins at the directory of that file."""
     sample_groups: Annotated[int, Field(ge=0, le=1000)] = 2
     """Number of groups of every step, and of prompts of every evaluation, whose texts are kept in samples.jsonl; 0
     keeps none."""

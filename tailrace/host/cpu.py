@@ -2,6 +2,7 @@
 
 import functools
 import os
+import platform
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,16 @@ def cpu_flags() -> frozenset[str]:
         return frozenset()
     flags: Iterable[str] = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
     return frozenset(next(iter(flags), "").split())
+
+
+def cpu_name() -> str:
+    """What the CPU is called, as in /proc/cpuinfo; without that file, its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
 
 
 def usable_cores() -> list[int]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tailrace.config.model import ModelConfig
-from tailrace.errors import ModelError, nearest, one_line
+from tailrace.errors import ModelError, ModelNotHere, nearest, one_line
 from tailrace.host.cache import cache_directory
 from tailrace.models.gguf import convert_gguf
 from tailrace.models.info import weight_files
@@ -80,7 +80,7 @@ def _download(config: ModelConfig, key: str) -> Path:
     try:
         return Path(snapshot_download(config.path, revision=config.revision, allow_patterns=list(_HUB_FILES)))
     except (OSError, ValueError) as error:  # its HTTP errors are OSErrors, a malformed id is a ValueError
-        raise ModelError(
+        raise ModelNotHere(
             f"{key}.path {config.path!r}: there is no such directory here, and it cannot be had from the hub: "
             f"{one_line(error)}{_near(Path(config.path))}"
         ) from None

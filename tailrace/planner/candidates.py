@@ -20,6 +20,7 @@ from itertools import islice, product
 from tailrace.config.cluster import ROLLOUT
 from tailrace.planner.bound import Bound, Flow, Generation, Parts, bound, together
 from tailrace.planner.modes import Mode
+from tailrace.planner.places import planned_places
 from tailrace.planner.problem import Problem
 from tailrace.planning.allocation import Allocation, Batches, Engines, layouts, tp_degrees
 from tailrace.planning.hardware.base import Pool
@@ -105,17 +106,21 @@ class Candidates:
 
     def of(self, mode: Mode) -> list[Candidate]:
         """Return all candidates of a mode."""
-        pools = self._problem.cluster.pools
-        if mode.colocated:
-            return [one for pool in pools for one in self._colocated(mode, pool)]
-        return [one for rollout, trainer in product(pools, pools) for one in self._separated(mode, rollout, trainer)]
+        return list(self._all(mode))
 
     def fits(self, mode: Mode) -> bool:
         """Whether a mode has any candidate."""
-        pools = self._problem.cluster.pools
+        return any(True for _ in self._all(mode))
+
+    def _all(self, mode: Mode) -> Iterator[Candidate]:
+        generating, training = planned_places(self._problem.cluster)
         if mode.colocated:
-            return any(True for pool in pools for _ in self._colocated(mode, pool))
-        return any(True for rollout, trainer in product(pools, pools) for _ in self._separated(mode, rollout, trainer))
+            for pool in generating:
+                if pool in training:
+                    yield from self._colocated(mode, pool)
+            return
+        for rollout, trainer in product(generating, training):
+            yield from self._separated(mode, rollout, trainer)
 
     def with_devices(self, mode: Mode, pool: Pool, of_trainer: Pool, *, rollout: int, trainer: int) -> list[Candidate]:
         """The candidates of a mode that generate on so many devices and train on so many."""
@@ -143,6 +148,22 @@ class Candidates:
         if reference is None or engines.cache_tokens < self._longest:
             return None
         return self._candidate(mode, engines, training, *reference)
+
+    def of_allocation(self, mode: Mode, allocation: Allocation, micro_batch_tokens: int, graders: int) -> Candidate:
+        """An allocation in a mode, whether it fits or not."""
+        training = self.training(allocation.trainer, allocation.layout, micro_batch_tokens)
+        reference_s = 0.0 if allocation.reference is None else self.reference_s(training, allocation.reference)
+        parts = self.parts(mode, allocation.rollout, training, reference_s)
+        parts = replace(parts, grading_s=self._problem.load.grading_s / graders)
+        return Candidate(
+            mode=mode,
+            allocation=allocation,
+            micro_batch_tokens=micro_batch_tokens,
+            graders=graders,
+            parts=parts,
+            bound=bound(mode, self._problem.table, parts),
+            trainer=training.memory,
+        )
 
     def training(self, pool: Pool, layout: Layout, micro_batch_tokens: int) -> Training:
         """A trainer, whether it fits or not."""

@@ -13,7 +13,6 @@ from tailrace.config.base import GIB
 from tailrace.config.cluster import ROLLOUT, pool_key
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, VllmEngineConfig
 from tailrace.errors import PlanError
-from tailrace.planner.bound import bound
 from tailrace.planner.candidates import Candidate, Candidates, Training
 from tailrace.planner.modes import Mode
 from tailrace.planner.places import rollout_place, trainer_place
@@ -40,20 +39,9 @@ def given(problem: Problem) -> Candidate:
 
 def with_allocation(problem: Problem, allocation: Allocation) -> Candidate:
     """Return the candidate of a recipe with such devices."""
-    config, load, space = problem.config, problem.load, Candidates(problem)
-    mode, tokens, graders = Mode.of(config.pipeline), config.trainer.micro_batch_tokens, config.rewards.least_workers
-    training = space.training(allocation.trainer, allocation.layout, tokens)
-    reference_s = 0.0 if allocation.reference is None else space.reference_s(training, allocation.reference)
-    parts = space.parts(mode, allocation.rollout, training, reference_s)
-    parts = replace(parts, grading_s=load.grading_s / graders)
-    return Candidate(
-        mode=mode,
-        allocation=allocation,
-        micro_batch_tokens=tokens,
-        graders=graders,
-        parts=parts,
-        bound=bound(mode, problem.table, parts),
-        trainer=training.memory,
+    config = problem.config
+    return Candidates(problem).of_allocation(
+        Mode.of(config.pipeline), allocation, config.trainer.micro_batch_tokens, config.rewards.least_workers
     )
 
 
@@ -72,8 +60,8 @@ def _colocated(problem: Problem) -> Allocation:
     engines = _like(problem, ROLLOUT, pool)
     if engines.devices > pool.devices:
         raise PlanError(
-            f"an engine takes {engines.devices} devices, engine.tp {engines.tp} times engine.dp {engines.dp}, and "
-            f"there are {pool.devices} {pool.kind}; use fewer for each, or a larger cluster"
+            f"an engine takes {_counted(engines.devices, 'device')}, engine.tp {engines.tp} times engine.dp "
+            f"{engines.dp}, and there are {pool.devices} {pool.kind}; use fewer for each, or a larger cluster"
         )
     engines = replace(engines, engines=pool.devices // engines.devices)
     space, needed = Candidates(problem), _needed(problem, engines)
@@ -100,8 +88,8 @@ def _separated(problem: Problem) -> Allocation:
     left = trainer.devices - sum(one.devices for one in rollout if one.pool is trainer)
     if reference is not None and (left := left - reference.devices) < 1:
         raise PlanError(
-            f"{reference.dp} workers of the reference, of {reference.tp} {trainer.kind} each, leave none for the "
-            "trainer; change cluster.reference.workers, or use a larger cluster"
+            f"{_counted(reference.dp, 'worker')} of the reference, of {reference.tp} {trainer.kind} each, would leave "
+            "none for the trainer; change cluster.reference.workers, or use a larger cluster"
         )
     layout = _trainings(problem, trainer, left)[0].layout
     return Allocation(rollout=rollout, trainer=trainer, layout=layout, reference=reference)
@@ -155,10 +143,19 @@ def _check_devices(engines: Sequence[Engines], pool: Pool, needed: int) -> None:
     taken = sum(one.devices for one in engines)
     if taken + needed <= pool.devices:
         return
-    each = " and ".join(f"{one.most_engines} engines of {one.tp * one.dp} devices" for one in engines)
+    each = " and ".join(
+        f"{_counted(one.most_engines, 'engine')} of {_counted(one.tp * one.dp, 'device')}" for one in engines
+    )
     keys = ", ".join(f"{pool_key(one.name)}.{'workers' if one.most is None else 'max_workers'}" for one in engines)
     leaves = f", which leaves {max(0, pool.devices - taken)} for the trainer" if needed else ""
-    raise PlanError(f"{each} take {taken} of {pool.devices} {pool.kind}{leaves}; change {keys}, engine.tp or engine.dp")
+    take = "takes" if len(engines) == 1 and engines[0].most_engines == 1 else "take"
+    raise PlanError(
+        f"{each} {take} {taken} of {pool.devices} {pool.kind}{leaves}; change {keys}, engine.tp or engine.dp"
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _like(problem: Problem, name: str, pool: Pool) -> Engines:

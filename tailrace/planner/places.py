@@ -6,15 +6,17 @@
     and the device    a resource that is called after it                   device
 
 Of several that will do, none counts that is called after another pool of the recipe. The last one of those trains, and
-engines stand on another one.
+engines stand on another one. A plan chooses the pools itself, but for those that are called `rollout` or `trainer`.
 """
 
 from collections.abc import Iterable, Sequence
 
-from tailrace.config.cluster import ClusterConfig, PoolConfig, pool_key
+from tailrace.config.cluster import ROLLOUT, ClusterConfig, PoolConfig, pool_key
 from tailrace.errors import PlanError
 from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.hardware.catalogue import device_called, plain_name
+
+_TRAINER = "trainer"
 
 
 def trainer_place(cluster: Cluster, config: ClusterConfig) -> Pool:
@@ -23,7 +25,7 @@ def trainer_place(cluster: Cluster, config: ClusterConfig) -> Pool:
     Raises:
         PlanError: none has what the recipe asks for.
     """
-    return _unclaimed(_fitting(cluster, "trainer", config.trainer), "trainer", config)[-1]
+    return _unclaimed(_fitting(cluster, _TRAINER, config.trainer), _TRAINER, config)[-1]
 
 
 def rollout_place(cluster: Cluster, name: str, config: ClusterConfig, trainer: Pool) -> Pool:
@@ -40,6 +42,19 @@ def rollout_place(cluster: Cluster, name: str, config: ClusterConfig, trainer: P
             f"{_last_part(name)!r} in the cluster file, or give the key a datacentre or a resource that only one has"
         )
     return found[0]
+
+
+def planned_places(cluster: Cluster) -> tuple[Sequence[Pool], Sequence[Pool]]:
+    """Return the pools that a plan may generate on, and those that it may train on.
+
+    One that is called `rollout` or `trainer` is for that alone, and that stands on no other. All others are for both.
+    """
+
+    def places(name: str, other: str) -> Sequence[Pool]:
+        own = [pool for pool in cluster.pools if _is_called(pool, name)]
+        return own or [pool for pool in cluster.pools if not _is_called(pool, other)] or cluster.pools
+
+    return places(ROLLOUT, _TRAINER), places(_TRAINER, ROLLOUT)
 
 
 def _fitting(cluster: Cluster, name: str, config: PoolConfig) -> list[Pool]:
@@ -67,7 +82,7 @@ def _kinds(cluster: Cluster, resources: Iterable[str]) -> set[str]:
 
 def _unclaimed(pools: Sequence[Pool], name: str, config: ClusterConfig) -> Sequence[Pool]:
     """The pools that are not called after another pool of the recipe; all of them where there are no such ones."""
-    others = {"trainer", *config.rollout.each} - {name}
+    others = {_TRAINER, *config.rollout.each} - {name}
     return [pool for pool in pools if not any(_is_called(pool, other) for other in others)] or pools
 
 

@@ -1,6 +1,6 @@
 """What is planned for: a recipe, a model, a cluster and a workload, and the checks of these."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,10 @@ from tailrace.simulator.setup import degrees, training_setup
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.base import Workload
 
+_DRAWS = 8
+"""Further draws of a workload, by which is told how far the lengths of other draws are from these."""
+_MOST_DRAWN = 65_536
+"""Responses of all further draws together, about; there are two draws at least."""
 _FEW = {8192: 1, 2048: 2, 0: 6}
 """Training steps that are drawn, by the least responses of each."""
 
@@ -84,6 +88,8 @@ class Problem:
     """Its name."""
     drawn: Replay
     """The lengths of a few training steps. They are played again and again, so that every mode has the same work."""
+    redrawn: tuple[Load, ...] = ()
+    """The same under further draws of the workload; none where the lengths are known."""
     times: Times | None = None
     """By default `source_of`."""
     profile: TPProfile | None = None
@@ -112,7 +118,8 @@ class Problem:
         """
         if profile is not None:
             check_profile(profile, shape, cluster.pools)
-        drawn = draw_steps(workload, config, shape, steps=steps or _few(config.trainer.train_batch_size))
+        steps = steps or _few(config.trainer.train_batch_size)
+        drawn = draw_steps(workload, config, shape, steps=steps)
         Table.of(config)
         return cls(
             config=config,
@@ -120,6 +127,7 @@ class Problem:
             cluster=cluster,
             workload=workload.name,
             drawn=drawn,
+            redrawn=tuple(_redrawn(workload, config, steps)),
             times=times,
             profile=profile,
         )
@@ -131,8 +139,13 @@ class Problem:
 
     @cached_property
     def load(self) -> Load:
-        """The work of a training step, in the mean."""
-        return Load.of(self.drawn, groups=self.config.groups_per_step)
+        """The work of a training step, in the mean.
+
+        Memory has to suffice for the longest sample that the recipe and the context allow, drawn or not.
+        """
+        load = Load.of(self.drawn, groups=self.config.groups_per_step)
+        allowed = min(self.shape.context, self.drawn.longest_prompt + self.config.sampling.max_new_tokens)
+        return replace(load, batches=replace(load.batches, longest=max(allowed, load.batches.longest)))
 
     @property
     def steps(self) -> int:
@@ -161,9 +174,25 @@ class Problem:
         """What other processes get: they make the step times themselves."""
         return {**self.__dict__, "_sources": {}}
 
+    def under(self, load: Load) -> "Problem":
+        """The same with the work of other training steps."""
+        other = replace(self)
+        other.__dict__["load"] = load
+        return other
+
     def on(self, cluster: Cluster) -> "Problem":
         """The same with another cluster."""
         return replace(self, cluster=cluster, _sources={})
+
+
+def _redrawn(workload: Workload, config: RunConfig, steps: int) -> Iterator[Load]:
+    """Draw again, with other seeds. Responses end where the recipe lets them."""
+    groups, size = config.groups_per_step, config.algorithm.group_size
+    count = max(2, min(_DRAWS, _MOST_DRAWN // (steps * config.trainer.train_batch_size)))
+    for number in range(1, count + 1):
+        trace = workload.sample(steps=steps, groups=groups, group_size=size, seed=config.seed + number)
+        replay = Replay.of(trace).map(lambda script: script.cut(config.sampling.max_new_tokens))
+        yield Load.of(replay, groups=groups)
 
 
 def repeated(drawn: Replay, groups: int) -> Replay:

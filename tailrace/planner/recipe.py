@@ -1,6 +1,7 @@
 """A plan as a recipe that `train` takes."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from tailrace.config.base import GIB
@@ -10,16 +11,21 @@ from tailrace.config.run import RunConfig
 from tailrace.planner.candidates import Candidate
 from tailrace.planner.trial import Plan
 from tailrace.planning.hardware.base import Pool
+from tailrace.planning.step_times.training_setup import Layout
 
 _WORKERS = ("workers", "min_workers", "max_workers", "pools", "gpus", "datacentre")
 """Keys of the rollout pool that a plan gives."""
 
 
-def recipe_text(values: Mapping[str, Any], config: RunConfig, plan: Plan) -> str:
+def recipe_text(values: Mapping[str, Any], config: RunConfig, plan: Plan, *, model: str | None = None) -> str:
     """Return the recipe of a plan, with what Tailrace's own trainer cannot do as comments before it.
 
-    `values`: those of the recipe that was planned for, which is `config`.
+    Args:
+        values: those of the recipe that was planned for, which is `config`.
+        model: `model.path` of the model that was planned for, where it is another one.
     """
+    if model is not None and model != config.model.path:
+        values = merged(without(values, "model"), {"model": {"path": model}})
     comments = "".join(f"# {line}\n" for line in _comments(config, plan))
     return comments + write_yaml(recipe_values(values, config, plan))
 
@@ -39,7 +45,7 @@ def recipe_values(values: Mapping[str, Any], config: RunConfig, plan: Plan) -> d
     changes: dict[str, Any] = {
         "device": config.device if "device" in config.model_fields_set else "cuda",
         "pipeline": mode.values,
-        "trainer": {"micro_batch_tokens": candidate.micro_batch_tokens},
+        "trainer": _trainer(config, candidate),
         "rewards": {"workers": candidate.graders},
         "engine": _engine(config, plan),
     }
@@ -58,6 +64,17 @@ def without(values: Mapping[str, Any], *path: str) -> dict[str, Any]:
         return {key: value for key, value in values.items() if key != first}
     below = values.get(first)
     return {**values, first: without(below, *rest)} if isinstance(below, Mapping) else dict(values)
+
+
+def _trainer(config: RunConfig, candidate: Candidate) -> dict[str, Any]:
+    """The keys of the trainer. One of the user's own is told its arrangement."""
+    layout = candidate.allocation.layout
+    own = {"options": {"layout": asdict(layout)}} if config.trainer.backend.type == "adapter" else {}
+    return {
+        "micro_batch_tokens": candidate.micro_batch_tokens,
+        "gradient_checkpointing": layout.checkpointing == "full",
+        **({"backend": own} if own else {}),
+    }
 
 
 def _engine(config: RunConfig, plan: Plan) -> dict[str, Any]:
@@ -111,7 +128,8 @@ def _queue(config: RunConfig, plan: Plan) -> dict[str, Any]:
 def _comments(config: RunConfig, plan: Plan) -> Iterator[str]:
     allocation, engines, layout = plan.allocation, plan.candidate.engines, plan.allocation.layout
     low, high = plan.interval_s
-    yield f"A plan: {plan.mode}, {allocation.devices} devices, {plan.step_s:.1f} s a step ({low:.1f} to {high:.1f})."
+    devices = f"{allocation.devices} device{'' if allocation.devices == 1 else 's'}"
+    yield f"A plan: {plan.mode}, {devices}, {plan.step_s:.1f} s a step ({low:.1f} to {high:.1f})."
     yield (
         f"Engines: {engines.engines} of TP {engines.tp} and DP {engines.dp} on {engines.devices} {engines.pool.kind}."
     )
@@ -120,10 +138,27 @@ def _comments(config: RunConfig, plan: Plan) -> Iterator[str]:
         f"sharding {layout.sharding}, checkpointing {layout.checkpointing}{', offload' if layout.offload else ''}."
     )
     if layout.devices > 1:
-        yield "Tailrace's own trainer has one device. This plan needs one of your own: trainer.backend.type=adapter."
+        yield from _trainer_comments(config, layout)
+    if not allocation.colocated and layout.devices > allocation.trainer.per_node:
+        others = layout.devices - allocation.trainer.per_node
+        yield (
+            f"cluster.trainer.gpus are those of one node, where the trainer's process is. It has to take the {others} "
+            "others itself."
+        )
     if allocation.colocated and allocation.devices > 1:
         yield "Colocated, Tailrace has engine and trainer in one process, which has one device for the trainer."
     if config.engine.type not in ("native",) and engines.tp > 1:
         yield f"The engine {config.engine.type!r} has no key for TP here: give it its degree in its own way."
     if allocation.reference is not None and allocation.reference.tp > 1:
         yield "Tailrace's own reference has one device; this plan gives each of its workers several."
+
+
+def _trainer_comments(config: RunConfig, layout: Layout) -> Iterator[str]:
+    """What a trainer of several devices takes, which is the user's own (docs/adapters.md)."""
+    if config.trainer.backend.type == "adapter":
+        yield "Your trainer is told its arrangement as the keyword `layout`: trainer.backend.options."
+        return
+    given = ", ".join(f"{name}: {str(value).lower()}" for name, value in asdict(layout).items())
+    yield f"Tailrace's own trainer has one device, and this plan's has {layout.devices}. Give one of your own:"
+    yield "  trainer:"
+    yield f"    backend: {{type: adapter, path: my_trainer.MyTrainer, options: {{layout: {{{given}}}}}}}"

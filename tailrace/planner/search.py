@@ -126,7 +126,10 @@ def _searched(
         factors = {mode: statistics.median(each) if each else 1.0 for mode, each in ratios.items()}
         order = sorted(rest, key=lambda number: (factors[found[number].mode] * rest[number], _devices(found[number])))
         if not plans:
-            chosen = [next(number for number in order if found[number].mode == mode) for mode in ratios]
+            first: dict[Mode, int] = {}
+            for number in order:
+                first.setdefault(found[number].mode, number)
+            chosen = list(first.values())  # the most promising mode first
         elif len(plans) < count - _ROUND:
             chosen = _varied(order, found)[:_ROUND]
         else:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, Sink
 from tailrace.planner.bound import Bases, Bound
-from tailrace.planner.candidates import Candidate
+from tailrace.planner.candidates import Candidate, Candidates
 from tailrace.planner.modes import Mode
 from tailrace.planner.problem import Problem, repeated
 from tailrace.planning.allocation import Allocation
@@ -36,8 +36,10 @@ class Plan:
     summary: Summary
     bases: Bases
     """What its times rest on."""
-    spread: tuple[float, float]
-    """By how many times a step may be shorter and longer."""
+    errors: tuple[float, float]
+    """By how many times a step may be shorter and longer, since its times are not known better."""
+    draws: tuple[float, float]
+    """The same, since the lengths of other draws of the workload differ."""
     engine_memories: Mapping[str, Memory]
     """On each device of an engine, by the pool of the recipe."""
     trainer: Memory
@@ -70,8 +72,8 @@ class Plan:
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """Where the seconds of a step are expected to be."""
-        shorter, longer = self.spread
+        """Where the seconds of a mean step are expected to be."""
+        shorter, longer = both(self.errors, self.draws)
         return shorter * self.step_s, longer * self.step_s
 
     @property
@@ -158,10 +160,26 @@ def planned(problem: Problem, candidate: Candidate, summary: Summary) -> Plan:
         candidate=candidate,
         summary=summary,
         bases=bases,
-        spread=bases.spread(candidate.mode, problem.table, candidate.parts),
+        errors=bases.spread(candidate.mode, problem.table, candidate.parts),
+        draws=draws_spread(problem, candidate),
         engine_memories=engine_memories(problem, candidate),
         trainer=candidate.trainer,
     )
+
+
+def draws_spread(problem: Problem, candidate: Candidate) -> tuple[float, float]:
+    """By how many times the mean step of other draws of the workload is shorter and longer, by the bound."""
+    of = candidate.mode, candidate.allocation, candidate.micro_batch_tokens, candidate.graders
+    others = [Candidates(problem.under(load)).of_allocation(*of) for load in problem.redrawn]
+    ratios = [1.0, *(other.bound.seconds / candidate.bound.seconds for other in others)]
+    return min(ratios), max(ratios)
+
+
+def both(*spreads: tuple[float, float]) -> tuple[float, float]:
+    """By how many times a step may be shorter and longer for several reasons, which have nothing to do with each
+    other."""
+    shorter, longer = (math.hypot(*map(math.log, side)) for side in zip(*spreads, strict=True))
+    return math.exp(-shorter), math.exp(longer)
 
 
 def bases_of(problem: Problem, candidate: Candidate) -> Bases:
@@ -265,6 +283,7 @@ def document(plan: Plan) -> Mapping[str, Any]:
         "step_s": plan.step_s,
         "interval_s": list(plan.interval_s),
         "bases": asdict(plan.bases),
+        "draws": list(plan.draws),
         "bound_s": plan.bound.seconds,
         "binds": plan.bound.binds,
         "samples_per_s": plan.summary.samples_per_s,

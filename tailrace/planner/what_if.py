@@ -1,13 +1,14 @@
 """A plan under another recipe, cluster or workload."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tailrace.errors import PlanError
 from tailrace.planner.candidates import Candidate, Candidates
 from tailrace.planner.problem import Problem
-from tailrace.planner.search import plan as search
-from tailrace.planner.trial import Objective, Plan, simulate
+from tailrace.planner.search import Plans
+from tailrace.planner.trial import Plan, simulate
 from tailrace.planning.allocation import Allocation
 from tailrace.planning.hardware.base import Cluster, Pool
 
@@ -17,25 +18,31 @@ class Comparison:
     """A plan, and what became of it."""
 
     change: str
-    plan: Plan
+    plan: Plan | None
+    """None where nothing fits."""
     searched: bool
     """Whether the allocation does not fit any more, so that another one was searched for."""
+    why: str = ""
+    """Why nothing fits."""
 
 
-def what_if(plan: Plan, problem: Problem, change: str, given: Mapping[str, Any], objective: Objective) -> Comparison:
+def what_if(
+    plan: Plan, problem: Problem, change: str, given: Mapping[str, Any], search: Callable[[Problem], Plans]
+) -> Comparison:
     """Simulate the allocation of a plan for another problem.
 
     Args:
         change: what the problem differs by, as it was asked for.
         given: the keys of the recipe that were changed; those of `pipeline`, and micro-batches, replace the plan's.
-
-    Raises:
-        PlanError: neither the allocation nor any other fits.
+        search: plans anew, where the allocation does not fit.
     """
     candidate = _moved(plan.candidate, problem, given)
-    if candidate is None:
-        return Comparison(change=change, plan=search(problem, objective=objective).best, searched=True)
-    return Comparison(change=change, plan=simulate(problem, candidate), searched=False)
+    if candidate is not None:
+        return Comparison(change=change, plan=simulate(problem, candidate), searched=False)
+    try:
+        return Comparison(change=change, plan=search(problem).best, searched=True)
+    except PlanError as error:
+        return Comparison(change=change, plan=None, searched=True, why=str(error))
 
 
 def _moved(candidate: Candidate, problem: Problem, given: Mapping[str, Any]) -> Candidate | None:

@@ -11,11 +11,10 @@ import msgspec
 from msgspec import Meta
 
 from tailrace.errors import UNREADABLE, PlanError, one_line
-from tailrace.planning.dispatch.costs import StepCosts
+from tailrace.planning.dispatch.costs import NotNegative, StepCosts
 
 FORMAT = 1
 Positive = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Bytes on each device, instant by instant, of the workers of each phase: trainer, critic, engine, reference.
+"""Bytes on each device, instant by instant, of the workers of each phase: trainer, engine, reference.
 
 A closed form for each purpose. An instant is a moment of a step at which a worker's memory may be the fullest; the
 worst one is named. Bytes are those of tensors; an allocator reserves `RESERVED` times as many, and `CONTEXT_BYTES` are
@@ -65,6 +65,13 @@ class Memory:
         """The bytes at that instant, for machines."""
         return {"peak_bytes": self.peak, "worst_instant": self.worst}
 
+    def parts_text(self, digits: int) -> str:
+        """The three largest parts at that instant, and all others together, in GiB with so many digits."""
+        parts = sorted(self.instants[self.worst].items(), key=lambda part: -part[1])
+        rest = sum(size for _, size in parts[3:])
+        shown = parts[:3] + [("others", rest)] * (rest >= 0.5 * 10**-digits * GIB)
+        return ", ".join(f"{name} {size / GIB:.{digits}f}" for name, size in shown)
+
     def excess(self, device: DeviceConfig, *, reserved: float = RESERVED) -> float:
         """Bytes that a device lacks; negative where some are left."""
         return self.peak * reserved + CONTEXT_BYTES - device.memory_bytes
@@ -81,16 +88,14 @@ class Memory:
         """
         if (excess := self.excess(device)) <= 0:
             return
-        parts = sorted(self.instants[self.worst].items(), key=lambda part: -part[1])[:3]
-        most = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts)
         raise PlanError(
             f"{self.worker} lacks {excess / GIB:.1f} GiB on {kind}, which has {device.memory_gib:g}: at the worst "
-            f"instant, the {self.worst}, tensors take {self.peak / GIB:.1f} ({most}); use more devices, shard more, or "
-            "compute less at once"
+            f"instant, the {self.worst}, tensors take {self.peak / GIB:.1f} ({self.parts_text(1)}); use more "
+            "devices, shard more, or compute less at once"
         )
 
 
-def trainer_memory(setup: TrainingSetup, batch: MicroBatch, *, worker: str = "trainer") -> Memory:
+def trainer_memory(setup: TrainingSetup, batch: MicroBatch) -> Memory:
     """The bytes of a trainer whose largest micro-batch is `batch`; gradients of one before it are there."""
     held, gathered = _held(setup), _gathered(setup)
     between, inside, passing = _activations(setup, batch.tokens)
@@ -113,7 +118,7 @@ def trainer_memory(setup: TrainingSetup, batch: MicroBatch, *, worker: str = "tr
         "optimizer": held | {"scratch": held["moments"] / 2},  # the root of the second moments
         "weight export": held | {"gathered weights": _exported(setup)},
     }
-    return Memory(worker=f"the {worker} of {setup.shape.name}", instants=instants)
+    return Memory(worker=f"the trainer of {setup.shape.name}", instants=instants)
 
 
 def _loss(setup: TrainingSetup, tokens: float) -> Bytes:
@@ -144,11 +149,6 @@ def in_turns(each: Mapping[str, Memory]) -> Memory:
                 f"{purpose} of the {worker}": size for worker, sizes in parts.items() for purpose, size in sizes.items()
             }
     return Memory(worker=" and ".join(memory.worker for memory in each.values()), instants=instants)
-
-
-def critic_memory(setup: TrainingSetup, batch: MicroBatch) -> Memory:
-    """The bytes of a critic; its setup has the head `value`."""
-    return trainer_memory(setup, batch, worker="critic")
 
 
 def reference_memory(setup: TrainingSetup, batch: MicroBatch) -> Memory:

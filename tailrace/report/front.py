@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise, zip_longest
 
 _WIDTH, _HEIGHT = 640, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 30, 52, 56
@@ -26,7 +27,10 @@ class Point:
 
 
 def front_svg(points: Sequence[Point], *, title: str) -> str:
-    """Return the picture of some plans: seconds to the right, cost upwards; a line joins those of the front."""
+    """Return the picture of some plans: seconds to the right, cost upwards.
+
+    A line with steps is the border of what has been found: each plan is on it or above it.
+    """
     right = 1.05 * max(point.seconds for point in points)
     top = 1.1 * max(point.usd for point in points)
 
@@ -46,7 +50,10 @@ def front_svg(points: Sequence[Point], *, title: str) -> str:
         *_ticks(right, top),
     ]
     front = sorted((point for point in points if point.on_front), key=lambda point: point.seconds)
-    joined = " ".join("{:.1f},{:.1f}".format(*place(point)) for point in front)
+    places = [place(point) for point in front]
+    corners = [(across, down) for (_, down), (across, _) in pairwise(places)]
+    stairs = [place for both in zip_longest(places, corners) for place in both if place is not None]
+    joined = " ".join(f"{across:.1f},{down:.1f}" for across, down in stairs)
     lines.append(f'<polyline points="{joined}" fill="none" stroke="#4269d0" stroke-width="1.5"/>')
     labelled: list[tuple[float, float]] = []
     for point in sorted(points, key=lambda point: (point.on_front, not point.is_best)):
@@ -64,10 +71,10 @@ def _ticks(right: float, top: float) -> Iterator[str]:
     """Yield round numbers on both axes, from 0 on."""
     for number in _round_numbers(right):
         across = _LEFT + (_WIDTH - _LEFT - _RIGHT) * number / right
-        yield f'<text x="{across:.0f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{number:g}</text>'
+        yield f'<text x="{across:.0f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{number:,.10g}</text>'
     for number in _round_numbers(top):
         down = _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * number / top
-        yield f'<text x="{_LEFT - 8}" y="{down + 4:.0f}" text-anchor="end">{number:,g}</text>'
+        yield f'<text x="{_LEFT - 8}" y="{down + 4:.0f}" text-anchor="end">{number:,.10g}</text>'
 
 
 def _round_numbers(most: float) -> list[float]:

@@ -116,6 +116,7 @@ def _facts(run: RunData) -> dict[str, str]:
         "Algorithm": setting(config, "algorithm.type"),
         "Prompts": setting(config, "prompts.source.task") or setting(config, "prompts.source.type"),
         "Machine": str(run.info.get("machine") or ""),
+        "Simulated": str(run.end.get("simulated") or ""),
         "Tailrace": str(run.info.get("tailrace") or ""),
         "Last event": run.last_event_at.strftime("%Y-%m-%d %H:%M %Z"),
     }

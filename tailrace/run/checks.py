@@ -27,10 +27,12 @@ from tailrace.run.workers.settings import check_gpus
 from tailrace.transfer.weights.segments import check_shared_memory
 
 
-def check_recipe(config: RunConfig, lent: Mapping[str, PoolConfig] | None = None) -> Inputs:
+def check_recipe(config: RunConfig, lent: Mapping[str, PoolConfig] | None = None, *, here: bool = True) -> Inputs:
     """Check that a run of `config` can begin on this machine, and load its inputs.
 
-    `lent`: the pools of a training loop of the caller's own. Such a loop has no sinks but files.
+    Args:
+        lent: the pools of a training loop of the caller's own. Such a loop has no sinks but files.
+        here: whether this machine has the run's device; another machine's cannot be checked.
 
     Raises:
         UserError: the run cannot begin. The message says which key to change.
@@ -38,12 +40,12 @@ def check_recipe(config: RunConfig, lent: Mapping[str, PoolConfig] | None = None
     pools = run_pools(config) if lent is None else lent
     if config.pipeline.placement == "separated":
         check_gpus(config, pools)
-    else:
+    elif here:
         prepare_torch(config.device, config.threads)
     if lent is None:
         check_sinks(config.observe)
     check_queue(config.queue, run_table(config))
-    inputs = load_inputs(config)
+    inputs = load_inputs(config, here=here)
     if lent is None:
         check_keep_best(config, list(inputs.prompts.evaluated))
     return inputs

@@ -106,14 +106,16 @@ class Inputs:
         return describe_model(self.model_dir).kind
 
 
-def load_inputs(config: RunConfig) -> Inputs:
+def load_inputs(config: RunConfig, *, here: bool = True) -> Inputs:
     """Find the model and load the prompts. Warn of sections of the recipe that have no effect.
+
+    `here`: whether this machine has the run's device.
 
     Raises:
         UserError: the sampling, the engine, the model, the prompts or their lengths do not fit the recipe.
     """
     _warn_of_worker_settings(config)
-    here = config.pipeline.placement == "colocated" or config.cluster.address is None
+    here = here and (config.pipeline.placement == "colocated" or config.cluster.address is None)
     model_dir, tokenizer, decode = open_model(config, here=here)
     check_trainer(config.trainer)
     _check_reward_models(config.rewards)

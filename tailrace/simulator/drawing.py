@@ -39,6 +39,7 @@ def draw_steps(workload: Workload, config: RunConfig, shape: ModelShape, *, step
     if response > limit:
         raise PlanError(
             f"the workload {workload.name!r} has a response of {response} tokens, and sampling.max_new_tokens is "
-            f"{limit}; raise it, or use another workload"
+            f"{limit}; raise it, such as sampling.max_new_tokens={1 << (response - 1).bit_length()}, or use another "
+            "workload"
         )
     return drawn

@@ -60,12 +60,13 @@ def parquet_of(trace: Trace) -> bytes:
     return content.getvalue()
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path | str) -> Trace:
     """Read a trace.
 
     Raises:
         TraceError: there is no such file, it is not a trace, of a later version, damaged, or holds what cannot be.
     """
+    path = Path(path)
     if path.is_dir():
         raise TraceError(f"{path} is a directory; write the trace of a run with `tailrace trace export {path}`")
     check_name(path)

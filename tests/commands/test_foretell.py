@@ -93,7 +93,7 @@ def test_a_recipe_that_was_planned_names_what_was_foretold_of_it(tmp_path: Path,
     command = ("plan", "quickstart", "sampling.max_new_tokens=16384", *given, "--candidates", "2")
     done = tailrace_here(*command, "--json", "--output", str(output))
     assert done.returncode == 0, done.stderr
-    found = read_foretold(Path(yaml.safe_load(output.read_text())["observe"]["plan"]))
+    found = read_foretold(output.parent / yaml.safe_load(output.read_text())["observe"]["plan"])
     best = json.loads(done.stdout)["plans"][0]
     assert found.figures.step_s == pytest.approx(best["step_s"], rel=0.02)
     output.unlink()

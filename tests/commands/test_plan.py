@@ -28,9 +28,32 @@ def plan(tailrace_here: Command) -> PlanCommand:
 def test_a_plan_says_which_devices_generate_and_which_train_and_what_it_costs(plan: PlanCommand) -> None:
     done = plan("--what-if", "pipeline.max_staleness=1", "--what-if", "cluster=8xH200")
     assert done.returncode == 0
-    for said in ("that fit, by time", "more H100 for generation", "networks twice as fast", "USD for 1,000 steps"):
+    for said in (
+        "The best by time, of 4 that were simulated and",
+        "micro-batch",
+        "faster by",
+        "more H100 for generation",
+        "networks twice as fast",
+        "USD for 1,000 steps",
+    ):
         assert said in done.stdout
-    assert "cluster=8xH200" in done.stdout.partition("What if:")[2]
+    assert "cluster=8xH200" in done.stdout.partition("What if, with the devices and the arrangement of this plan:")[2]
+    assert not done.stderr  # it is no terminal
+
+
+def test_what_fits_nowhere_is_told_beside_the_plan(plan: PlanCommand) -> None:
+    done = plan("--what-if", "model=Qwen2.5-72B")
+    assert done.returncode == 0
+    assert "The best by time" in done.stdout
+    assert "model=Qwen2.5-72B fits nowhere: the trainer of Qwen2.5-72B lacks" in done.stdout
+
+
+def test_a_key_of_separate_workers_can_be_asked_where_the_plan_chooses_the_placement(plan: PlanCommand) -> None:
+    done = plan("--json", "--what-if", "weights.mode=synchronous")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["what_if"]
+    assert not found["searched"]
+    assert found["faster"] < 0  # by default weights are taken in while responses are made
 
 
 def test_the_figures_are_there_for_machines(plan: PlanCommand) -> None:
@@ -65,11 +88,19 @@ def test_a_recipe_and_a_picture_are_written_and_replaced_only_where_asked(plan: 
         (("--objective", "tme"), {}, "--objective is 'tme'; expected time, cost, energy"),
         (("--what-if", "cluster=8xH10"), {}, "did you mean 'H100'"),
         (("--what-if", "pipeline.staleness=1"), {}, "staleness"),
+        (("--what-if", "engine.tp=8"), {}, "'engine.tp=8': a plan chooses engine.tp itself"),
+        (("--what-if", "cluster.rollout.workers=8"), {}, "a plan chooses cluster.rollout itself"),
+        (("--picture", "front.png"), {}, "--picture front.png is written as SVG; give it a name that ends in .svg"),
+        (("--output", "same.svg", "--picture", "same.svg"), {}, "--output same.svg write the same file"),
         (("--what-if", "cluster"), {}, "--what-if 'cluster' has no key and value; give KEY=VALUE"),
         (("--what-if", "model="), {}, "--what-if 'model=' has no key and value"),
         ((), {"model": "Qwen2.5-72B"}, "the smallest cluster of H100 that would do is"),
         ((), {"workload": "maths-32b"}, "did you mean 'math-32b'"),
-        (("sampling.max_new_tokens=48",), {}, "sampling.max_new_tokens is 48; raise it"),
+        (
+            ("sampling.max_new_tokens=48",),
+            {},
+            "is 48; raise it, such as sampling.max_new_tokens=",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(

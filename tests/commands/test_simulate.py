@@ -74,7 +74,16 @@ def test_its_events_are_those_of_a_run(simulate: Simulate, tmp_path: Path) -> No
     assert steps == [0, 1, 2, 3], "two before those that count, since the pipeline is empty at first"
     trained = [event for event in events if event.task == EventKind.SAMPLE and event.step in steps]
     assert len(trained) == 4 * 128
-    assert "simulated" in (tmp_path / "simulated" / "report.html").read_text()
+    page = (tmp_path / "simulated" / "report.html").read_text()
+    for said in (
+        "Qwen2.5-7B",
+        "math-32b on 4 H100 4×TP1 that generate and 4 H100",
+        "the first 2 steps do not count",
+    ):
+        assert said in page
+    again = simulate("--steps", "2", "--report", str(tmp_path / "simulated"))
+    assert again.returncode == 2
+    assert f"--report {tmp_path / 'simulated'} exists; give a directory that does not" in again.stderr
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
@@ -152,11 +161,11 @@ def test_an_engine_may_change_its_tp_degree(simulate: Simulate, tmp_path: Path) 
             {},
             "an engine takes 16 devices, engine.tp 4 times engine.dp 4, and there are 8 H100",
         ),
-        (("cluster.rollout.workers=8",), {}, "8 engines of 1 devices take 8 of 8 H100, which leaves 0 for the trainer"),
+        (("cluster.rollout.workers=8",), {}, "8 engines of 1 device take 8 of 8 H100, which leaves 0 for the trainer"),
         (
             ("cluster.rollout.max_workers=8",),
             {},
-            "8 engines of 1 devices take 8 of 8 H100, which leaves 0 for the trainer; change "
+            "8 engines of 1 device take 8 of 8 H100, which leaves 0 for the trainer; change "
             "cluster.rollout.max_workers",
         ),
         (

@@ -369,3 +369,10 @@ def test_a_changed_recipe_is_the_one_that_is_loaded_though_a_type_is_given_last(
     overrides = ["engine.max_new=1", "engine.type=adapter"]
     (path := tmp_path / "recipe.yaml").write_text("engine: {type: native, tp: 2}\n")
     assert changed_recipe(path, overrides) == {"engine": {"type": "adapter", "max_new": 1}}
+
+
+def test_a_plan_beside_a_recipe_is_found_wherever_the_command_starts(tmp_path: Path) -> None:
+    (tmp_path / "planned.yaml").write_text(QUICKSTART.read_text() + "observe: {plan: planned.plan.json}")
+    assert load_config(tmp_path / "planned.yaml").observe.plan == str(tmp_path / "planned.plan.json")
+    given = load_config(tmp_path / "planned.yaml", ["observe.plan=other.json"])
+    assert given.observe.plan == "other.json"

@@ -56,9 +56,7 @@ kinds = pytest.mark.parametrize(
     "kind",
     [
         "torch",
-        pytest.param(
-            "cpu", marks=pytest.mark.skipif(not cpu_flags() >= set(VECTORS), reason="this CPU has no AVX2")
-        ),
+        pytest.param("cpu", marks=pytest.mark.skipif(not cpu_flags() >= set(VECTORS), reason="this CPU has no AVX2")),
     ],
 )
 

@@ -199,10 +199,10 @@ def test_a_pool_of_the_name_has_to_have_what_the_recipe_asks_for(three: Callable
         (
             "8xH100",
             ("cluster.rollout.workers=4", "cluster.rollout.pools.wide.engine.tp=4"),
-            "4 engines of 1 devices and 1 engines of 4 devices take 8 of 8 H100, which leaves 0 for the trainer; "
+            "4 engines of 1 device and 1 engine of 4 devices take 8 of 8 H100, which leaves 0 for the trainer; "
             "change cluster.rollout.workers, cluster.rollout.pools.wide.workers, engine.tp or engine.dp",
         ),
-        ("2xH20+2xH800", ("cluster.rollout.workers=3",), "3 engines of 1 devices take 3 of 2 H20; change"),
+        ("2xH20+2xH800", ("cluster.rollout.workers=3",), "3 engines of 1 device take 3 of 2 H20; change"),
         ("8xH100", ("engine={type: native, kv_cache_gib: 99}",), "engine.kv_cache_gib is 99, and H100 has room for 6"),
         (
             "8xH100",
@@ -212,7 +212,7 @@ def test_a_pool_of_the_name_has_to_have_what_the_recipe_asks_for(three: Callable
         (
             "2xH100",
             ("algorithm.kl.coefficient=0.1", "cluster.reference.workers=1"),
-            "1 workers of the reference, of 1 H100 each, leave none for the trainer",
+            "1 worker of the reference, of 1 H100 each, would leave none for the trainer",
         ),
         (
             "2xH20+2xH800",
@@ -276,7 +276,7 @@ def test_the_interval_covers_engines_trainer_and_weights() -> None:
     assert trainer < engines < bases.weights.error
     summing = Summing(0)
     SimulatedRun(scenario_for(problem, candidate, 1), problem.drawn, sinks=(summing,)).run()
-    shorter, longer = planned(problem, candidate, summing.summary(preemptions=0)).spread
+    shorter, longer = planned(problem, candidate, summing.summary(preemptions=0)).errors
     assert 1 + trainer < longer
     assert shorter < 1 / (1 + trainer)
 

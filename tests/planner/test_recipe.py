@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from tailrace.commands.dry_run import print_plan
 from tailrace.config.load import load_config, parse_as
+from tailrace.config.model import ModelConfig
 from tailrace.config.run import RunConfig
+from tailrace.errors import ModelNotHere
 from tailrace.planner.candidates import Candidates
 from tailrace.planner.modes import USUAL, Mode
 from tailrace.planner.problem import Problem
@@ -27,12 +30,14 @@ def values_of(tmp_path: Path, model: Path, **changes: Any) -> dict[str, Any]:
     return {**run.model_dump(mode="json", exclude_unset=True), **changes}
 
 
-def written(values: Mapping[str, Any], mode: Mode, tmp_path: Path, cluster: str = "16xH100") -> Path:
+def written(
+    values: Mapping[str, Any], mode: Mode, tmp_path: Path, cluster: str = "16xH100", *, model: str | None = None
+) -> Path:
     config = parse_as(RunConfig, values, source="test")
     problem = Problem.of(config, find_shape("Qwen2.5-7B"), open_cluster(cluster), open_workload("math-32b"), steps=1)
     candidate = min(Candidates(problem).of(mode), key=lambda one: one.bound.seconds)
     path = tmp_path / "plan.yaml"
-    path.write_text(recipe_text(values, config, simulate(problem, candidate)))
+    path.write_text(recipe_text(values, config, simulate(problem, candidate), model=model))
     return path
 
 
@@ -57,6 +62,61 @@ def test_a_written_recipe_says_what_was_planned(tmp_path: Path, tiny_model: Tiny
     assert recipe["device"] == "cuda"
     assert "threads" not in recipe
     assert recipe["queue"]["max_rows"] >= 3 * recipe["trainer"]["train_batch_size"]
+
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+
+
+@NO_GPU
+@pytest.mark.parametrize("mode", USUAL, ids=str)
+def test_a_machine_without_a_gpu_says_what_it_cannot_check(
+    mode: Mode, tmp_path: Path, tiny_model: TinyModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(values_of(tmp_path, tiny_model("llama")), mode, tmp_path)
+    print_plan(load_config(path, ["sampling.max_new_tokens=12"]), resume=False)
+    shown = capsys.readouterr().out
+    assert "# not checked: device 'cuda' cannot be used here" in shown
+    assert "# memory: about" in shown
+    assert "time:" not in shown
+
+
+@NO_GPU
+def test_the_model_that_was_planned_for_is_the_recipes_and_need_not_be_here(
+    tmp_path: Path, tiny_model: TinyModel, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace.models.resolve._download", _not_here)
+    path = written(values_of(tmp_path, tiny_model("llama")), USUAL[3], tmp_path, model="Qwen/Qwen2.5-7B")
+    config = load_config(path)
+    assert config.model.path == "Qwen/Qwen2.5-7B"
+    print_plan(config, resume=False)
+    shown = capsys.readouterr().out
+    assert "# model: Qwen2.5-7B, 7616M parameters" in shown
+    assert "# not checked: Qwen/Qwen2.5-7B is not here" in shown
+
+
+def _not_here(config: ModelConfig) -> Path:
+    raise ModelNotHere(f"model.path {config.path!r}: no hub")
+
+
+def test_a_model_that_nobody_knows_is_still_refused(
+    tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace.models.resolve._download", _not_here)
+    path = written(values_of(tmp_path, tiny_model("llama")), USUAL[3], tmp_path, model="nobody/nothing")
+    with pytest.raises(ModelNotHere):
+        print_plan(load_config(path), resume=False)
+
+
+def test_the_arrangement_of_a_trainer_is_told_to_it(tmp_path: Path, tiny_model: TinyModel) -> None:
+    values = values_of(tmp_path, tiny_model("llama"))
+    text = written(values, USUAL[3], tmp_path).read_text()
+    assert "#     backend: {type: adapter, path: my_trainer.MyTrainer, options: {layout: {tp: " in text
+    values["trainer"]["backend"] = {"type": "adapter", "path": "mine.Trainer", "options": {"fast": True}}
+    recipe = yaml.safe_load(written(values, USUAL[3], tmp_path).read_text())
+    backend = recipe["trainer"]["backend"]
+    assert backend["options"]["fast"]
+    assert {"tp", "pp", "dp", "sharding", "checkpointing", "offload"} <= backend["options"]["layout"].keys()
+    assert recipe["trainer"]["gradient_checkpointing"] == (backend["options"]["layout"]["checkpointing"] == "full")
 
 
 def test_what_the_mode_does_not_allow_is_left_out(tmp_path: Path, tiny_model: TinyModel) -> None:

@@ -54,6 +54,21 @@ def test_the_best_of_each_mode_is_simulated(small: Problem) -> None:
     assert {one.mode for one in plan(small, candidates=4).plans} == set(USUAL)
 
 
+def test_of_fewer_candidates_than_modes_the_most_promising_are_simulated(small: Problem) -> None:
+    space = Candidates(small)
+    bounds = {mode: min(one.bound.seconds for one in space.of(mode)) for mode in USUAL}
+    assert plan(small, candidates=1).best.mode == min(USUAL, key=lambda mode: bounds[mode])
+
+
+def test_a_pool_that_is_called_after_a_part_of_a_run_is_for_that_alone(tmp_path: Path) -> None:
+    path = tmp_path / "pinned.yaml"
+    path.write_text("pools: {trainer: {device: H100, nodes: 1}, others: {device: H20, nodes: 1}}")
+    problem = problem_of(open_cluster(str(path)), model="Qwen2.5-1.5B")
+    found = [one for mode in USUAL for one in Candidates(problem).of(mode)]
+    assert {(one.engines.pool.name, one.allocation.trainer.name) for one in found} == {("others", "trainer")}
+    assert not Candidates(problem).fits(Mode(placement="colocated"))
+
+
 def test_the_same_problem_has_the_same_plans(small: Problem) -> None:
     one, other = (plan(small, candidates=5) for _ in range(2))
     assert [each.step_s for each in one.plans] == [each.step_s for each in other.plans]
@@ -119,3 +134,25 @@ def test_trials_side_by_side_have_the_same_plans(small: Problem, monkeypatch: py
     with side_by_side(problem) as simulate_all:
         apart = simulate_all(trials)
     assert [one.step_s for one in apart] == [one.step_s for one in one_by_one(trials)]
+
+
+def test_the_interval_holds_what_other_draws_of_the_workload_take(small: Problem) -> None:
+    best = plan(small, candidates=4).best
+    low, high = best.interval_s
+    for seed in range(1, 9):
+        other = problem_of("4xH100", f"seed={seed}")
+        found = Candidates(other).placed(best.mode, best.allocation, best.candidate.micro_batch_tokens)
+        assert found is not None
+        assert low <= simulate(other, found).step_s <= high
+
+
+def test_memory_suffices_for_the_longest_sample_that_the_recipe_allows() -> None:
+    short, long = (
+        problem_of("4xH100", f"sampling.max_new_tokens={most}", model="Qwen2.5-7B") for most in (8192, 65_536)
+    )
+    assert short.drawn.groups == long.drawn.groups
+    assert long.load.batches.longest == long.drawn.longest_prompt + 65_536
+    found = [min(one.trainer.peak for one in Candidates(problem).of(USUAL[1])) for problem in (short, long)]
+    assert found[0] < found[1]
+    engines = [one.engines for mode in USUAL for one in Candidates(long).of(mode)]
+    assert all(one.cache_tokens >= long.load.batches.longest for one in engines)

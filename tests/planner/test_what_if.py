@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tailrace.config.overrides import override_values
-from tailrace.planner import Mode, Plan, Problem
+from tailrace.planner import Mode, Plan, Problem, plan
 from tailrace.planner.candidates import Candidates
 from tailrace.planner.trial import simulate
 from tailrace.planner.what_if import Comparison, what_if
@@ -23,51 +23,56 @@ def best() -> Plan:
 
 def compared(best: Plan, problem: Problem, *changes: str) -> Comparison:
     given = override_values(changes[0]) if changes else {}
-    return what_if(best, problem, "changed", given, "time")
+    return what_if(best, problem, "changed", given, plan)
+
+
+def plan_of(found: Comparison) -> Plan:
+    assert found.plan is not None
+    return found.plan
 
 
 def test_the_same_problem_has_the_same_plan(best: Plan) -> None:
     same = compared(best, problem_of("8xH100", *AHEAD))
     assert not same.searched
-    assert same.plan.step_s == best.step_s
+    assert plan_of(same).step_s == best.step_s
 
 
 def test_a_key_of_the_recipe_changes_and_the_devices_stay(best: Plan) -> None:
     change = "pipeline.max_staleness=1"
     ahead = compared(best, problem_of("8xH100", *AHEAD, change), change)
     assert not ahead.searched
-    assert ahead.plan.allocation == best.allocation
-    assert ahead.plan.mode.max_staleness == 1
-    assert ahead.plan.step_s < best.step_s
+    assert plan_of(ahead).allocation == best.allocation
+    assert plan_of(ahead).mode.max_staleness == 1
+    assert plan_of(ahead).step_s < best.step_s
 
 
 def test_another_cluster_takes_the_same_arrangement(best: Plan) -> None:
     faster = compared(best, problem_of("8xH200", *AHEAD))
     assert not faster.searched
-    assert faster.plan.candidate.engines.pool.kind == "H200"
-    assert faster.plan.allocation.layout == best.allocation.layout
-    assert faster.plan.step_s < best.step_s
-    assert faster.plan.usd_per_1000_steps != best.usd_per_1000_steps
+    assert plan_of(faster).candidate.engines.pool.kind == "H200"
+    assert plan_of(faster).allocation.layout == best.allocation.layout
+    assert plan_of(faster).step_s < best.step_s
+    assert plan_of(faster).usd_per_1000_steps != best.usd_per_1000_steps
 
 
 def test_with_several_other_pools_a_plan_is_made_anew(best: Plan) -> None:
     other = compared(best, problem_of("8xH20+8xH800", *AHEAD))
     assert other.searched
-    assert {other.plan.candidate.engines.pool.kind, other.plan.allocation.trainer.kind} <= {"H20", "H800"}
+    assert {plan_of(other).candidate.engines.pool.kind, plan_of(other).allocation.trainer.kind} <= {"H20", "H800"}
 
 
 def test_a_reference_that_has_no_room_beside_the_plan_is_planned_anew(best: Plan) -> None:
     all_of_them = best.allocation.devices
     penalized = compared(best, problem_of(f"{all_of_them}xH100", *AHEAD, "algorithm.kl.coefficient=0.1"))
     assert penalized.searched
-    assert penalized.plan.allocation.devices <= all_of_them
+    assert plan_of(penalized).allocation.devices <= all_of_them
 
 
 def test_what_does_not_fit_any_more_is_planned_anew(best: Plan) -> None:
     smaller = compared(best, problem_of("2xH100", *AHEAD))
     assert smaller.searched
-    assert smaller.plan.allocation.devices <= 2
-    assert smaller.plan.step_s > best.step_s
+    assert plan_of(smaller).allocation.devices <= 2
+    assert plan_of(smaller).step_s > best.step_s
 
 
 def test_an_arrangement_that_does_not_divide_the_heads_is_planned_anew(best: Plan) -> None:
@@ -76,3 +81,9 @@ def test_an_arrangement_that_does_not_divide_the_heads_is_planned_anew(best: Pla
     plan = replace(best, candidate=replace(best.candidate, allocation=allocation))
     other = compared(plan, problem_of("8xH100", *AHEAD, model="Qwen2.5-0.5B"))  # 14 heads
     assert other.searched
+
+
+def test_where_nothing_fits_the_reason_is_told_and_the_plan_stays(best: Plan) -> None:
+    large = compared(best, problem_of("8xH100", *AHEAD, model="Qwen2.5-72B"))
+    assert large.plan is None
+    assert "lacks" in large.why

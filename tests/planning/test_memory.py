@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.errors import PlanError
 from tailrace.planning.hardware.catalogue import find_device
-from tailrace.planning.memory import critic_memory, engine_memory, in_turns, reference_memory, trainer_memory
+from tailrace.planning.memory import engine_memory, in_turns, reference_memory, trainer_memory
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.step_times.training_setup import Adapters, Layout, MicroBatch, TrainingSetup
@@ -78,7 +78,7 @@ def test_a_critic_has_neither_head_nor_logits() -> None:
     shape = find_shape("Qwen3-8B")
     critic, actor = setup(shape, head="value"), setup(shape)
     assert actor.parameters - critic.parameters == shape.head_parameters
-    assert critic_memory(critic, BATCH).peak < trainer_memory(actor, BATCH).peak
+    assert trainer_memory(critic, BATCH).peak < trainer_memory(actor, BATCH).peak
 
 
 def test_a_pipelines_first_stage_keeps_as_many_micro_batches_as_there_are_stages() -> None:

@@ -6,25 +6,24 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import PlanError
-from tailrace.planning.model_shape.catalogue import find_shape, known_models
+from tailrace.planning.model_shape.catalogue import find_shape, known_models, model_path
 from tailrace.planning.model_shape.hugging_face import read_shape
 
-PUBLISHED = {  # billions of parameters, all and active, as the models' authors print them
-    "Qwen2.5-7B": (7.62, 7.62),
-    "Qwen2.5-72B": (72.7, 72.7),
-    "Qwen3-0.6B": (0.6, 0.6),
-    "Qwen3-30B-A3B": (30.5, 3.35),
-    "Qwen3-235B-A22B": (235.1, 22.2),
-    "Llama-3.1-8B": (8.03, 8.03),
-    "DeepSeek-V3": (671, 37.5),
-    "GLM-4.5-Air": (106.9, 13.4),
+PUBLISHED = {  # billions of parameters, as the models' authors print them
+    "Qwen2.5-7B": 7.62,
+    "Qwen2.5-72B": 72.7,
+    "Qwen3-0.6B": 0.6,
+    "Qwen3-30B-A3B": 30.5,
+    "Qwen3-235B-A22B": 235.1,
+    "Llama-3.1-8B": 8.03,
+    "DeepSeek-V3": 671,
+    "GLM-4.5-Air": 106.9,
 }
 
 
 @pytest.mark.parametrize(("name", "billions"), PUBLISHED.items())
-def test_parameters_are_as_many_as_published(name: str, billions: tuple[float, float]) -> None:
-    shape = find_shape(name)
-    assert (shape.parameters / 1e9, shape.active_parameters / 1e9) == pytest.approx(billions, rel=0.01)
+def test_parameters_are_as_many_as_published(name: str, billions: float) -> None:
+    assert find_shape(name).parameters / 1e9 == pytest.approx(billions, rel=0.01)
 
 
 def test_all_known_models_can_be_read() -> None:
@@ -55,6 +54,8 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     [
         ({"hidden_size": None}, "has no hidden_size"),
         ({"num_hidden_layers": "32"}, "num_hidden_layers '32'; expected a positive integer"),
+        ({"hidden_size": 4100}, "hidden_size 4100, which is not divisible by its 32 num_attention_heads"),
+        ({"num_key_value_heads": 5}, "32 num_attention_heads, which 5 num_key_value_heads cannot share"),
         ({"layer_types": ["linear_attention"]}, "layers of type linear_attention"),
     ],
 )
@@ -65,3 +66,31 @@ def test_a_configuration_that_is_not_understood_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(PlanError, match=said):
         read_shape(tmp_path)
+
+
+def test_a_directory_may_be_named_by_its_config(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(known_models()["Llama-3.1-8B"]))
+    assert find_shape(str(config)) == find_shape(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("said", "path"),
+    [
+        ("Qwen2.5-7B", "Qwen/Qwen2.5-7B"),
+        ("Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
+        ("mine/Qwen2.5-7B-Chat", "mine/Qwen2.5-7B-Chat"),
+    ],
+)
+def test_a_known_model_has_its_name_of_the_hub_in_recipes(said: str, path: str) -> None:
+    assert model_path(said) == path
+
+
+def test_every_known_model_has_an_owner() -> None:
+    assert all("/" in model_path(name) for name in known_models())
+
+
+def test_a_directory_stays_one_in_recipes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(known_models()["Llama-3.1-8B"]))
+    assert model_path(str(tmp_path / "config.json")) == str(tmp_path)

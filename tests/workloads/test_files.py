@@ -68,6 +68,7 @@ def test_a_trace_is_read_as_it_was_written(
     for name in ("a.parquet", "a.jsonl"):
         write_trace(trace, directory / name)
         read = read_trace(directory / name)
+        assert read_trace(str(directory / name)).samples.equals(read.samples)
         assert read.provenance == trace.provenance
         assert read.samples.equals(trace.samples)
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import platform
 from pathlib import Path
 
 import msgspec
@@ -13,6 +12,7 @@ from tailrace.engine.collectives.factory import resolve_collectives
 from tailrace.engine.decoder.factory import why_torch
 from tailrace.engine.ranks.process import threads_per_rank
 from tailrace.host.cache import cache_directory
+from tailrace.host.cpu import cpu_name
 from tailrace.models.architecture import Architecture
 from tailrace.planning.tp_profile import ProfileKey
 
@@ -43,7 +43,7 @@ def profile_key(
         dtype=config.dtype,
         ranks=config.ranks,
         threads_per_rank=threads_per_rank(config),
-        hardware=torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        hardware=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         cores=os.cpu_count() or 1,
         backend="C++ decoder" if why_torch(config, a, config.tp, device=device) is None else "torch",
         collectives=resolve_collectives(config, device).collectives,
@@ -56,18 +56,6 @@ def default_path(key: ProfileKey) -> Path:
     compared = msgspec.structs.replace(key, model="")
     digest = hashlib.sha256(msgspec.json.encode(compared, order="deterministic")).hexdigest()[:16]
     return cache_directory() / "tp_profiles" / f"{digest}.json"
-
-
-def _cpu_name() -> str:
-    for line in _lines(Path("/proc/cpuinfo")):
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.processor() or platform.machine()
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines() if path.exists() else []
 
 
 def _link(link: LinkConfig | None) -> str:

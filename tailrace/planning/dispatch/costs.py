@@ -9,6 +9,7 @@ profile that was measured before could not.
 
 from collections.abc import Iterable
 from itertools import product
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -22,16 +23,19 @@ _LEAST_STEPS = 16
 _Array = npt.NDArray[np.float64]
 
 
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     """The steps of a replica; see the module. These are `planning.latency.StepTimes` under any TP degree."""
 
-    base: float
+    base: NotNegative
     """Seconds of a step."""
-    each: float
+    each: NotNegative
     """Seconds for each sequence."""
-    context: float
+    context: NotNegative
     """Seconds for each cached token."""
-    prefill: float
+    prefill: NotNegative
     """Seconds for each token of a prompt."""
 
     def times(self, ratio: float) -> "StepCosts":

@@ -64,11 +64,6 @@ class Cluster:
         """Number of devices."""
         return sum(pool.devices for pool in self.pools)
 
-    @property
-    def usd_per_hour(self) -> float:
-        """Price of all devices for an hour."""
-        return sum(pool.devices * pool.usd_per_hour for pool in self.pools)
-
     def pool(self, name: str) -> Pool:
         """The pool of a name.
 

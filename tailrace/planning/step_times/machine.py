@@ -6,23 +6,29 @@ from typing import Annotated
 import msgspec
 
 from tailrace.errors import UNREADABLE, PlanError, one_line
-from tailrace.planning.dispatch.costs import StepCosts
+from tailrace.planning.dispatch.costs import NotNegative, StepCosts
 from tailrace.planning.step_times.trainer_profile import TrainerProfile
 
 FORMAT = 2
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
     """An engine whose ranks share its cores."""
 
-    cores: int
+    cores: Count
     """Of all ranks."""
-    tp: int = 1
-    dp: int = 1
+    tp: Count = 1
+    dp: Count = 1
     costs: StepCosts
     """Of a replica, while the others decode as many sequences."""
-    install_s: float
+    install_s: NotNegative
     """Seconds in which it stands still for new weights."""
+
+    def __post_init__(self) -> None:
+        """Check that a decode step takes some time, without which a simulation would have no end."""
+        if self.costs.base + self.costs.each <= 0:
+            raise ValueError("a decode step takes 0 seconds")
 
     @property
     def arrangement(self) -> tuple[int, int]:
@@ -39,12 +45,12 @@ class MachineProfile(msgspec.Struct, frozen=True, kw_only=True):
     tailrace_machine_profile: int = FORMAT
     model: str
     hardware: str
-    cores: int
+    cores: Annotated[int, msgspec.Meta(ge=2)]
     engines: Annotated[list[EngineProfile], msgspec.Meta(min_length=1)]
     trainers: Annotated[list[TrainerProfile], msgspec.Meta(min_length=1)]
-    engine_beside: float
+    engine_beside: Annotated[float, msgspec.Meta(gt=0)]
     """How many times longer a step of the engine takes while a trainer computes on the other half."""
-    trainer_beside: float
+    trainer_beside: Annotated[float, msgspec.Meta(gt=0)]
     """How many times longer an update takes while an engine generates on the other half."""
 
     @property

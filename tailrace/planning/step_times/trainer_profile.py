@@ -12,16 +12,17 @@ import msgspec
 import numpy as np
 from scipy.optimize import nnls
 
+from tailrace.planning.dispatch.costs import NotNegative
 from tailrace.planning.packing import GroupPart
 
 
 class MicroBatchPoint(msgspec.Struct, frozen=True, kw_only=True):
     """A micro-batch, and the seconds that it took."""
 
-    tokens: int
-    scored: int
-    pairs: float
-    seconds: float
+    tokens: Annotated[int, msgspec.Meta(ge=1)]
+    scored: Annotated[int, msgspec.Meta(ge=0)]
+    pairs: NotNegative
+    seconds: Annotated[float, msgspec.Meta(gt=0)]
 
     @classmethod
     def of(cls, parts: Sequence[GroupPart], seconds: float) -> "MicroBatchPoint":
@@ -40,14 +41,14 @@ class TrainerProfile(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     hardware: str
     precision: str
-    threads: int
+    threads: Annotated[int, msgspec.Meta(ge=1)]
     update: Points
     """Forward and backward passes."""
     score: Points
     """Log-probabilities."""
-    optimizer_s: float
+    optimizer_s: NotNegative
     """Seconds of an optimizer step."""
-    weights_s: float
+    weights_s: NotNegative
     """Seconds to publish all weights, in the dtype in which they travel."""
 
 

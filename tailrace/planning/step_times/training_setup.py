@@ -138,7 +138,7 @@ class TrainingSetup:
         """Parameters of a layer on a TP rank, with all adapters; the mean, where layers differ."""
         shape = self.shape
         attention = shape.attention_parameters + 2 * shape.hidden
-        each = attention + shape.feed_forward_parameters(active=False) / shape.layers
+        each = attention + shape.feed_forward_parameters / shape.layers
         return each / self.layout.tp + self.layer_adapter_parameters
 
     @property

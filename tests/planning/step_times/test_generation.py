@@ -38,7 +38,8 @@ def test_products_of_a_pass_have_two_operations_a_parameter_and_token() -> None:
     shape = find_shape("Qwen3-8B")
     work = prefill(4, 256, logits=4 * 256)
     products = sum(o.flops * o.count for o in operators(shape, work) if o.kind == "product")
-    weights = shape.product_parameters - shape.layers * 2 * shape.head_dim  # norms of queries and keys are no products
+    norms = shape.layers * 2 * (shape.hidden + shape.head_dim) + shape.hidden
+    weights = shape.parameters - shape.vocab * shape.hidden - norms  # nor is the embedding a product
     assert products == 2 * weights * 4 * 256
 
 

@@ -7,9 +7,12 @@ import pytest
 
 from tailrace.errors import PlanError
 from tailrace.planning.step_times.machine import read_machine_profile
+from tailrace.planning.step_times.trainer_profile import MicroBatchPoint
 from tests.planner.machines import profile, trainer
 
 REPLACE = msgspec.structs.replace
+NO_TIME = MicroBatchPoint(tokens=100, scored=50, pairs=1.0, seconds=0.0)
+STANDS_STILL = msgspec.json.encode(profile()).replace(b'"base":0.02,"each":0.0004', b'"base":0.0,"each":0.0')
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -28,6 +31,13 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
         (
             msgspec.json.encode(REPLACE(profile(), trainers=[REPLACE(trainer(2, 0.002), score=[])])),
             "`$.trainers[0].score`",
+        ),
+        (msgspec.json.encode(REPLACE(profile(), engine_beside=0.0)), "`float` > 0.0 - at `$.engine_beside`"),
+        (STANDS_STILL, "a decode step takes 0 seconds"),
+        (STANDS_STILL.replace(b"0.0", b"-1.0", 1), "`float` >= 0.0"),
+        (
+            msgspec.json.encode(REPLACE(profile(), trainers=[REPLACE(trainer(2, 0.1), update=[NO_TIME])])),
+            "update[0].seconds",
         ),
         (msgspec.json.encode(REPLACE(profile(), tailrace_machine_profile=1)), "is a profile of another version; make"),
     ],
