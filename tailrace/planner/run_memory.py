@@ -79,13 +79,15 @@ def _rank(run: SizedRun, size: EngineSize) -> Memory:
         cache_tokens=cached,
         step_tokens=max(batch, min(size.step_tokens or load.prompt, load.read)),
         batch_size=batch,
-        staged_bytes=size.staged_bytes * shape.parameters / size.ranks,
         dtype=size.dtype,
     )
 
 
 def _others(run: SizedRun) -> dict[str, float]:
-    """Processes, and weights on their way between them: a version in use and the next one."""
+    """Processes, and weights on their way between them: a version in use and the next one.
+
+    Weights that are staged for the ranks of an engine are in the machine's memory, whatever the ranks compute on.
+    """
     processes = sum(run.rollout_workers[name] * size.processes for name, size in run.sizes.items() if size is not None)
     found: dict[str, float] = {}
     if run.separated:
@@ -94,6 +96,9 @@ def _others(run: SizedRun) -> dict[str, float]:
         holders = 1 + (sum(run.rollout_workers.values()) if apart else 0)  # others use the trainer's memory
         element = ELEMENT_BYTES[run.config.wire_dtype]
         found["published weights"] = 2.0 * holders * element * run.shape.parameters
+    staged = sum(run.rollout_workers[name] * size.staged_bytes for name, size in run.sizes.items() if size is not None)
+    if staged:
+        found["staged weights"] = staged * run.shape.parameters
     if processes:
         found["processes"] = float(processes * PROCESS_BYTES)
     return found

@@ -28,7 +28,7 @@ class EngineSize:
     processes: int = 0
     """Processes beside that of the engine."""
     staged_bytes: float = 0.0
-    """Bytes of each parameter of new weights on their way to those processes, beside the ones in use."""
+    """Bytes of each parameter of new weights on their way to those processes, in the machine's memory."""
     has_model: bool = True
     """Whether it computes at all."""
 

@@ -171,13 +171,12 @@ def engine_memory(
     cache_tokens: float,
     step_tokens: float,
     batch_size: float,
-    staged_bytes: float = 0.0,
     dtype: DType = "bfloat16",
 ) -> Memory:
     """The bytes of an engine on each of its TP ranks.
 
     `cache_tokens`: room in its KV cache. `step_tokens`: those of its largest step. `batch_size`: sequences that are
-    sampled together; their logits and probabilities are fp32. `staged_bytes`: of new weights beside those in use.
+    sampled together; their logits and probabilities are fp32.
     """
     setup = TrainingSetup(shape=shape, layout=Layout(tp=tp), dtype=dtype)
     held = {
@@ -189,7 +188,6 @@ def engine_memory(
         instants={
             "largest step": held | {"activations": step_tokens * _largest_layer(setup)},
             "sampling": held | {"logits": batch_size * shape.vocab * 2 * 4.0},
-            "weight update": held | {"staged weights": staged_bytes},
         },
     )
 

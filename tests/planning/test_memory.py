@@ -126,12 +126,12 @@ def test_what_does_not_fit_is_refused_with_what_is_lacking() -> None:
 
 def test_an_engine_holds_weights_cache_and_its_largest_step() -> None:
     shape = find_shape("Qwen3-8B")
-    memory = engine_memory(shape, tp=2, cache_tokens=100_000, step_tokens=8192, batch_size=256, staged_bytes=30 * GIB)
+    memory = engine_memory(shape, tp=2, cache_tokens=100_000, step_tokens=8192, batch_size=256)
     step = memory.instants["largest step"]
     assert step["weights"] == pytest.approx(shape.parameters, rel=1e-3)  # 2 bytes, on two ranks
     assert step["KV cache"] == 100_000 * shape.cache_bytes(tp=2)
     assert memory.instants["sampling"]["logits"] == 256 * 151_936 * 8
-    assert memory.worst == "weight update"
+    assert memory.worst == "largest step"
 
 
 def test_a_reference_holds_weights_alone() -> None:
