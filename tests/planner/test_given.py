@@ -434,7 +434,7 @@ def test_one_more_pool_on_which_the_reference_does_not_fit_ends_no_plan() -> Non
 def test_more_memory_makes_no_trainer_slower(streaming: bool) -> None:
     (pool,) = open_cluster("16xH100").pools
     seconds = []
-    for gib in (24, 32, 40, 80):
+    for gib in (40, 48, 56, 64, 80):
         device = pool.device.model_copy(update={"memory_gib": gib})
         cluster = Cluster(pools=(replace(pool, device=device),))
         streams = f"pipeline.streaming={str(streaming).lower()}"
