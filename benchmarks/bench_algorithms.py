@@ -4,8 +4,9 @@
 
 The model is a random Llama of 0.1M parameters; it learns to answer with digits. Each algorithm is the section of its
 recipe in `recipes/`. Its runs have `pipeline.max_staleness` 0, and 4 without and with the correction that is then the
-default. Workers are tasks of one process: learning is measured here, not speed. A run's final reward is the mean of its
-last ten steps. Curves are left in `build/bench-algorithms`, where plot_algorithms.py finds them. The last line is JSON.
+default. Workers are tasks of one process: learning is measured here, not speed. Rewards are those of held-out prompts:
+the groups that DAPO trains on are chosen by their rewards. A run's final reward is the mean of its last evaluations.
+Curves are left in `build/bench-algorithms`, where plot_algorithms.py finds them. The last line is JSON.
 """
 
 import contextlib
@@ -24,8 +25,10 @@ import typer
 BUILD = Path(__file__).parent.parent / "build" / "bench-algorithms"
 CURVES = BUILD / "curves.json"
 STALENESS = 4
-LAST = 10
-"""The last steps of a run, whose mean is its final reward."""
+EVERY = 3
+"""Steps between evaluations."""
+LAST = 3
+"""The last evaluations of a run, whose mean is its final reward."""
 
 RECIPES: dict[str, tuple[str, ...]] = {
     "grpo": (),
@@ -65,7 +68,10 @@ def overrides(job: Job, base: Path) -> list[str]:
         f"seed={job.seed}",
         "prompts.source.type=jsonl",
         f"prompts.source.path={prompts}",
-        "prompts.held_out=0",
+        "prompts.held_out=32",
+        f"evaluation.every={EVERY}",
+        "evaluation.greedy=false",
+        "evaluation.samples=1",
         "rewards.grader.type=function",
         "rewards.grader.path=algorithm_rewards.digits",
         "rewards.workers=1",
@@ -98,8 +104,22 @@ def prepare(base: Path, seeds: int) -> None:
         write_tiny_model("llama", base / f"model-{seed}", seed=seed)
 
 
-def curve(job: Job, base: Path) -> list[dict[str, float]]:
-    """Train, and return the metrics of each step."""
+class Curve(NamedTuple):
+    """What a run shows of its learning."""
+
+    rewards: list[float]
+    """Of the held-out prompts, every `EVERY` steps from the untrained model on."""
+    staleness: float
+    """The mean over all samples that were trained on, in versions."""
+
+    @property
+    def final(self) -> float:
+        """The final reward."""
+        return fmean(self.rewards[-LAST:])
+
+
+def curve(job: Job, base: Path) -> Curve:
+    """Train, and return the curve."""
     import torch
 
     from tailrace.cluster.local import LocalCluster
@@ -116,12 +136,10 @@ def curve(job: Job, base: Path) -> list[dict[str, float]]:
     ):
         if code := train(config, resume=False):
             raise RuntimeError(f"{job} ended with {code}")
-    return [event.metrics for event in read_events(Path(config.output_dir) / "events.jsonl") if event.task == "step"]
-
-
-def final(steps: list[dict[str, float]]) -> float:
-    """The final reward of a run."""
-    return fmean(step["reward"] for step in steps[-LAST:])
+    events = read_events(Path(config.output_dir) / "events.jsonl")
+    rewards = {event.step: event.metrics["reward"] for event in events if event.task == "evaluation"}
+    stale = fmean(event.metrics["staleness_mean"] for event in events if event.task == "step")
+    return Curve([reward for _, reward in sorted(rewards.items())], stale)
 
 
 def main(steps: int = 60, seeds: int = 3, processes: int = 2, only: str = ",".join(RECIPES)) -> None:
@@ -132,19 +150,22 @@ def main(steps: int = 60, seeds: int = 3, processes: int = 2, only: str = ",".jo
     with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(processes) as pool:
         prepare(Path(directory), seeds)
         runs = [(job, pool.submit(curve, job, Path(directory))) for job in jobs]
-        curves: dict[str, dict[str, list[list[dict[str, float]]]]] = {}
+        curves: dict[str, dict[str, list[Curve]]] = {}
         for job, run in runs:
-            made = curves.setdefault(job.recipe, {}).setdefault(job.mode, [])
-            made.append(run.result())
-            stale = fmean(step["staleness_mean"] for step in made[-1])
-            print(f"{job.recipe} {job.mode} seed {job.seed}: {final(made[-1]):.3f}, staleness {stale:.2f}", flush=True)
+            made = run.result()
+            curves.setdefault(job.recipe, {}).setdefault(job.mode, []).append(made)
+            print(f"{job.recipe} {job.mode} {job.seed}: {made.final:.3f}, staleness {made.staleness:.2f}", flush=True)
     BUILD.mkdir(parents=True, exist_ok=True)
-    CURVES.write_text(json.dumps(curves))
+    CURVES.write_text(json.dumps({name: _rewards(modes) for name, modes in curves.items()}))
     rewards = {
-        recipe: {mode: round(fmean(map(final, found)), 3) for mode, found in modes.items()}
+        recipe: {mode: round(fmean(one.final for one in found), 3) for mode, found in modes.items()}
         for recipe, modes in curves.items()
     }
     print(json.dumps({"bench": "algorithms", "steps": steps, "seeds": seeds, "final_reward": rewards}))
+
+
+def _rewards(modes: dict[str, list[Curve]]) -> dict[str, list[list[float]]]:
+    return {mode: [one.rewards for one in found] for mode, found in modes.items()}
 
 
 if __name__ == "__main__":

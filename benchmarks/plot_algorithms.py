@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from bench_algorithms import CURVES, MODES, STALENESS
+from bench_algorithms import CURVES, EVERY, MODES, STALENESS
 from svg import begun
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "algorithms.svg"
@@ -29,7 +29,7 @@ def points(values: Sequence[float], left: float, top: float) -> list[str]:
     return [f"{left + x / last * WIDTH:.1f},{top + (1 - y) * HEIGHT:.1f}" for x, y in enumerate(values)]
 
 
-def panel(name: str, modes: dict[str, list[list[dict[str, float]]]], left: float, top: float) -> Iterator[str]:
+def panel(name: str, modes: dict[str, list[list[float]]], left: float, top: float) -> Iterator[str]:
     """Yield the drawing of one algorithm."""
     yield f'<text x="{left}" y="{top - 8}" font-weight="bold">{name}</text>'
     for level in (0.0, 0.5, 1.0):
@@ -38,12 +38,12 @@ def panel(name: str, modes: dict[str, list[list[dict[str, float]]]], left: float
         if left == LEFT:
             yield f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{level:g}</text>'
     for mode in MODES:
-        by_step = list(zip(*([step["reward"] for step in run] for run in modes[mode]), strict=True))
+        by_step = list(zip(*modes[mode], strict=True))
         band = points([max(at) for at in by_step], left, top) + points([min(at) for at in by_step], left, top)[::-1]
         yield f'<polygon points="{" ".join(band)}" fill="{COLOURS[mode]}" fill-opacity="0.15"/>'
         line = points([fmean(at) for at in by_step], left, top)
         yield f'<polyline points="{" ".join(line)}" fill="none" stroke="{COLOURS[mode]}" stroke-width="1.6"/>'
-    steps = len(modes["synchronous"][0])
+    steps = EVERY * (len(modes["synchronous"][0]) - 1)
     yield f'<text x="{left + WIDTH}" y="{top + HEIGHT + 15}" text-anchor="end">step {steps}</text>'
 
 
