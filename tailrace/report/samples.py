@@ -1,7 +1,7 @@
 """The samples that a run keeps for people: a few groups of every step and of every evaluation, one line a sample.
 
     learner, evaluator ──event `samples`──▶ log ──▶ SampleFile ──▶ samples.jsonl ──▶ report, `tailrace samples`
-                                             └────▶ TensorBoard
+                                             └────▶ TensorBoard, Weights & Biases
 
 The event travels like any other, from a worker's process too, but `events.jsonl` leaves it out. The choice of groups
 depends on the seed and the step alone. It never depends on which responses finish first, since those are short.

@@ -32,6 +32,11 @@ from tailrace.report.trace_sink import TraceSink
 
 LENGTHS_TAG = "train/response_tokens"
 _TEXT = create_summary_metadata(display_name="", description="")
+_COLUMNS = (
+    *("group", "sample", "reward", "parts", "advantage", "tokens", "weight_versions", "failure"),
+    *("prompt", "response", "answer"),
+)
+"""Those of a table of samples in Weights & Biases; see `SampleRecord`."""
 
 
 class ClosableSink(Protocol):
@@ -103,8 +108,7 @@ class TensorBoardSink:
         self._writer.flush()
 
     def _write_samples(self, records: Sequence[SampleRecord]) -> None:
-        tag = "train/samples" if records[0].kind == "training" else "eval/samples"
-        value = Summary.Value(tag=tag, metadata=_TEXT, tensor=_text_tensor(markdown(records)))
+        value = Summary.Value(tag=_samples_tag(records), metadata=_TEXT, tensor=_text_tensor(markdown(records)))
         event = TensorBoardEvent(wall_time=time.time(), step=records[0].step, summary=Summary(value=[value]))
         self._writer.add_event(event)
         self._writer.flush()
@@ -115,7 +119,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A sink for Weights & Biases: the same metrics, with the steps done as their axis."""
+    """A sink for Weights & Biases: the same metrics, with the steps done as their axis, and tables of samples."""
 
     def __init__(self, project: str, run_dir: Path, config: Mapping[str, Any]) -> None:
         """Begin a run in `project`.
@@ -123,9 +127,9 @@ class WandbSink:
         Raises:
             UserError: the package is not installed, or refuses to begin.
         """
-        wandb = _wandb(project)
+        self._wandb = _wandb(project)
         try:
-            self._run = wandb.init(project=project, name=run_dir.name, config=dict(config), dir=str(run_dir))
+            self._run = self._wandb.init(project=project, name=run_dir.name, config=dict(config), dir=str(run_dir))
         except Exception as error:  # no login, no network, no such project: wandb raises many kinds
             raise UserError(
                 f"observe.wandb_project {project!r} cannot be opened: {one_line(error)}; "
@@ -134,7 +138,11 @@ class WandbSink:
         self._run.define_metric("*", step_metric="step")
 
     def __call__(self, event: Event) -> None:
-        """Log a `step` or `evaluation` event."""
+        """Log a `step` or `evaluation` event, and a `samples` event as a table."""
+        if event.task == EventKind.SAMPLES:
+            records = samples_in(event)
+            table = self._wandb.Table(columns=list(_COLUMNS), data=[_cells(record) for record in records])
+            self._run.log({"step": records[0].step, _samples_tag(records): table})
         scalars = tagged_scalars(event)
         if (position := steps_done(event)) is not None and scalars:
             self._run.log({"step": position, **scalars})
@@ -203,6 +211,20 @@ def markdown(records: Iterable[SampleRecord]) -> str:
             failure = f"\n\nthe grader failed\n\n{_code(record.failure)}\n\nresponse" if record.failure else ""
             parts.append(f"{words}{failure}\n\n{_code(record.response)}")
     return "\n\n".join(parts)
+
+
+def _samples_tag(records: Sequence[SampleRecord]) -> str:
+    return "train/samples" if records[0].kind == "training" else "eval/samples"
+
+
+def _cells(record: SampleRecord) -> list[str | float | None]:
+    """Return a row of the table of samples: a text, or a number, for each of `_COLUMNS`."""
+    oldest, newest = record.weight_versions
+    parts = ", ".join(f"{name} {value:g}" for name, value in record.parts.items())
+    numbers = (record.group, record.sample, record.reward)
+    versions = f"{oldest}" if oldest == newest else f"{oldest} to {newest}"
+    texts = tuple(visible(text) for text in (record.prompt, record.response, record.answer or ""))
+    return [*numbers, parts, record.advantage, record.tokens, versions, record.failure, *texts]
 
 
 def _code(text: str) -> str:

@@ -88,7 +88,7 @@ class FakeWandb(ModuleType):
         super().__init__("wandb")
         self.init_arguments: dict[str, Any] = {}
         self.axes: list[tuple[str, str]] = []
-        self.logged: list[dict[str, float]] = []
+        self.logged: list[dict[str, Any]] = []
         self.finished = False
 
     def init(self, **arguments: Any) -> "FakeWandb":
@@ -98,8 +98,11 @@ class FakeWandb(ModuleType):
     def define_metric(self, name: str, *, step_metric: str) -> None:
         self.axes.append((name, step_metric))
 
-    def log(self, figures: dict[str, float]) -> None:
+    def log(self, figures: dict[str, Any]) -> None:
         self.logged.append(figures)
+
+    def Table(self, *, columns: list[str], data: list[list[Any]]) -> list[dict[str, Any]]:
+        return [dict(zip(columns, row, strict=True)) for row in data]
 
     def finish(self) -> None:
         self.finished = True
@@ -121,6 +124,18 @@ def test_wandb_gets_the_configuration_and_every_step(tmp_path: Path, monkeypatch
     ]
     assert fake.axes == [("*", "step")]
     assert fake.finished
+
+
+def test_wandb_gets_a_table_of_each_steps_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    sink = WandbSink("sums", tmp_path, CONFIG)
+    records = [make_sample(2, response="forty\x1b[2m", reward=1.0), make_sample(2, sample=1, response="none")]
+    sink(samples_event(records, actor="driver", time=1.0, step=1))
+    [logged] = fake.logged
+    assert logged["step"] == 2
+    assert [row["response"] for row in logged["train/samples"]] == ["forty␛[2m", "none"]
+    assert [row["reward"] for row in logged["train/samples"]] == [1.0, records[1].reward]
 
 
 def test_a_missing_wandb_is_a_user_error_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
