@@ -14,7 +14,7 @@ from tailrace.config.overrides import merged, override_values
 from tailrace.config.places import Place
 from tailrace.config.plain import NotPlainError, plain
 from tailrace.config.recipe_text import MAX_CHARS, read_yaml
-from tailrace.config.recipes import find_recipe
+from tailrace.config.recipes import find_recipe, shipped_recipes
 from tailrace.config.run import RunConfig
 from tailrace.config.written import is_interpolated, masked
 from tailrace.errors import ConfigError
@@ -56,7 +56,7 @@ def load_as(schema: type[Schema], recipe: Path | Mapping[str, Any] | None, overr
     if isinstance(overrides, str):  # a text is a sequence as well, of letters
         raise ConfigError('overrides is one text; expected a list of them, such as ["trainer.lr=1e-5"]')
     source = _named(recipe)
-    values = _beside(recipe, read_recipe(recipe)) if isinstance(recipe, Path) else _plain(recipe or {}, source)
+    values = read_recipe(recipe) if isinstance(recipe, Path) else _plain(recipe or {}, source)
     is_of_training = bool((RunConfig.model_fields.keys() - schema.model_fields.keys()) & set(values))
     taken = _part_of_training(values, schema) if is_of_training else values
     for override in sorted(overrides, key=_chooses_no_type):
@@ -158,14 +158,14 @@ def parse_as(
     return config.with_references(references) if references else config
 
 
-def _beside(recipe: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the contents of a recipe with its `observe.plan` as a path from here: both files are written together, and
-    may be moved together."""
+def _with_plan_beside(file_path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the contents of a recipe's file with `observe.plan` as an absolute path: both files are written together,
+    and may be moved together."""
     observe = values.get("observe")
     plan = observe.get("plan") if isinstance(observe, dict) else None
-    if not isinstance(plan, str) or is_interpolated(plan):
+    if not isinstance(plan, str) or is_interpolated(plan) or plan.startswith("~"):
         return values
-    return merged(values, {"observe": {"plan": str((find_recipe(recipe).parent / plan).absolute())}})
+    return merged(values, {"observe": {"plan": str((file_path.parent / plan).absolute())}})
 
 
 def _named(recipe: Path | Mapping[str, Any] | None) -> str:
@@ -177,8 +177,8 @@ def _named(recipe: Path | Mapping[str, Any] | None) -> str:
 def read_recipe(recipe: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     """Return the contents of a YAML recipe, without resolving its interpolations.
 
-    A recipe with the key `base` changes another recipe, of which `base` is the file, from the recipe's own directory,
-    or the name of one that ships.
+    A recipe with the key `base` changes another recipe, of which `base` is the name, where it ships, or else the file,
+    from the recipe's own directory. The file of `observe.plan`, too, is sought from the directory of its recipe.
 
     `above`: the recipes whose base this one is.
 
@@ -188,14 +188,13 @@ def read_recipe(recipe: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     file_path = find_recipe(recipe)
     if file_path.resolve() in above:
         raise ConfigError(f"the recipe {recipe} is its own base; take the key base out of one of them")
-    values = _read_mapping(recipe, file_path)
+    values = _with_plan_beside(file_path, _read_mapping(recipe, file_path))
     base = values.pop("base", None)
     if base is None:
         return values
     if not isinstance(base, str):
         raise ConfigError(f"the recipe {recipe}: base is {base!r}; expected the file or the name of a recipe")
-    beside = file_path.parent / base
-    found = beside if beside.is_file() else Path(base)
+    found = shipped_recipes().get(base, file_path.parent / base)
     return merged(read_recipe(found, (*above, file_path.resolve())), values)
 
 

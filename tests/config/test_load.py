@@ -8,7 +8,7 @@ import yaml
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.generate import EvalConfig, GenerateConfig, ProfileConfig
-from tailrace.config.load import changed_recipe, load_as, load_config
+from tailrace.config.load import changed_recipe, load_as, load_config, read_recipe
 from tailrace.config.prompts import JsonlSource
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
@@ -376,3 +376,11 @@ def test_a_plan_beside_a_recipe_is_found_wherever_the_command_starts(tmp_path: P
     assert load_config(tmp_path / "planned.yaml").observe.plan == str(tmp_path / "planned.plan.json")
     given = load_config(tmp_path / "planned.yaml", ["observe.plan=other.json"])
     assert given.observe.plan == "other.json"
+    assert read_recipe(tmp_path / "planned.yaml")["observe"]["plan"] == str(tmp_path / "planned.plan.json")
+    (tmp_path / "home.yaml").write_text(QUICKSTART.read_text() + "observe: {plan: ~/plan.json}")
+    assert load_config(tmp_path / "home.yaml").observe.plan == str(Path.home() / "plan.json")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/mine.yaml").write_text("base: ../planned.yaml")
+    of_base = load_config(tmp_path / "sub/mine.yaml").observe.plan
+    assert of_base is not None
+    assert Path(of_base).resolve() == tmp_path / "planned.plan.json"

@@ -96,6 +96,15 @@ def test_a_recipe_changes_its_base() -> None:
     assert config.prompts == base.prompts
 
 
+def test_a_base_is_not_sought_where_the_command_starts() -> None:
+    Path("sub").mkdir()
+    for name in ("quickstart", "other"):
+        Path(f"{name}.yaml").write_text("seed: 3")
+        Path(f"sub/on_{name}.yaml").write_text(f"base: {name}")
+    assert load_config(Path("sub/on_quickstart.yaml")).seed == 0
+    assert "the recipe sub/other does not exist" in refusal("sub/on_other.yaml")
+
+
 def test_a_recipe_goes_before_its_base_and_overrides_before_both() -> None:
     Path("mine.yaml").write_text("base: quickstart\nseed: 7")
     assert load_config(Path("mine.yaml"), ["seed=8"]).seed == 8
