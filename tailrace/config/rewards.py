@@ -145,7 +145,7 @@ class JudgeReward(Config):
     from `lowest` to `highest`, without a reference."""
     system_prompt: str | None = None
     """A system message before it."""
-    score: Pattern = r"(?i)score[^\w-]{0,10}(-?\d+(?:\.\d+)?)"
+    score: Pattern = r"(?i)score[^\w(.-]{0,10}(-?\d*\.?\d+)"
     """A pattern that finds the score in the judge's answer, a number; the last match counts, group 1 where there is
     one."""
     lowest: Annotated[float, Field(ge=-1e6, le=1e6)] = 0.0

@@ -57,6 +57,16 @@ async def test_a_judge_sees_request_and_response_and_its_score_becomes_a_reward_
     assert dict(spent) == {"requests": 1, "prompt_tokens": 100, "completion_tokens": 10, "cost": 0}
 
 
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [("score: 10.", 1.0), ("**Score:** 7.25/10", 0.725), ("Score = .5", 0.05), ("Score: 1\nScore: 2", 0.2)],
+)
+async def test_a_score_is_read_as_judges_write_it(text: str, reward: float) -> None:
+    with JudgeServer(lambda _: said(text)) as judge:
+        async with judging(judge) as grader:
+            assert await grader.grade(make_request("x")) == pytest.approx(reward)
+
+
 async def test_a_recipe_says_what_is_asked_and_what_counts() -> None:
     with JudgeServer(lambda _: said("grade 1, or rather grade -3")) as judge:
         fields = {
@@ -89,6 +99,7 @@ async def test_a_conversation_is_shown_by_roles() -> None:
         ("I cannot say.", "its answer has no score: 'I cannot say.'"),
         ("", "its answer has no text"),
         (None, "its answer has no text"),
+        ("Score (0-10): 7", "its answer has no score: 'Score (0-10): 7'"),
         ("Score: 11", "its score is 11, and has to be from 0 to 10"),
         ("Score: -1", "its score is -1, and has to be from 0 to 10"),
         ("Score: " + "9" * 400, "its score is inf, and has to be from 0 to 10"),
