@@ -89,6 +89,8 @@ def _checked(config: RunConfig, *, here: bool) -> _Checked:
     try:
         inputs = check_recipe(config, here=here)
     except ModelNotHere as error:
+        if not str(error).startswith("model.path"):  # of a reward model, or of predicted lengths
+            raise
         try:
             shape = find_shape(config.model.path)
         except PlanError:

@@ -94,8 +94,18 @@ def test_the_model_that_was_planned_for_is_the_recipes_and_need_not_be_here(
     assert "# not checked: Qwen/Qwen2.5-7B is not here" in shown
 
 
-def _not_here(config: ModelConfig) -> Path:
-    raise ModelNotHere(f"model.path {config.path!r}: no hub")
+def _not_here(config: ModelConfig, key: str) -> Path:
+    raise ModelNotHere(f"{key}.path {config.path!r}: no hub")
+
+
+def test_a_reward_model_that_is_not_here_is_not_taken_for_the_model(
+    tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace.models.resolve._download", _not_here)
+    rewards = {"grader": {"type": "reward_model", "path": "nobody/rm"}}
+    config = parse_as(RunConfig, values_of(tmp_path, tiny_model("llama"), rewards=rewards), source="test")
+    with pytest.raises(ModelNotHere, match=r"^rewards\.grader\.path 'nobody/rm'"):
+        print_plan(config, resume=False)
 
 
 def test_a_model_that_nobody_knows_is_still_refused(
