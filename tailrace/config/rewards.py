@@ -336,6 +336,16 @@ class RewardsConfig(_Grading):
         graders = {name: grading.model_copy(update={"workers": 1}) for name, grading in self.graders.items()}
         return self.model_copy(update={"workers": 1, "graders": graders})
 
+    def with_workers(self, least: int) -> Self:
+        """The same with so many processes for its grader, and of several for each that has fewer."""
+        if self.grader is not None:
+            return self.model_copy(update={"workers": least})
+        graders = {
+            name: grading.model_copy(update={"workers": max(least, grading.workers)})
+            for name, grading in self.graders.items()
+        }
+        return self.model_copy(update={"graders": graders})
+
     @field_validator("graders")
     @classmethod
     def _names_are_free(cls, graders: dict[str, NamedRewardConfig]) -> dict[str, NamedRewardConfig]:

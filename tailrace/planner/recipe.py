@@ -46,7 +46,7 @@ def recipe_values(values: Mapping[str, Any], config: RunConfig, plan: Plan) -> d
         "device": config.device if "device" in config.model_fields_set else "cuda",
         "pipeline": mode.values,
         "trainer": _trainer(config, candidate),
-        "rewards": {"workers": candidate.graders},
+        "rewards": _rewards(config, candidate),
         "engine": _engine(config, plan),
     }
     if not mode.colocated:
@@ -75,6 +75,14 @@ def _trainer(config: RunConfig, candidate: Candidate) -> dict[str, Any]:
         "gradient_checkpointing": layout.checkpointing == "full",
         **({"backend": own} if own else {}),
     }
+
+
+def _rewards(config: RunConfig, candidate: Candidate) -> dict[str, Any]:
+    """The processes of the grader, or of each of several."""
+    rewards = config.rewards.with_workers(candidate.graders)
+    if rewards.grader is not None:
+        return {"workers": rewards.workers}
+    return {"graders": {name: {"workers": grading.workers} for name, grading in rewards.graders.items()}}
 
 
 def _engine(config: RunConfig, plan: Plan) -> dict[str, Any]:

@@ -129,6 +129,17 @@ def test_the_arrangement_of_a_trainer_is_told_to_it(tmp_path: Path, tiny_model: 
     assert recipe["trainer"]["gradient_checkpointing"] == (backend["options"]["layout"]["checkpointing"] == "full")
 
 
+def test_each_of_several_graders_has_the_workers_of_the_plan(tmp_path: Path, tiny_model: TinyModel) -> None:
+    graders = {
+        "right": {"grader": {"type": "exact"}, "workers": 3},
+        "short": {"grader": {"type": "regex", "pattern": "x"}, "workers": 5},
+    }
+    values = values_of(tmp_path, tiny_model("llama"), rewards={"graders": graders})
+    config = load_config(written(values, USUAL[3], tmp_path))
+    assert {name: grading.workers for name, grading in config.rewards.graders.items()} == {"right": 3, "short": 5}
+    assert config.rewards.with_workers(4).least_workers == 4
+
+
 def test_what_the_mode_does_not_allow_is_left_out(tmp_path: Path, tiny_model: TinyModel) -> None:
     values = values_of(tmp_path, tiny_model("llama"))
     values["pipeline"] = {"placement": "separated", "streaming": True, "in_order": True}
