@@ -203,12 +203,9 @@ class Candidates:
     def layouts(self, pool: Pool, devices: int) -> Iterator[Layout]:
         """The arrangements of a trainer on so many devices. Where the recipe says whether to recompute, only these."""
         trainer = self._problem.config.trainer
-        is_free, checkpointing = (
-            "gradient_checkpointing" not in trainer.model_fields_set,
-            trainer.gradient_checkpointing,
-        )
+        is_free = "gradient_checkpointing" not in trainer.model_fields_set
         for layout in layouts(self._problem.shape, pool, devices):
-            if is_free or checkpointing == (layout.checkpointing == "full"):
+            if is_free or trainer.gradient_checkpointing == (layout.checkpointing == "full"):
                 yield layout
 
     def _fitting(self, pool: Pool, each: Iterable[Layout]) -> Iterator[Training]:

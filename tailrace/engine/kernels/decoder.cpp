@@ -225,8 +225,8 @@ class Worker {
 
 extern "C" {
 
-// A weight of `groups` times 16 rows of `pairs` pairs, in the order of `Columns::packed`: group g goes to `to + g * stride`, at a multiple of 64
-// bytes.
+// A weight of `groups` times 16 rows of `pairs` pairs, in the order of `Columns::packed`: group g goes to
+// `to + g * stride`, at a multiple of 64 bytes.
 void decoder_pack(const uint32_t* weight, uint32_t* to, int64_t groups, int64_t pairs, int64_t stride, int64_t threads) {
 #pragma omp parallel num_threads(threads)
     {
