@@ -42,9 +42,7 @@ _SERVICES = 0.15
 Measured on an AMD EPYC."""
 
 
-def engines_like(
-    config: RunConfig, name: str, pool: Pool, *, tp: int = 1, dp: int = 1, engines: int = 1, most: int | None = None
-) -> Engines:
+def engines_like(config: RunConfig, name: str, pool: Pool, *, tp: int = 1, dp: int = 1, engines: int = 1) -> Engines:
     """Engines of a recipe's pool on a pool of the cluster, without a cache.
 
     `max_batch_size` and `prefill_tokens` count where the recipe gives them. Their defaults are for a CPU.
@@ -55,7 +53,6 @@ def engines_like(
         name=name,
         pool=pool,
         engines=engines,
-        most=most,
         tp=tp,
         dp=dp,
         slots=own.get("max_batch_size", SLOTS),
