@@ -52,6 +52,13 @@ PUBLIC = {
     },
     "tailrace.config.algorithm": {"GrpoConfig"},
     "tailrace.config.columns": {"ColumnKind"},
+    # plans
+    "tailrace.config.load": {"load_config"},
+    "tailrace.planner": {"Problem", "plan"},
+    "tailrace.planning.hardware.clusters": {"open_cluster"},
+    "tailrace.planning.model_shape.catalogue": {"find_shape"},
+    "tailrace.workloads.samplers.factory": {"open_workload"},
+    # tasks
     "tailrace.tasks.base": {"Task"},
     "tailrace.tasks.context": {"TaskContext"},
     # engines and trainers

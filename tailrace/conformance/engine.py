@@ -34,7 +34,7 @@ from tailrace.errors import EngineError, RequestError
 from tailrace.registers.phases import PARTS, PURPOSES
 from tailrace.types import FinishReason, FloatArray, Request, Sample
 
-LIMIT_S = 60
+LIMIT_S = 240
 
 
 @pytest.mark.asyncio(loop_scope="class")

@@ -141,6 +141,7 @@ def test_of_engines_that_differ_the_mean_one_is_foretold(tmp_path: Path, recipe:
             cluster={"rollout": rollout},
             engine=engine,
             sampling__max_new_tokens=16384,
+            trainer__gradient_checkpointing=True,
         )
         run = directory_of(tmp_path / name, config)
         return foretold_after(run, cluster="8xH100", profile=None, workload="math-32b", model="Qwen2.5-1.5B")

@@ -1,5 +1,8 @@
 """Compiling C++ at its first use."""
 
+import platform
+import shutil
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -153,3 +156,22 @@ def test_a_broken_library_is_said(sources: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_cpu_that_lacks_an_instruction_is_said(sources: Path) -> None:
     with pytest.raises(KernelUnavailable, match="needs a CPU with made_up"):
         load("answer", needs=("made_up",))
+
+
+@pytest.mark.parametrize("source", ["decoder", "sampling"])
+@pytest.mark.parametrize("cpu", ["sapphirerapids", "haswell"])
+def test_each_kind_of_cpu_has_every_function_of_the_kernels(source: str, cpu: str) -> None:
+    """The kernels of another CPU cannot run here, but its compiler must accept them."""
+    compiler = next((path for name in build.COMPILERS if (path := shutil.which(name))), None)
+    if compiler is None or platform.machine() != "x86_64":
+        pytest.skip("no compiler for x86 here")
+    command = [
+        compiler,
+        "-std=c++17",
+        f"-march={cpu}",
+        "-fopenmp",
+        "-fsyntax-only",
+        str(build.SOURCES / f"{source}.cpp"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
