@@ -247,6 +247,17 @@ Grader = Annotated[
 ]
 
 
+def _at_once(grader: Grader) -> int:
+    """The responses that a process grades at a time. A function may take several, which it alone knows."""
+    if isinstance(grader, JudgeReward):
+        return grader.concurrency
+    return grader.batch_size if isinstance(grader, ModelReward) else 1
+
+
+def _processes(grader: Grader, places: int) -> int:
+    return -(-places // _at_once(grader))
+
+
 class _Grading(Config):
     """The processes of a grader, and what its gradings count."""
 
@@ -326,9 +337,9 @@ class RewardsConfig(_Grading):
         return {"": GradingConfig.model_construct(**{name: getattr(self, name) for name in GradingConfig.model_fields})}
 
     @property
-    def least_workers(self) -> int:
-        """The processes of the grader that has the fewest."""
-        return min(grading.workers for grading in self.each.values())
+    def least_places(self) -> int:
+        """The responses that are graded at a time by the grader that takes the fewest."""
+        return min(grading.workers * _at_once(grading.grader) for grading in self.each.values())
 
     @property
     def with_one_worker(self) -> Self:
@@ -336,12 +347,12 @@ class RewardsConfig(_Grading):
         graders = {name: grading.model_copy(update={"workers": 1}) for name, grading in self.graders.items()}
         return self.model_copy(update={"workers": 1, "graders": graders})
 
-    def with_workers(self, least: int) -> Self:
-        """The same with so many processes for its grader, and of several for each that has fewer."""
+    def with_places(self, least: int) -> Self:
+        """The same with processes for so many responses at a time. Graders that take more keep theirs."""
         if self.grader is not None:
-            return self.model_copy(update={"workers": least})
+            return self.model_copy(update={"workers": _processes(self.grader, least)})
         graders = {
-            name: grading.model_copy(update={"workers": max(least, grading.workers)})
+            name: grading.model_copy(update={"workers": max(_processes(grading.grader, least), grading.workers)})
             for name, grading in self.graders.items()
         }
         return self.model_copy(update={"graders": graders})

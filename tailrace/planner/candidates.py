@@ -401,7 +401,7 @@ class Candidates:
     ) -> Candidate:
         problem, load, rollout = self._problem, self._problem.load, (engines,)
         parts = self.parts(mode, rollout, training, reference_s)
-        graders = problem.config.rewards.least_workers
+        graders = problem.config.rewards.least_places
         found = bound(mode, problem.table, parts)
         if load.grading_s:
             graders = min(MOST_GRADERS, max(1, math.ceil(_PEAK * load.grading_s / found.seconds)))

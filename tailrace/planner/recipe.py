@@ -79,7 +79,7 @@ def _trainer(config: RunConfig, candidate: Candidate) -> dict[str, Any]:
 
 def _rewards(config: RunConfig, candidate: Candidate) -> dict[str, Any]:
     """The processes of the grader, or of each of several."""
-    rewards = config.rewards.with_workers(candidate.graders)
+    rewards = config.rewards.with_places(candidate.graders)
     if rewards.grader is not None:
         return {"workers": rewards.workers}
     return {"graders": {name: {"workers": grading.workers} for name, grading in rewards.graders.items()}}

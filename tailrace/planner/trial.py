@@ -138,7 +138,7 @@ def config_of(config: RunConfig, candidate: Candidate) -> RunConfig:
     """A recipe as a candidate would run it."""
     changed = candidate.mode.applied(config)
     trainer = changed.trainer.model_copy(update={"micro_batch_tokens": candidate.micro_batch_tokens})
-    rewards = changed.rewards.with_workers(candidate.graders)
+    rewards = changed.rewards.with_places(candidate.graders)
     return changed.model_copy(update={"trainer": trainer, "rewards": rewards})
 
 

@@ -140,7 +140,7 @@ def _played(config: RunConfig, steps: int, *, engines: tuple[EngineKind, ...], t
         **_lengths(config.rollout.lengths),
         engines=engines,
         trainer=trainer,
-        graders=config.rewards.least_workers,
+        graders=config.rewards.least_places,
         hop_s=_HOP_S,
         step_s=_STEP_S,
         seed=config.seed,

@@ -137,7 +137,14 @@ def test_each_of_several_graders_has_the_workers_of_the_plan(tmp_path: Path, tin
     values = values_of(tmp_path, tiny_model("llama"), rewards={"graders": graders})
     config = load_config(written(values, USUAL[3], tmp_path))
     assert {name: grading.workers for name, grading in config.rewards.graders.items()} == {"right": 3, "short": 5}
-    assert config.rewards.with_workers(4).least_workers == 4
+    assert config.rewards.with_places(4).least_places == 4
+
+
+def test_a_judge_needs_no_process_for_each_of_its_requests(tmp_path: Path, tiny_model: TinyModel) -> None:
+    judge = {"type": "judge", "url": "http://127.0.0.1:9/v1", "model": "m", "concurrency": 16}
+    rewards = load_config(values_of(tmp_path, tiny_model("llama"), rewards={"grader": judge, "workers": 2})).rewards
+    assert rewards.least_places == 32
+    assert rewards.with_places(100).workers == 7
 
 
 def test_what_the_mode_does_not_allow_is_left_out(tmp_path: Path, tiny_model: TinyModel) -> None:
