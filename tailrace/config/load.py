@@ -194,7 +194,7 @@ def read_recipe(recipe: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
         return values
     if not isinstance(base, str):
         raise ConfigError(f"the recipe {recipe}: base is {base!r}; expected the file or the name of a recipe")
-    found = shipped_recipes().get(base, file_path.parent / base)
+    found = shipped_recipes().get(base, file_path.parent / Path(base).expanduser())
     return merged(read_recipe(found, (*above, file_path.resolve())), values)
 
 

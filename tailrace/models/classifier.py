@@ -65,7 +65,8 @@ class Classifier:
                 f"{self.vocab_size}; give the tokenizer that it was trained with"
             )
         self._pad_like_the_model(config.pad_token_id)
-        limits = (getattr(config, "max_position_embeddings", None), self.tokenizer.model_max_length)
+        positions = getattr(config, "max_position_embeddings", None)
+        limits = (positions and positions - _positions_of_padding(self._model), self.tokenizer.model_max_length)
         self.longest = min(limit for limit in limits if limit)
         """Tokens of the longest text; very many where the model has no limit."""
 
@@ -104,6 +105,14 @@ class Classifier:
         self.tokenizer.pad_token = None
         if pad_token_id is not None and 0 <= pad_token_id < min(len(self.tokenizer), self.vocab_size):
             self.tokenizer.pad_token = self.tokenizer.convert_ids_to_tokens(pad_token_id)
+
+
+def _positions_of_padding(model: torch.nn.Module) -> int:
+    """The positions that no text can have: RoBERTa and its like count from the one after the padding token's."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return int(module.padding_idx) + 1
+    return 0
 
 
 def _load(directory: Path, dtype: torch.dtype, key: str) -> Any:

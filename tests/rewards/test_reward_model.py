@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from tailrace.config.rewards import GradingConfig, ModelReward, RewardsConfig
+from tailrace.conformance.tiny import make_tokenizer
 from tailrace.errors import ConfigError, ModelError, RewardError
+from tailrace.models.classifier import Classifier
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool, capacity_of
 from tailrace.rewards.process import GraderProcess
@@ -115,6 +122,28 @@ def test_a_text_that_is_too_long_fails_alone(model: Path) -> None:
     assert [first, last] == pytest.approx(grader(model).grade_all([requests[0], requests[2]]), abs=1e-5)
     with pytest.raises(RewardError, match="are 5 tokens long, and the reward model reads 4"):
         grader(model, max_tokens=4).grade(requests[0])
+
+
+def test_a_model_whose_positions_begin_after_the_padding_token_reads_fewer_tokens(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = None
+    padding = int(tokenizer.pad_token_id)
+    config = RobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=40,
+        pad_token_id=padding,
+    )
+    config.num_labels = 1
+    RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = Classifier(tmp_path, device="cpu", dtype="float32", key="rewards.grader")
+    assert model.longest == 40 - padding - 1
+    tokens = [1 + padding] * model.longest
+    assert len(model.score([{"input_ids": tokens, "attention_mask": [1] * len(tokens)}])) == 1
 
 
 def test_a_text_that_the_model_cannot_read_fails_alone(tmp_path: Path) -> None:
