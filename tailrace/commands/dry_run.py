@@ -69,12 +69,18 @@ class _Checked:
     run: SizedRun
     inputs: Inputs | None
     """None where the model is not here, which reads the prompts."""
+    ungraded: str = ""
+    """Why no answer was graded, where a reward model's device is not here, as the run's is not."""
 
 
 def _absent_device(config: RunConfig) -> str | None:
     """Why this machine cannot use the run's device; None where it can."""
+    return _absent(config.device, config.threads)  # the measurements are made in this process in any case
+
+
+def _absent(device: str, threads: int | None = None) -> str | None:
     try:
-        prepare_torch(config.device, config.threads)  # the measurements are made in this process in any case
+        prepare_torch(device, threads)
     except ConfigError as error:
         return str(error)
     return None
@@ -97,8 +103,18 @@ def _checked(config: RunConfig, *, here: bool) -> _Checked:
             raise error from None
         return _Checked(run=sized(config, shape, [config.prompts.max_prompt_tokens or _PROMPT_TOKENS]), inputs=None)
     run = sized(config, read_shape(inputs.model_dir), [len(prompt.prompt_ids) for prompt in inputs.prompts.train])
-    asyncio.run(_check_rewards(config, inputs.prompts.by_source))
-    return _Checked(run=run, inputs=inputs)
+    ungraded = "" if here else _absent_reward_model(config)
+    if not ungraded:
+        asyncio.run(_check_rewards(config, inputs.prompts.by_source))
+    return _Checked(run=run, inputs=inputs, ungraded=ungraded)
+
+
+def _absent_reward_model(config: RunConfig) -> str:
+    """Why this machine cannot use the device of a reward model; empty where there is none."""
+    for grading in config.rewards.each.values():
+        if isinstance(grading.grader, ModelReward) and (why := _absent(grading.grader.device)) is not None:
+            return f"the reward model's {why}"
+    return ""
 
 
 def _print(config: RunConfig, checked: _Checked, absent: str | None) -> None:
@@ -117,6 +133,8 @@ def _print(config: RunConfig, checked: _Checked, absent: str | None) -> None:
         print(f"# disk: {size} a checkpoint, {config.checkpoint.keep} kept, one more on saving")
     if absent is not None:
         print(f"# not checked: {absent}; so neither whether its memory suffices nor the seconds of a step are known")
+    if checked.ungraded:
+        print(f"# not checked: {checked.ungraded}; so no answer was graded")
     if found is not None and machine is not None:
         for line in _time_lines(config, found, machine):
             print(f"# {line}")

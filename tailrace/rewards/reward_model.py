@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tailrace.config.rewards import ModelReward
-from tailrace.errors import RewardError, one_line
+from tailrace.errors import ConfigError, RewardError, one_line
 from tailrace.host.compute import prepare_torch
 from tailrace.models.classifier import Classifier, Encoding
 from tailrace.models.resolve import resolve_model
@@ -19,7 +19,10 @@ class RewardModelGrader(Grader):
         Raises:
             UserError: the model is missing or no reward model, or the device cannot be used.
         """
-        prepare_torch(config.device, None)
+        try:
+            prepare_torch(config.device, None)
+        except ConfigError as error:  # it names a device, of which the recipe may have several
+            raise ConfigError(f"{key}.{error}") from None
         directory = resolve_model(config.model, key)
         self._classifier = Classifier(directory, device=config.device, dtype=config.dtype, key=key)
         self._longest = min(config.max_tokens or self._classifier.longest, self._classifier.longest)

@@ -22,6 +22,7 @@ from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.workloads.samplers.factory import open_workload
 from tests.conftest import TinyModel
+from tests.helpers.reward_models import write_reward_model
 from tests.helpers.runs import small_run, write_prompts
 
 
@@ -78,6 +79,19 @@ def test_a_machine_without_a_gpu_says_what_it_cannot_check(
     assert "# not checked: device 'cuda' cannot be used here" in shown
     assert "# memory: about" in shown
     assert "time:" not in shown
+
+
+@NO_GPU
+def test_without_a_gpu_a_reward_model_of_one_is_not_asked_for_scores(
+    tmp_path: Path, tiny_model: TinyModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_reward_model(tmp_path / "reward model")
+    grader = {"type": "reward_model", "path": str(model), "device": "cuda"}
+    values = values_of(
+        tmp_path, tiny_model("llama"), rewards={"grader": grader}, device="cuda", sampling={"max_new_tokens": 12}
+    )
+    print_plan(parse_as(RunConfig, values, source="test"), resume=False)
+    assert "# not checked: the reward model's device 'cuda' cannot be used here" in capsys.readouterr().out
 
 
 @NO_GPU

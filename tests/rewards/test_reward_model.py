@@ -242,7 +242,7 @@ def test_a_model_that_is_missing_is_named_with_its_key(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there_is_named(model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"device 'cuda:7' cannot be used here"):
+    with pytest.raises(ConfigError, match=r"rewards\.grader\.device 'cuda:7' cannot be used here"):
         grader(model, device="cuda:7")
 
 
