@@ -41,13 +41,16 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "max_rl": ("rewards.grader.path=algorithm_rewards.digit_first",),
     "ppo": ("algorithm.critic.lr=1e-2", "algorithm.critic.warmup_steps=0", "trainer.frozen_steps=2"),
 }
-"""The recipes, with what the small model needs besides."""
+"""The algorithms by their recipes, with what the small model needs besides."""
 
 MODES = {
     "synchronous": ("pipeline.max_staleness=0",),
     "uncorrected": (f"pipeline.max_staleness={STALENESS}", "algorithm.rollout_correction.type=none"),
     "corrected": (f"pipeline.max_staleness={STALENESS}",),
 }
+
+
+SEPARATED = ("pipeline.placement=separated", "queue.type=service", "queue.units=1")
 
 
 class Job(NamedTuple):
@@ -57,6 +60,11 @@ class Job(NamedTuple):
     mode: str
     seed: int
     steps: int
+
+    @property
+    def file(self) -> Path:
+        """The recipe; GRPO is the quickstart's."""
+        return Path("quickstart" if self.recipe == "grpo" else self.recipe)
 
 
 def overrides(job: Job, base: Path) -> list[str]:
@@ -85,9 +93,6 @@ def overrides(job: Job, base: Path) -> list[str]:
         "trainer.warmup_steps=0",
         f"checkpoint.every={job.steps}",
         "observe.tensorboard=false",
-        "pipeline.placement=separated",
-        "queue.type=service",
-        "queue.units=1",
         *MODES[job.mode],
         *RECIPES[job.recipe],
     ]
@@ -128,8 +133,7 @@ def curve(job: Job, base: Path) -> Curve:
     from tailrace.run.train import train
 
     torch.set_num_threads(1)
-    recipe = "quickstart" if job.recipe == "grpo" else job.recipe
-    config = load_config(Path(recipe), overrides(job, base))
+    config = load_config(job.file, [*overrides(job, base), *SEPARATED])
     with (
         patch("tailrace.run.separated.make_cluster", lambda settings, _: LocalCluster(settings)),
         contextlib.redirect_stdout(io.StringIO()),
