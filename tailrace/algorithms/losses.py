@@ -31,7 +31,7 @@ def policy_loss(
         always                       `tokens`, `policy_loss`, `ratio`, `clip_fraction_low`, `clip_fraction_high`,
                                      `approx_kl` (k3 of the old weights and the current ones)
         with a ratio beyond e^±20    `ratio_overflow`, the tokens where it is bounded
-        with a penalty               `ref_kl`
+        with a penalty               `ref_kl`; `kl_coefficient` where it is adaptive
         with a weighting correction  `correction_weight`, its square, and `correction_truncated` or `correction_masked`
     """
     trained = without_rejected(inputs, rejection)
@@ -49,8 +49,11 @@ def policy_loss(
         }
     if kl.coefficient:
         per_token["ref_kl"] = reference_kl(trained, kl)
+        coefficient: float | torch.Tensor = kl.coefficient
+        if kl.adaptive is not None:
+            coefficient = per_token["kl_coefficient"] = trained.columns_N["kl_coefficient"]
         if kl.part_of == "loss":
-            loss = loss + kl.coefficient * per_token["ref_kl"]
+            loss = loss + coefficient * per_token["ref_kl"]
     loss_sum, denominator = aggregate(loss, trained, mode, norm_tokens)
     metrics = {**_sums(per_token, trained.mask_N), **mismatch(inputs, trained.mask_N)}
     return LossOutput(loss_sum=loss_sum, denominator=denominator, metrics=metrics)

@@ -43,7 +43,8 @@ class PolicyGradient(Algorithm):
         """The table: rollout, reward, reference (only with a KL penalty), advantage, actor."""
         if not self.common.kl.coefficient:
             return (ROLLOUT, REWARD, self.advantage_task(), actor(self.loss))
-        return (ROLLOUT, REWARD, REFERENCE, self.advantage_task(), actor(self.loss, "ref_log_probs"))
+        read = ("ref_log_probs", *self._coefficient_column)
+        return (ROLLOUT, REWARD, REFERENCE, self.advantage_task(), actor(self.loss, *read))
 
     def advantage_task(self) -> TableTask:
         """The task that computes advantages, of a group at a time."""
@@ -54,7 +55,12 @@ class PolicyGradient(Algorithm):
         """The columns that advantages are computed from."""
         kl = self.common.kl
         penalized = bool(kl.coefficient) and kl.part_of == "reward"
-        return ("reward", "response_mask", *(("rollout_log_probs", "ref_log_probs") if penalized else ()))
+        of_penalty = ("rollout_log_probs", "ref_log_probs", *self._coefficient_column)
+        return ("reward", "response_mask", *(of_penalty if penalized else ()))
+
+    @property
+    def _coefficient_column(self) -> tuple[str, ...]:
+        return () if self.common.kl.adaptive is None else ("kl_coefficient",)
 
     @abstractmethod
     def credit(self, rewards: Sequence[float]) -> list[float]:
@@ -85,7 +91,8 @@ class PolicyGradient(Algorithm):
             torch.tensor(row[name], dtype=torch.float64) for name in ("rollout_log_probs", "ref_log_probs")
         )
         estimate = kl_estimate(policy, reference, kl.estimator).numpy()
-        return np.where(mask > 0, kl.coefficient * estimate, 0.0)
+        coefficient = kl.coefficient if kl.adaptive is None else row["kl_coefficient"]
+        return np.where(mask > 0, coefficient * estimate, 0.0)
 
     def surrogate(self, inputs: LossInputs) -> "Surrogate":
         """The loss of each token: the clipped surrogate."""

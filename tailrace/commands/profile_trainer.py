@@ -98,7 +98,8 @@ def _loss(config: RunConfig) -> tuple[Loss, list[str]]:
     """The loss of the policy, and the columns with a number for each token that it reads."""
     for task in make_algorithm(config.algorithm).tasks:
         if isinstance(task.work, Train) and task.work.make_trainer is None:
-            return task.work.loss, [name for name in task.reads if COLUMNS.get(name) is ColumnKind.FLOATS]
+            of_tokens = [name for name in task.reads if COLUMNS.get(name) is ColumnKind.FLOATS]
+            return task.work.loss, [*of_tokens, "kl_coefficient"]  # a number of the row is one for each token there
     raise AssertionError("a table has a task that trains the policy")
 
 

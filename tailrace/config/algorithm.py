@@ -10,17 +10,34 @@ LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
 KlEstimator = Literal["k1", "k2", "k3"]
 
 
+class AdaptiveKl(Config):
+    """The coefficient follows the divergence: it grows while that is above a target, and shrinks while it is below."""
+
+    target: Annotated[float, Field(ge=1e-9, le=1000)]
+    """The mean divergence to aim at, in nats per token, as `ref_kl` tells it."""
+    gain: Annotated[float, Field(ge=1e-6, le=1)] = 0.1
+    """How quickly the coefficient follows: a step changes it by at most a fifth of this part."""
+
+
 class KlConfig(Config):
     """A penalty on the divergence from the frozen initial weights."""
 
     coefficient: Annotated[float, Field(ge=0, le=1000)] = 0.0
     """Weight of the penalty; 0 computes no reference log-probabilities at all."""
+    adaptive: AdaptiveKl | None = None
+    """The coefficient is only the first one, and follows the divergence; null keeps it."""
     estimator: KlEstimator = "k3"
     """Estimator of the divergence. k1 is the log-ratio: as a penalty its mean gradient is 0, so it only reports. k2 is
     half its square. k3 is unbiased and non-negative."""
     part_of: Literal["loss", "reward"] = "loss"
     """loss: added to the policy loss of each token. reward: subtracted from the reward before advantages are computed,
     with the log-probabilities of the engine."""
+
+    @model_validator(mode="after")
+    def _adapts_from_something(self) -> Self:
+        if self.adaptive is not None and not self.coefficient:
+            raise ValueError("coefficient 0 stays 0 with adaptive; give the first coefficient, such as 0.01")
+        return self
 
 
 RatioLevel = Literal["token", "geometric", "sequence"]

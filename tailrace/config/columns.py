@@ -23,6 +23,7 @@ PROMPT_COLUMNS: Mapping[str, ColumnKind] = {
     "metadata": ColumnKind.JSON,
     "task": ColumnKind.TEXT,  # the name of the prompt's task; "" where its source has none
     "seed": ColumnKind.INT,
+    "kl_coefficient": ColumnKind.FLOAT,  # only with an adaptive KL penalty
 }
 """The columns that a row already has when it is put."""
 

@@ -27,6 +27,8 @@ trainer.epochs | num_iterations, num_ppo_epochs | ppo_epochs | max_epochs |  |
 trainer.frozen_steps |  | critic_warmup | freezing_actor_steps |  |
 trainer.gradient_checkpointing | gradient_checkpointing | enable_gradient_checkpointing | gradient_checkpointing | model.ac |
 algorithm.kl.coefficient | beta | kl_loss_coef, kl_ctrl.kl_coef, kl_coef | init_kl_coef | kl_tau | kl_coef : 0 is off
+algorithm.kl.adaptive.target |  | kl_ctrl.target_kl, target_kl | kl_target |  |
+algorithm.kl.adaptive.gain |  | kl_ctrl.horizon, horizon | kl_horizon |  | : it is the samples of a step over the horizon
 algorithm.kl.estimator |  | kl_loss_type, kl_penalty | kl_estimator |  |
 algorithm.clip_low |  | clip_ratio_low |  |  |
 algorithm.clip_low | epsilon | clip_ratio | eps_clip, eps_clip_low_high |  | clip_range, cliprange : the bound above is algorithm.clip_high; set both

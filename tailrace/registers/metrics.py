@@ -354,6 +354,13 @@ METRICS = (
         chart="Optimization",
     ),
     Metric(
+        name="kl_coefficient",
+        group=_UPDATE,
+        title="KL coefficient",
+        meaning="weight of the KL penalty, where `algorithm.kl.adaptive` changes it",
+        chart="Optimization",
+    ),
+    Metric(
         name="critic/explained_variance",
         group=_UPDATE,
         title="Explained variance of the critic",

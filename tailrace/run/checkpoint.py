@@ -12,7 +12,7 @@ step_000012/
 
 import asyncio
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Annotated
@@ -50,6 +50,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Fingerprint of the prompts that the data position counts in."""
     unacked: list[int] = []
     """Rows that are in the weights although the queue hands them out again; see `Actor.unacked`."""
+    kl_coefficients: list[Annotated[float, msgspec.Meta(ge=0, le=1e12)]] = []
+    """See `KlCoefficients.saved`; none where the penalty is not adaptive."""
 
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,9 +153,14 @@ class Checkpointer:
         self._log = log
 
     async def save(
-        self, trained_steps: int, next_step: int, unacked: Iterable[int], staged: Path | None = None
+        self,
+        trained_steps: int,
+        next_step: int,
+        unacked: Iterable[int],
+        staged: Path | None = None,
+        kl_coefficients: Sequence[float] = (),
     ) -> None:
-        """Write a checkpoint. The one before survives any failure. `unacked`: see `RunState`.
+        """Write a checkpoint. The one before survives any failure. `unacked`, `kl_coefficients`: see `RunState`.
 
         `staged`: a directory beside the checkpoints. What is in it is moved into this checkpoint.
 
@@ -167,6 +174,7 @@ class Checkpointer:
             elapsed_s=self._log.now(),
             prompts=self._prompts,
             unacked=sorted(unacked),
+            kl_coefficients=list(kl_coefficients),
         )
 
         def write(directory: Path) -> None:

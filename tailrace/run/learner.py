@@ -8,6 +8,7 @@ A learner runs in the process of the run, or in a worker process behind the same
 """
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -20,12 +21,13 @@ from safetensors import SafetensorError
 
 from tailrace.errors import CheckpointError, NothingGraded, TrainingError, one_line
 from tailrace.events import Event, EventLog
+from tailrace.planning.kl_control import KlCoefficients
 from tailrace.registers.events import EventKind
 from tailrace.report.samples import samples_event
 from tailrace.run.checkpoint import MODEL_FILE, Checkpointer, ModelState, RunState, read_model_state
 from tailrace.run.recording import SampleRecorder
 from tailrace.run.signal_check import SignalCheck
-from tailrace.run.step_metrics import response_tokens, step_metrics
+from tailrace.run.step_metrics import response_tokens, step_metrics, update_metrics
 from tailrace.tasks.actor import Actor, Batch, StepResult, uninterrupted
 from tailrace.trainer.base import Trainer
 from tailrace.transfer.queue.base import Row
@@ -51,6 +53,11 @@ class Learner(ABC):
     @abstractmethod
     def trained_steps(self) -> int:
         """Number of steps whose update is in the weights; also the version of the weights."""
+
+    @property
+    @abstractmethod
+    def kl_coefficient(self) -> float:
+        """The coefficient of the KL penalty that the trained steps have led to; 0 where it is not adaptive."""
 
     @abstractmethod
     async def train(self, step: int) -> None:
@@ -190,13 +197,16 @@ class LocalLearner(Learner):
         recorder: SampleRecorder | None = None,
         check: SignalCheck | None = None,
         tell: Callable[[], None] | None = None,
+        kl: KlCoefficients | None = None,
     ) -> None:
         """`executor`: the thread of the trainer's device. `export_dtype`: see `Trainer.export`.
 
         `run_log`: takes the events of whole steps; by default `log`, which takes those of work. `recorder`: makes the
         samples that people look at; without it, none are kept. `check`: checks each step, if given. `tell`: emits
-        the events about this process; it is called at the end of each step, before the event of the step.
+        the events about this process; it is called at the end of each step, before the event of the step. `kl`: the
+        coefficients of an adaptive KL penalty.
         """
+        self._kl = kl
         self._tell_of_process = tell
         self._check = check or SignalCheck()
         self._warned = False
@@ -222,6 +232,11 @@ class LocalLearner(Learner):
         """See `Learner`."""
         return self._trained_steps
 
+    @property
+    def kl_coefficient(self) -> float:
+        """See `Learner`."""
+        return 0.0 if self._kl is None else self._kl.newest
+
     async def train(self, step: int) -> None:
         """See `Learner`."""
         async with self._turn:
@@ -243,6 +258,8 @@ class LocalLearner(Learner):
         """Train and publish, then ack the rows. The result is appended to `published` between the two."""
         result = await self._actor.apply(batch)
         self._trained_steps = batch.step + 1
+        if self._kl is not None:
+            self._kl.step_ended(update_metrics(result.updates).get("ref_kl", math.nan))
         await self._until_released()
         await self._publisher.publish(self._trained_steps)
         published.append(result)
@@ -265,7 +282,8 @@ class LocalLearner(Learner):
         """See `Learner`."""
         async with self._turn:
             _check_whole(self._actor, self._trained_steps)
-            await self._checkpointer.save(self._trained_steps, next_step, self._actor.unacked, staged)
+            coefficients = [] if self._kl is None else self._kl.saved()
+            await self._checkpointer.save(self._trained_steps, next_step, self._actor.unacked, staged, coefficients)
 
     async def restore(self, checkpoint: Path, state: RunState) -> None:
         """See `Learner`."""
@@ -273,6 +291,8 @@ class LocalLearner(Learner):
             await self._compute(lambda: self._trainer.load(checkpoint))
             self._trained_steps = state.trained_steps
             self._actor.unacked.update(state.unacked)
+            if self._kl is not None:
+                self._kl.restore(state.trained_steps, state.kl_coefficients)
             await self._publisher.publish(self._trained_steps)  # engines take it when they begin to serve
 
     async def export(self, directory: Path) -> None:

@@ -41,6 +41,7 @@ from tailrace.run.checks import check_recipe
 from tailrace.run.directory import RunDirectory
 from tailrace.run.loop_diary import LoopDiary
 from tailrace.run.loop_runtime import LoopRuntime
+from tailrace.run.parts import kl_coefficients
 from tailrace.run.queue import client_options
 from tailrace.run.workers.pools import run_pools
 from tailrace.tasks.actor import train_sample
@@ -75,6 +76,11 @@ class Engines:
         self, config: RunConfig, *, workers: Collection[str] | None = None, prompts: bytes | None = None
     ) -> None:
         """`Trainer.init_engines` makes it and explains the arguments. `prompts`: see `train`."""
+        if kl_coefficients(config) is not None:
+            raise ConfigError(
+                "algorithm.kl.adaptive follows the steps of a run, and these are your own; leave it out, and give your "
+                "loss a coefficient that changes"
+            )
         pools = _pools(config, workers)
         directory = RunDirectory(Path(config.output_dir))
         directory.check_new()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.table import TableTask, Train
-from tailrace.config.algorithm import CriticConfig
+from tailrace.config.algorithm import CriticConfig, PolicyGradientConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import AlgorithmError
 from tailrace.events import EventLog
 from tailrace.host.user_code import making
+from tailrace.planning.kl_control import KlCoefficients
 from tailrace.rewards.graders import Graders
 from tailrace.run.checkpoint import Checkpointer
 from tailrace.run.directory import RunDirectory
@@ -134,6 +135,7 @@ def make_learner(
         recorder=SampleRecorder.of(config),
         check=SignalCheck.of(config),
         tell=tell,
+        kl=kl_coefficients(config),
     )
 
 
@@ -199,4 +201,13 @@ def make_feeder(config: RunConfig, inputs: Inputs, queue: TransferQueue) -> Prom
         group_size=config.algorithm.group_size,
         groups_per_step=config.groups_per_step,
         max_staleness=config.pipeline.max_staleness,
+        kl=kl_coefficients(config),
     )
+
+
+def kl_coefficients(config: RunConfig) -> KlCoefficients | None:
+    """The coefficients of the KL penalty before the first step; None where it is not adaptive, or there is none."""
+    algorithm = config.algorithm
+    if not isinstance(algorithm, PolicyGradientConfig) or algorithm.kl.adaptive is None:
+        return None
+    return KlCoefficients(algorithm.kl, config.pipeline.max_staleness)

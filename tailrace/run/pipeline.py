@@ -9,7 +9,8 @@ rows as they become ready. The loop below has the weights evaluated, admits prom
 and saves.
 
     part        waits for
-    prompts     weights that are at most `max_staleness` updates older than those their step trains; room in the queue
+    prompts     weights that are at most `max_staleness` updates older than those their step trains; room in the queue;
+                with an adaptive KL penalty, the divergence of the steps that such weights were trained in
     lost rows   the end of a storage unit that held them; then room in the queue, to be put again
     rollout     prompts, and the weights that may begin them; blocks of the KV cache (inside the engine)
     reward      responses; a free grading process
@@ -108,6 +109,7 @@ class Pipeline:
             restore_lengths(checkpoint, self._lengths)
         await self.learner.restore(checkpoint, state)
         self._feeder.resume_at(state.next_step)
+        self._feeder.resume_kl(state.trained_steps, state.kl_coefficients)
 
     async def _begin_evaluation(self, version: int, tasks: asyncio.TaskGroup) -> None:
         """Evaluate beside all else. Engines keep the weights until the answers are generated; grading goes on."""
@@ -154,3 +156,4 @@ class Pipeline:
             for model in self._models.values():
                 models.create_task(model.train(step))
             await self.learner.train(step)
+        self._feeder.follow_kl(self.learner.kl_coefficient)

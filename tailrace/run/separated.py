@@ -64,15 +64,21 @@ class RemoteLearner(Learner):
     def __init__(self, trainer: Pool) -> None:
         self._trainer = trainer
         self._trained_steps = 0
+        self._kl_coefficient = 0.0
 
     @property
     def trained_steps(self) -> int:
         """The number of trained steps as of the last call that returned; see `Learner`."""
         return self._trained_steps
 
+    @property
+    def kl_coefficient(self) -> float:
+        """The coefficient as of the last step that this trained; see `Learner`."""
+        return self._kl_coefficient
+
     async def train(self, step: int) -> None:
         """See `Learner`."""
-        self._trained_steps = await self._call("train", step)
+        self._trained_steps, self._kl_coefficient = await self._call("train", step)
 
     async def hold(self) -> None:
         """See `Learner`."""

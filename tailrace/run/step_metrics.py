@@ -85,7 +85,7 @@ def step_metrics(result: StepResult, step: int, seconds: float) -> dict[str, flo
         **_staleness_metrics(result.rows, step),
         "samples_per_s": len(lengths) / seconds,
         "tokens_per_s": sum(lengths) / seconds,
-        **_update_metrics(result.updates),
+        **update_metrics(result.updates),
     }
 
 
@@ -152,7 +152,7 @@ def _staleness_metrics(rows: Sequence[Row], step: int) -> dict[str, float]:
     }
 
 
-def _update_metrics(updates: Sequence[UpdateResult]) -> Mapping[str, float]:
+def update_metrics(updates: Sequence[UpdateResult]) -> Mapping[str, float]:
     """The figures of the optimizer steps that were applied, and those of the batch where nothing of it was left."""
     applied = [
         {**update.metrics, "loss": update.loss, "grad_norm": update.grad_norm, "lr": update.lr}

@@ -286,9 +286,10 @@ def is_floats(cell: Value) -> TypeGuard[FloatArray]:
 
 
 def train_sample(row: Row, version: WeightVersion | None = None) -> TrainSample:
-    """The trainer's view of a row, for a task that trains or one that scores. Its columns are the row's float arrays.
+    """The trainer's view of a row, for a task that trains or one that scores.
 
-    `version`: that of the weights that are trained.
+    Its columns are the row's float arrays, and its `kl_coefficient` on every token. `version`: that of the weights that
+    are trained.
 
     A row whose grading failed (its reward is NaN) is masked: it counts for nothing in the update.
     """
@@ -296,11 +297,14 @@ def train_sample(row: Row, version: WeightVersion | None = None) -> TrainSample:
     versions = cells.get("weight_versions")
     response_ids = cells["response_ids"]
     graded = not math.isnan(cast(float, row.cells.get("reward", 0.0)))
+    columns = {name: cell for name, cell in row.cells.items() if is_floats(cell)}
+    if (coefficient := row.cells.get("kl_coefficient")) is not None:
+        columns["kl_coefficient"] = np.full(len(response_ids), cast(float, coefficient), np.float32)
     return TrainSample(
         group_id=row.group_id,
         prompt_ids=cells["prompt_ids"],
         response_ids=response_ids,
         response_mask=cells.get("response_mask", np.ones_like(response_ids)) * graded,
-        columns={name: cell for name, cell in row.cells.items() if is_floats(cell)},
+        columns=columns,
         on_policy=None if version is None or versions is None else bool((versions == version).all()),
     )

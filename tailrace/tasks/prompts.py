@@ -10,11 +10,13 @@ run: each time of the run has a seeded order of its own, so that the n-th remaki
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
 from tailrace.errors import GroupExists, QueueClosed, QueueTimeout, StaleRowError, StorageFull
 from tailrace.planning.admission import oldest_version
+from tailrace.planning.kl_control import KlCoefficients
 from tailrace.prompts.order import PromptOrder, sample_seed
 from tailrace.prompts.task_name import task_name
 from tailrace.transfer.queue.base import NewRow, TransferQueue
@@ -40,7 +42,9 @@ class PromptFeeder:
         group_size: int,
         groups_per_step: int,
         max_staleness: int = 0,
+        kl: KlCoefficients | None = None,
     ) -> None:
+        """`kl`: the coefficients of an adaptive KL penalty, which the rows then have."""
         self.next_step = 0
         """First step whose prompts have not been put. A checkpoint stores it as the data position."""
         self._resumed = False
@@ -52,6 +56,8 @@ class PromptFeeder:
         self._group_size = group_size
         self._groups_per_step = groups_per_step
         self._max_staleness = max_staleness
+        self._kl = kl
+        self._step_ended = asyncio.Event()
 
     def resume_at(self, next_step: int) -> None:
         """Go on from the data position of a checkpoint, with the queue as it was then.
@@ -61,6 +67,17 @@ class PromptFeeder:
         """
         self.next_step = next_step
         self._resumed = True
+
+    def resume_kl(self, trained_steps: int, coefficients: Sequence[float]) -> None:
+        """Go on with the coefficients of a checkpoint: see `KlCoefficients.restore`."""
+        if self._kl is not None:
+            self._kl.restore(trained_steps, coefficients)
+
+    def follow_kl(self, coefficient: float) -> None:
+        """One more step has ended, and led to this coefficient of the KL penalty."""
+        if self._kl is not None:
+            self._kl.follow(coefficient)
+            self._step_ended.set()
 
     async def run(self, steps: int) -> None:
         """Put the rows of every step before `steps`, each as soon as it is admitted."""
@@ -72,11 +89,15 @@ class PromptFeeder:
         """Put the rows of `step`, unless a resumed run has them already.
 
         Waits until the queue has heard of a weight version that may generate for `step`, then while the queue is full.
+        With an adaptive KL penalty, waits until the steps have ended that its coefficient depends on.
         Raises:
             GroupExists: another process has put them.
         """
         if step < self.next_step:
             return
+        while self._kl is not None and self._kl.of_step(step) is None:
+            self._step_ended.clear()
+            await self._step_ended.wait()
         first = step * self._groups_per_step
         positions = range(first, first + self._groups_per_step)
         not_before = oldest_version(step, self._max_staleness)
@@ -98,7 +119,11 @@ class PromptFeeder:
         if remade:
             order = PromptOrder(count=len(self._prompts), seed=seed, shuffle=True)
         prompt = self._prompts[order[position]]
-        return group_rows(prompt, position, group_size=self._group_size, seed=seed, not_before=not_before)
+        rows = group_rows(prompt, position, group_size=self._group_size, seed=seed, not_before=not_before)
+        if self._kl is None:
+            return rows
+        coefficient = self._kl.of_step(position // self._groups_per_step)
+        return [replace(row, cells={**row.cells, "kl_coefficient": coefficient}) for row in rows]
 
 
 class PromptLine:

@@ -12,7 +12,14 @@ import torch
 from tailrace.algorithms.loss_inputs import LossInputs, LossOutput, is_maximum
 from tailrace.algorithms.losses import policy_loss
 from tailrace.algorithms.surrogates import clipped
-from tailrace.config.algorithm import KlConfig, LossAggMode, NoCorrection, RolloutCorrection, TruncatedCorrection
+from tailrace.config.algorithm import (
+    AdaptiveKl,
+    KlConfig,
+    LossAggMode,
+    NoCorrection,
+    RolloutCorrection,
+    TruncatedCorrection,
+)
 
 MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
 LOW, HIGH = 0.2, 0.28
@@ -98,6 +105,16 @@ def test_loss_and_gradient_equal_the_padded_oracle(mode: LossAggMode, coefficien
     torch.testing.assert_close(loss, expected)
     found, wanted = (torch.autograd.grad(value, batch["log_probs"])[0] for value in (loss, expected))
     torch.testing.assert_close(found, wanted)
+
+
+def test_an_adaptive_penalty_has_the_coefficient_of_each_row() -> None:
+    batch = padded_batch()
+    inputs = packed(batch)
+    kl = KlConfig(coefficient=0.9, adaptive=AdaptiveKl(target=0.1))
+    inputs = replace(inputs, columns_N={**inputs.columns_N, "kl_coefficient": torch.full((16,), 0.3)})
+    output = loss_of(inputs, kl=kl)
+    torch.testing.assert_close(output.loss_sum / output.denominator, oracle(batch, "token-mean", 0.3))
+    assert output.metrics["kl_coefficient"] / output.metrics["tokens"] == pytest.approx(0.3)
 
 
 def test_denominators_count_the_tokens_and_samples_that_are_trained_on() -> None:

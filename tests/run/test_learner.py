@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,7 +45,12 @@ class Witness(Checkpointer):
         self._recording = trainer
 
     async def save(
-        self, trained_steps: int, next_step: int, unacked: Iterable[int], staged: Path | None = None
+        self,
+        trained_steps: int,
+        next_step: int,
+        unacked: Iterable[int],
+        staged: Path | None = None,
+        kl_coefficients: Sequence[float] = (),
     ) -> None:
         self.saved.append((trained_steps, len(self._recording.applied)))
 

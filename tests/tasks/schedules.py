@@ -384,7 +384,14 @@ class MemoryCheckpointer(Checkpointer):
         self._queue = queue
         self._chance = chance
 
-    async def save(self, trained_steps: int, next_step: int, unacked: Any, models: Path | None = None) -> None:
+    async def save(
+        self,
+        trained_steps: int,
+        next_step: int,
+        unacked: Any,
+        staged: Path | None = None,
+        kl_coefficients: Sequence[float] = (),
+    ) -> None:
         state = RunState(
             trained_steps=trained_steps, next_step=next_step, elapsed_s=0.0, prompts="", unacked=sorted(unacked)
         )

@@ -1,19 +1,22 @@
 """Prompts enter the queue once each, in the order that the seed fixes."""
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from tailrace.config.algorithm import AdaptiveKl, KlConfig
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import GroupExists, QueueClosed, QueueError, QueueTimeout, StaleRowError, StorageFull
+from tailrace.planning.kl_control import KlCoefficients
 from tailrace.prompts.order import PromptOrder
 from tailrace.tasks.prompts import PromptFeeder, put_lost_groups
 from tailrace.transfer.queue.base import NewRow, RowId
 from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.rows.table import QueueTask
-from tailrace.types import Prompt, TaskSpec
+from tailrace.types import Prompt, TaskSpec, Value
 
 READS = ("prompt_ids", "prompt", "answer", "metadata", "task", "seed")
 
@@ -55,6 +58,32 @@ async def test_a_step_puts_its_groups_in_the_seeded_order() -> None:
     assert [row.cells["prompt"] for row in claim.rows] == [PROMPTS[order[k // 2]].text for k in range(24)]
     assert [row.cells["task"] for row in claim.rows] == [f"task {order[k // 2]}" for k in range(24)]
     assert len({row.cells["seed"] for row in claim.rows}) == 24
+
+
+async def test_rows_have_the_coefficient_of_their_step_once_the_steps_before_have_ended() -> None:
+    task = QueueTask(TaskSpec(name="rollout", reads=("kl_coefficient",)), FirstIn(1000))
+    queue = LocalQueue([task], LocalQueueConfig())
+    kl = KlCoefficients(KlConfig(coefficient=0.1, adaptive=AdaptiveKl(target=0.1)), 1)
+    feeder = PromptFeeder(queue, PROMPTS, seed=3, shuffle=True, group_size=1, groups_per_step=2, max_staleness=1, kl=kl)
+    await queue.advance(4)
+    running = asyncio.create_task(feeder.run(4))
+
+    async def coefficients(count: int) -> list[Value]:
+        found: list[Value] = []
+        while len(found) < count:
+            found += [row.cells["kl_coefficient"] for row in (await queue.claim("rollout")).rows]
+        return found
+
+    assert await coefficients(4) == [0.1] * 4
+    assert feeder.next_step == 2
+    feeder.follow_kl(0.2)
+    assert await coefficients(2) == [0.2] * 2
+    assert feeder.next_step == 3
+    feeder.follow_kl(0.3)
+    assert await coefficients(2) == [0.3] * 2
+    await running
+    again = [feeder.group_again(group, remade)[0].cells["kl_coefficient"] for group in (3, 4) for remade in (0, 2)]
+    assert again == [0.1, 0.1, 0.2, 0.2]
 
 
 async def test_a_resumed_feeder_does_not_put_a_step_again() -> None:

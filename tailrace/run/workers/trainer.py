@@ -65,10 +65,10 @@ class TrainerWorker(RunWorker):
             with self.activity.waiting("weights"), self.log.span(EventKind.WEIGHTS_WAIT, "trainer", version=version):
                 await self._sender.installed(version, timeout_s=self.config.weights.timeout_s)
 
-    async def train(self, step: int) -> int:
-        """Train on the rows of `step`; see `Learner`. Returns the number of trained steps."""
+    async def train(self, step: int) -> tuple[int, float]:
+        """Train on the rows of `step`; see `Learner`. Returns the number of trained steps, and the KL coefficient."""
         await self._learner.train(step)
-        return self._learner.trained_steps
+        return self._learner.trained_steps, self._learner.kl_coefficient
 
     async def hold(self) -> None:
         """See `Learner`."""
