@@ -147,6 +147,8 @@ class JudgeGrader(AsyncGrader):
             if response.status_code in _PASSING or response.status_code >= 500:
                 raise _Passing(said, _asked_wait_s(response))
             raise JudgeRefused(said)
+        if len(content) > _MAX_BYTES:
+            raise JudgeNonsense(f"its answer has more than {_MAX_BYTES} bytes")
         return self._text_of(content)
 
     def _text_of(self, content: bytes) -> str:
@@ -187,11 +189,12 @@ class JudgeGrader(AsyncGrader):
 
 
 async def _read(response: httpx.Response) -> bytes:
+    """The body, or the beginning of one that is too large."""
     content = b""
     async for chunk in response.aiter_bytes():
         content += chunk
         if len(content) > _MAX_BYTES:
-            raise JudgeNonsense(f"its answer has more than {_MAX_BYTES} bytes")
+            break
     return content
 
 

@@ -145,7 +145,8 @@ async def test_a_body_that_is_no_answer_is_nonsense_of_bounded_length(body: byte
 
 
 async def test_failures_that_may_pass_are_tried_again_and_each_attempt_counts() -> None:
-    replies = [failed(429), failed(520), None, failed(500, retry_after="0"), failed(429, retry_after="0.001")]
+    long_page: Reply = 502, b"x" * 5_000_000, {}
+    replies = [failed(429), long_page, None, failed(500, retry_after="0"), failed(429, retry_after="0.001")]
     with JudgeServer(in_turn(*replies, said("Score: 5"))) as judge:
         async with judging(judge) as grader:
             spent = begin_grading()
