@@ -287,7 +287,7 @@ def foreseen(path: Path, batches: Sequence[Batch]) -> dict[str, float]:
             then.seconds
             + cost.reshard_s
             + cost.rest_s
-            + drain_s(steps, 2, merge(then.replicas, 1, 2, tokens=itemgetter(0)), [], slots=slots)
+            + drain_s(steps, 2, merge(then.replicas, 1, 2, tokens=itemgetter(0)).replicas, [], slots=slots)
             for then in states
         ]
         least_s = min(end.seconds, tp2_s, *switched_s)

@@ -220,7 +220,7 @@ def adaptive(
             if decision.switch:
                 chosen = next(candidate for candidate in decision.candidates if candidate.tp == decision.chosen)
                 seconds += chosen.switch_s
-                replicas, tp = merge(replicas, tp, decision.chosen, tokens=context), decision.chosen
+                replicas, tp = merge(replicas, tp, decision.chosen, tokens=context).replicas, decision.chosen
                 changes += 1
         state = drain(times, tp, replicas, (), slots=SLOTS, stops={unfinished - math.ceil(unfinished / 8)} - {0})[0]
         replicas, seconds = state.replicas, seconds + state.seconds

@@ -38,18 +38,18 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def write_tiny_model(family: str, directory: Path, *, seed: int = 0, head_dim: int = 16) -> Path:
-    """Write a 2-layer fp32 model: 4 query heads on 2 KV heads, no trivial bias or norm.
+def write_tiny_model(family: str, directory: Path, *, seed: int = 0, head_dim: int = 16, query_heads: int = 4) -> Path:
+    """Write a 2-layer fp32 model with 2 KV heads, no trivial bias or norm.
 
     Embeddings are tied except in qwen2. The heads of qwen3 are half as wide again.
     """
     tokenizer = make_tokenizer()
     shape = {
         "vocab_size": len(tokenizer),
-        "hidden_size": 4 * head_dim,
+        "hidden_size": query_heads * head_dim,
         "intermediate_size": 6 * head_dim,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
+        "num_attention_heads": query_heads,
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
         "tie_word_embeddings": family != "qwen2",

@@ -24,6 +24,7 @@ from tailrace.engine.ranks.rank_process import RankProcesses
 from tailrace.engine.ranks.reshard import switch_bytes
 from tailrace.engine.ranks.switch import SwitchExecutor, SwitchRefused
 from tailrace.engine.scheduling.blocks import BlockManager
+from tailrace.engine.scheduling.migration import Migration
 from tailrace.engine.scheduling.scheduler import Counts, Scheduler
 from tailrace.engine.scheduling.transplant import Transplant, plan_transplant
 from tailrace.errors import EngineError, TailraceError
@@ -151,8 +152,8 @@ class Arrangement:
 
     def _move(self, plan: Transplant, target: NativeEngineConfig) -> SwitchReport:
         source, replicas = self.config, self._replicas()
-        moving = [len(blocks) for migration in plan.migrations for blocks in migration.sources]
-        extra = switch_bytes(self._architecture, source, target.tp, max(moving, default=0))
+        near, *across = (max(map(_most_blocks, moves)) for moves in zip(*plan.migrations, strict=True))
+        extra = switch_bytes(self._architecture, source, target.tp, near, sum(across))
         self._executor.check(replicas, extra)
         return self._executor.move(replicas, plan.migrations, tp=source.tp, target_tp=target.tp)
 
@@ -210,6 +211,11 @@ class Arrangement:
         replicas = [lane.replica for lane in self.lanes if isinstance(lane.replica, ProcessReplica)]
         assert len(replicas) == len(self.lanes), "a rank without a worker process has nothing to be rearranged with"
         return replicas
+
+
+def _most_blocks(migration: Migration) -> int:
+    """The blocks that move from the old replica that has most of them."""
+    return max(map(len, migration.sources))
 
 
 def _blocks(config: NativeEngineConfig, architecture: Architecture, tp: int) -> int:

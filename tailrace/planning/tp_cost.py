@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from tailrace.planning.drain import Work
 from tailrace.planning.latency import CorrectedPredictor, rms
 from tailrace.planning.tp_decision import Snapshot, SwitchTerms
-from tailrace.planning.tp_merge import context, sent_bytes
+from tailrace.planning.tp_merge import Merged, context, sent_bytes
 from tailrace.planning.tp_profile import TPProfile
 
 MOST_SURPRISE = math.log(16.0)
 """Bound of the ratio of a switch's time to the profiled time, and of its inverse, as a logarithm."""
 SURPRISE_RATE = 0.5
 """Part of a switch's error by which the correction of all switches moves: there are few to learn from."""
+
+
+_NOTHING: Merged[Work] = Merged([[]], [[]])
+"""The sequences of an engine that is done."""
 
 
 class SwitchCosts:
@@ -35,34 +39,45 @@ class SwitchCosts:
             surprise = self._surprise + SURPRISE_RATE * math.log(seconds / predicted_s)
             self._surprise = min(MOST_SURPRISE, max(-MOST_SURPRISE, surprise))
 
-    def cost(
-        self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], merged: Sequence[Sequence[Work]]
-    ) -> SwitchTerms:
+    def cost(self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], merged: Merged[Work]) -> SwitchTerms:
         """The terms of a switch to `tp` from the snapshot's degree, with the snapshot's groups."""
         cost, longer = self._profiled[snapshot.tp, tp], math.exp(self._surprise)
-        move_s = longer * sent_bytes(running, snapshot.tp, snapshot.kv_bytes_per_token) / cost.kv_bytes_per_s
-        recompute_s = max(self._prefill_s(tp, works) for works in merged)
+        move_s = longer * self._sent_bytes(snapshot, tp, running, merged) / cost.kv_bytes_per_s
+        recompute_s = max(self._prefill_s(tp, works) for works in merged.replicas)
         return SwitchTerms(
-            groups_s=self._groups_s(snapshot, tp),
+            groups_s=self._groups_s(snapshot, tp, across=any(merged.across)),
             reshard_s=longer * cost.reshard_s,
             rest_s=longer * cost.rest_s,
             capture_s=self._profile.capture_s.get(tp, 0.0),
             move_s=move_s,
             recompute_s=recompute_s,
-            state="none" if not any(merged) else "move" if move_s <= recompute_s else "recompute",
+            state="none" if not any(merged.replicas) else "move" if move_s <= recompute_s else "recompute",
         )
 
     def return_cost(self, snapshot: Snapshot, home_tp: int) -> SwitchTerms:
         """The terms of the return from the snapshot's degree, when no sequence is left."""
-        return SwitchTerms() if snapshot.tp == home_tp else self.cost(snapshot, home_tp, [[]], [[]])
+        return SwitchTerms() if snapshot.tp == home_tp else self.cost(snapshot, home_tp, [[]], _NOTHING)
 
     def return_s(self, snapshot: Snapshot, home_tp: int) -> float:
         """Seconds of that."""
         return self.return_cost(snapshot, home_tp).sum_s()
 
-    def _groups_s(self, snapshot: Snapshot, tp: int) -> float:
-        """Seconds to make the groups of the new degree and of the exchange of state; a single rank needs none."""
-        needed = {tp, math.lcm(snapshot.tp, tp)} - snapshot.groups - {1}
+    def _sent_bytes(
+        self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], merged: Merged[Work]
+    ) -> float:
+        """Bytes of equation 1, each counted as often as the exchange that was profiled would take as long.
+
+        A rank receives from all others that exchange with it. There are more of these where sequences go across.
+        """
+        near, all_ranks = math.lcm(snapshot.tp, tp), self._profile.key.ranks
+        sent = sent_bytes(running, snapshot.tp, snapshot.kv_bytes_per_token)
+        across = sent_bytes(merged.across, snapshot.tp, snapshot.kv_bytes_per_token)
+        return max(0.0, sent - across) + across * (all_ranks - 1) / (near - 1)
+
+    def _groups_s(self, snapshot: Snapshot, tp: int, *, across: bool) -> float:
+        """Seconds to make the groups of the new degree and of the exchanges of state; a single rank needs none."""
+        needed = {tp, math.lcm(snapshot.tp, tp), *([self._profile.key.ranks] if across else [])}
+        needed -= snapshot.groups | {1}
         longest = max(self._profile.group_s.values(), default=0.0)
         return sum(self._profile.group_s.get(degree, longest) for degree in needed)
 

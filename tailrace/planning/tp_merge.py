@@ -1,40 +1,56 @@
-"""Running sequences when the TP degree changes: the replicas that get them, and the bytes that move."""
+"""Running sequences when the TP degree changes: the replicas that get them, and the bytes that move.
+
+Ranks exchange weights in groups of lcm(old degree, new degree), and so they do with caches. A sequence that leaves its
+group takes another exchange, among all ranks.
+"""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from tailrace.planning.drain import Work
 
 Item = TypeVar("Item")
 
 
-def merge(
-    replicas: Sequence[Sequence[Item]], tp: int, target: int, *, tokens: Callable[[Item], int]
-) -> list[list[Item]]:
-    """Distribute running sequences over the replicas of another degree, with the same ranks.
+class Merged(NamedTuple, Generic[Item]):
+    """Running sequences in another arrangement."""
 
-    Ranks exchange state in groups of lcm(tp, target), so sequences stay within their group. Replicas that become one
-    keep their sequences. The sequences of a replica that becomes several are dealt out: their numbers differ by at most
-    one, and then their context tokens differ little.
+    replicas: list[list[Item]]
+    """The sequences of each of the N / target replicas."""
+    across: list[list[Item]]
+    """For each old replica, those of its sequences that leave the group of ranks that exchange weights."""
+
+
+def merge(replicas: Sequence[Sequence[Item]], tp: int, target: int, *, tokens: Callable[[Item], int]) -> Merged[Item]:
+    """Distribute running sequences over all replicas of another degree, with the same ranks (PAT, Algorithm 1, line 7).
+
+    The numbers of sequences differ by at most one. As many sequences as that allows stay within their group of
+    lcm(tp, target) ranks; those with the fewest context tokens leave it. Within a group, replicas that become one keep
+    their sequences. Those of replicas that become several are dealt out so that context tokens differ little.
 
     Args:
-        replicas: of degree `tp`.
+        replicas: of degree `tp`. At the same degree they stay as they are.
         tokens: returns the context tokens of a sequence.
-
-    Returns:
-        N / target lists.
     """
+    across: list[list[Item]] = [[] for _ in replicas]
     if tp == target:
-        return [list(running) for running in replicas]
+        return Merged([list(running) for running in replicas], across)
     exchange = math.lcm(tp, target)
     sources, parts = exchange // tp, exchange // target
     assert len(replicas) % sources == 0, f"{len(replicas)} replicas of TP {tp} cannot change to TP {target}"
-    merged: list[list[Item]] = []
+
+    def held(origin: tuple[int, Item]) -> int:
+        return tokens(origin[1])
+
+    origins = [[(index, sequence) for sequence in running] for index, running in enumerate(replicas)]
+    merged: list[list[tuple[int, Item]]] = []
     for first in range(0, len(replicas), sources):
-        pool = [sequence for running in replicas[first : first + sources] for sequence in running]
-        merged += [pool] if parts == 1 else _deal(pool, parts, tokens)
-    return merged
+        pool = [origin for running in origins[first : first + sources] for origin in running]
+        merged += [pool] if parts == 1 else _deal(pool, parts, held)
+    for index, sequence in _level(merged, held):
+        across[index].append(sequence)
+    return Merged([[sequence for _, sequence in running] for running in merged], across)
 
 
 def _deal(pool: Sequence[Item], parts: int, tokens: Callable[[Item], int]) -> list[list[Item]]:
@@ -46,6 +62,17 @@ def _deal(pool: Sequence[Item], parts: int, tokens: Callable[[Item], int]) -> li
         dealt[index].append(sequence)
         held[index] += tokens(sequence)
     return dealt
+
+
+def _level(replicas: Sequence[list[Item]], tokens: Callable[[Item], int]) -> list[Item]:
+    """Move the smallest sequences from the fullest replica to the emptiest, until numbers differ by one at most."""
+    moved: list[Item] = []
+    while True:
+        emptiest, fullest = min(replicas, key=len), max(replicas, key=len)
+        if len(fullest) - len(emptiest) <= 1:
+            return moved
+        moved.append(fullest.pop(min(range(len(fullest)), key=lambda i: tokens(fullest[i]))))
+        emptiest.append(moved[-1])
 
 
 def sent_bytes(running: Sequence[Sequence[Work]], tp: int, kv_bytes_per_token: int) -> float:

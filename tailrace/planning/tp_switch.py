@@ -176,14 +176,14 @@ class SwitchController:
         self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], waiting: Sequence[Work]
     ) -> Candidate:
         merged = merge(running, snapshot.tp, tp, tokens=context)
-        plans = self._plans(snapshot, tp, merged, waiting, home_tp=snapshot.home_tp or tp)
+        plans = self._plans(snapshot, tp, merged.replicas, waiting, home_tp=snapshot.home_tp or tp)
         stay = plans[0]
         margin_s = self._least_gain * stay.total_s
         plan = min(plans, key=lambda plan: plan.total_s + margin_s * plan.switches)
         cost = SwitchTerms() if tp == snapshot.tp else self._costs.cost(snapshot, tp, running, merged)
         return Candidate(
             tp=tp,
-            batch_sizes=tuple(map(len, merged)),
+            batch_sizes=tuple(map(len, merged.replicas)),
             remaining_s=stay.seconds,
             plan_s=plan.seconds,
             later_tp=plan.later_tp,
@@ -208,7 +208,7 @@ class SwitchController:
         for then in states:
             for other in others:
                 merged = merge(then.replicas, tp, other, tokens=context)
-                rest_s = drain_s(self.predictor, other, merged, then.waiting, slots=self._max_batch_size)
+                rest_s = drain_s(self.predictor, other, merged.replicas, then.waiting, slots=self._max_batch_size)
                 seconds = then.seconds + self._costs.cost(here, other, then.replicas, merged).sum_s() + rest_s
                 return_s = self._costs.return_s(_after(here, other), home_tp)
                 plans.append(_Plan(seconds, return_s, 1 + (other != home_tp), other, then.unfinished))

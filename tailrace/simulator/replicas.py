@@ -85,7 +85,7 @@ def rearranged(old: List[Replica], kind: EngineKind, *, source: int, target: int
     responses = {sequence: response for replica in old for sequence, response in replica.responses.items()}
     waiting = dict.fromkeys(sequence for replica in old for sequence in replica.batch.clear())
     new = replicas_of(kind, target)
-    for replica, going_on in zip(new, merge(decoding, source, target, tokens=_tokens), strict=True):
+    for replica, going_on in zip(new, merge(decoding, source, target, tokens=_tokens).replicas, strict=True):
         for sequence in sorted(going_on, key=_order):
             if replica.batch.resume(sequence):
                 replica.responses[sequence] = responses[sequence]

@@ -78,6 +78,29 @@ def test_four_ranks_change_between_all_degrees(model: Path) -> None:
     assert not any(map(is_alive, started))
 
 
+def test_eight_ranks_change_between_all_degrees_two_hundred_times(tmp_path: Path) -> None:
+    model = write_tiny_model("llama", tmp_path / "llama", query_heads=8)
+    with closing(make_switching_core(model, dp=8, max_batch_size=6)) as core:
+        requests, samples = wander(core, (1, 2, 4, 8), switches=200, seed=4, backlog=20)
+    assert_same(samples, run_core(make_core(model), requests))
+
+
+def test_what_runs_on_a_few_of_eight_ranks_is_shared_out_over_all(model: Path) -> None:
+    lengths = [6, 6, 6, 30, 6, 6, 30, 30] * 3  # the first finish on most ranks, and leave others with three each
+    requests = [make_request(number, max_new_tokens=n, ignore_eos=True) for number, n in enumerate(lengths)]
+    with closing(make_switching_core(model, dp=8)) as core:
+        for request in requests:
+            core.add(request)
+        samples = steps(core, 12)
+        for tp in (2, 1, 4):
+            samples += switch(core, tp)[0]
+            running = sorted((lane.scheduler.running for lane in core.lanes), reverse=True)
+            assert max(running) - min(running) <= 1
+            samples += steps(core, 2)
+        samples += run_core(core, []).values()
+    assert_same({sample.request_id: sample for sample in samples}, run_core(make_core(model), requests))
+
+
 @pytest.mark.parametrize(("on_update", "caches"), [("keep", ["move"]), ("recompute", ["move", "recompute"])])
 def test_new_weights_in_between_are_those_of_an_engine_that_never_switches(
     model: Path, tmp_path: Path, on_update: str, caches: list[Cache]

@@ -482,7 +482,7 @@ def test_the_error_of_one_rank_does_not_wait_for_ranks_that_hang(
     replica.settle()
     first, second = replica.pids
     os.kill(second, signal.SIGSTOP)
-    replica.tell([Switch(4, Migration([], [])), Measure()], doing="changing")
+    replica.tell([Switch(4, [Migration([], [])]), Measure()], doing="changing")
     with pytest.raises(EngineError, match=r"^rank 0 has no communication group of degree 4"):
         replica.answers()
     assert ended(first)

@@ -147,8 +147,8 @@ def bad_plan(patch: pytest.MonkeyPatch) -> None:
 
     def plan(*arguments: Any, **settings: Any) -> Transplant:
         made = plan_transplant(*arguments, **settings)
-        sources = [*made.migrations[-1].sources]
-        made.migrations[-1] = Migration([[10**6], *sources[1:]], [])
+        near, *across = made.migrations[-1]
+        made.migrations[-1] = [Migration([[10**6], *near.sources[1:]], []), *across]
         return made
 
     patch.setattr(arrangement, "plan_transplant", plan)

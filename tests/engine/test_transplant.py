@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.decoder.factory import local_sizes
 from tailrace.engine.scheduling.blocks import BlockManager
+from tailrace.engine.scheduling.migration import Migration
 from tailrace.engine.scheduling.scheduler import Counts, Scheduler
 from tailrace.engine.scheduling.sequence import Sequence
 from tailrace.engine.scheduling.stopping import StopRule
@@ -21,7 +22,7 @@ from tailrace.types import Request, Sample
 from tests.engine.architectures import small_architecture
 from tests.engine.paper_rank import VOCABULARY, PaperRank, PaperReplica, expected_response, request_of
 
-DEGREES = {2: (1, 2), 4: (1, 2, 4), 6: (1, 2, 3, 6)}
+DEGREES = {2: (1, 2), 4: (1, 2, 4), 6: (1, 2, 3, 6), 8: (1, 2, 4, 8)}
 """The possible degrees, by the number of ranks."""
 
 
@@ -101,20 +102,25 @@ class Node:
 def carry(plan: Transplant, old: Series[PaperReplica], new: Series[PaperReplica], sources: int, targets: int) -> None:
     """Carry out the migrations as ranks do: `sources` old replicas meet, and become `targets` new ones."""
     assert len(plan.migrations) == len(new)
-    for index, (migration, replica) in enumerate(zip(plan.migrations, new, strict=True)):
+    for index, (migrations, replica) in enumerate(zip(plan.migrations, new, strict=True)):
         meet = index // targets
-        assert len(migration.sources) == sources
-        assert all(len(set(blocks)) == len(blocks) for blocks in migration.sources)
-        assert migration.sources == plan.migrations[meet * targets].sources, "all that meet send the same"
-        written = [number for _, _, number in migration.targets]
+        assert [len(migration.sources) for migration in migrations] in ([sources], [sources, len(old)])
+        near = plan.migrations[meet * targets]
+        assert [m.sources for m in migrations] == [m.sources for m in near], "all that meet send the same"
+        written = [number for migration in migrations for _, _, number in migration.targets]
         assert len(set(written)) == len(written), "each block is written once"
         assert all(replica.scheduler.blocks.references(number) for number in written)
-        for source, position, number in migration.targets:
-            block = migration.sources[source][position]
-            slots = old[meet * sources + source].rank.slots
-            for offset in range(replica.rank.block_size):
-                if (block, offset) in slots:
-                    replica.rank.slots[number, offset] = slots[block, offset]
+        for first, migration in zip((meet * sources, 0), migrations, strict=False):
+            copy_blocks(migration, old[first : first + len(migration.sources)], replica)
+
+
+def copy_blocks(migration: Migration, old: Series[PaperReplica], new: PaperReplica) -> None:
+    assert all(len(set(blocks)) == len(blocks) for blocks in migration.sources)
+    for source, position, number in migration.targets:
+        block, slots = migration.sources[source][position], old[source].rank.slots
+        for offset in range(new.rank.block_size):
+            if (block, offset) in slots:
+                new.rank.slots[number, offset] = slots[block, offset]
 
 
 class TransplantMachine(RuleBasedStateMachine):
@@ -291,6 +297,35 @@ def test_padded_heads_make_the_merged_cache_smaller_than_the_sum_and_some_wait()
     (scheduler,) = node.schedulers
     assert 0 < scheduler.running < 8 == scheduler.running + scheduler.waiting
     assert sorted(node.run()) == list(range(8))
+
+
+def uneven(counts: Series[int]) -> Node:
+    """A node of TP 1 whose replicas run so many sequences."""
+    node = node_of(dict.fromkeys(DEGREES[len(counts)], 60), batch=12, prefill=200)
+    for number, index in enumerate(index for index, count in enumerate(counts) for _ in range(count)):
+        request = request_of(number, [number, 1, 2, 3, 4], 6)
+        node.schedulers[index].add(request, StopRule(request.sampling, eos_ids=(), room=1000, detokenize=None))
+    for replica in node.replicas:  # without the dispatcher, which would share out what waits
+        if replica.scheduler.sequences:
+            replica.step()
+    return node
+
+
+@pytest.mark.parametrize(("target", "sizes"), [(2, [3, 3, 3, 3]), (4, [6, 6]), (8, [12])])
+def test_sequences_are_shared_out_over_all_replicas_of_the_new_degree(target: int, sizes: list[int]) -> None:
+    node = uneven([5, 4, 3, 0, 0, 0, 0, 0])
+    plan = node.switch(target)
+    assert [scheduler.running for scheduler in node.schedulers] == sizes
+    assert len(plan.places) == 12, "all caches have moved"
+    assert {len(migrations) for migrations in plan.migrations} == {1 if target == 8 else 2}
+    assert len(node.run()) == 12
+
+
+def test_only_what_leaves_its_ranks_is_exchanged_among_all() -> None:
+    plan = uneven([2, 2, 0, 0, 2, 0, 1, 0]).switch(2)
+    assert [[len(blocks) for blocks in near.sources] for near, _ in plan.migrations] == [[0, 4], [0, 0], [4, 0], [2, 0]]
+    assert [len(blocks) for blocks in plan.migrations[0][1].sources] == [4, 0, 0, 0, 0, 0, 0, 0]
+    assert [len(across.targets) for _, across in plan.migrations] == [0, 4, 0, 0]
 
 
 @pytest.mark.parametrize(("ranks", "source", "target"), [(6, 2, 3), (6, 3, 2), (4, 2, 4), (4, 4, 1)])

@@ -11,6 +11,7 @@ replica, whatever the contexts. Each replica of TP 1 has one sequence, of 200 an
 """
 
 from collections.abc import Sequence
+from math import lcm
 from typing import Any
 
 import msgspec
@@ -353,11 +354,11 @@ def test_switches_that_take_longer_than_profiled_are_expected_to_do_so_again() -
 
 
 def after(snapshot: Snapshot, decision: Decision) -> Snapshot:
-    replicas = merge(snapshot.replicas, snapshot.tp, decision.chosen, tokens=lambda sequence: sequence.context)
+    merged = merge(snapshot.replicas, snapshot.tp, decision.chosen, tokens=lambda sequence: sequence.context)
     return msgspec.structs.replace(
         snapshot,
         tp=decision.chosen,
-        replicas=tuple(tuple(running) for running in replicas),
+        replicas=tuple(tuple(running) for running in merged.replicas),
         groups=snapshot.groups | {decision.chosen},
     )
 
@@ -451,26 +452,39 @@ def tokens(sequence: int) -> int:
     return sequence
 
 
+def merged(replicas: Sequence[Sequence[int]], tp: int, target: int) -> list[list[int]]:
+    return merge(replicas, tp, target, tokens=tokens).replicas
+
+
 def test_replicas_that_become_one_keep_theirs() -> None:
-    assert merge([[5, 1], [2], [], [9]], 1, 2, tokens=tokens) == [[5, 1, 2], [9]]
-    assert merge([[5, 1], [2], [], [9]], 1, 4, tokens=tokens) == [[5, 1, 2, 9]]
+    assert merged([[5, 1], [2], [7, 8], [9]], 1, 2) == [[5, 1, 2], [7, 8, 9]]
+    assert merged([[5, 1], [2], [], [9]], 1, 4) == [[5, 1, 2, 9]]
 
 
 def test_a_replica_that_is_split_is_dealt_out_evenly_in_number_and_then_in_tokens() -> None:
     # 9 | 5, then 4 to the lighter and 3 to the other, then 1 to the lighter
-    assert merge([[1, 9, 3, 5, 4]], 2, 1, tokens=tokens) == [[9, 3], [5, 4, 1]]
+    assert merged([[1, 9, 3, 5, 4]], 2, 1) == [[9, 3], [5, 4, 1]]
 
 
-def test_each_replica_that_is_split_keeps_to_its_own_ranks() -> None:
-    assert merge([[1, 2, 3, 4], []], 2, 1, tokens=tokens) == [[4, 1], [3, 2], [], []]
+def test_sequences_that_their_ranks_have_too_many_of_go_to_others_the_smallest_first() -> None:
+    found = merge([[5, 1], [2, 4], [], [9]], 1, 2, tokens=tokens)
+    assert found.replicas == [[5, 2, 4], [9, 1]]
+    assert found.across == [[1], [], [], []]
+
+
+def test_sequences_are_shared_out_over_all_replicas() -> None:
+    rows = [[9] * 5, [9] * 4, [9] * 3, [], [], [], [], []]
+    assert list(map(len, merged(rows, 1, 2))) == [3, 3, 3, 3]
+    assert list(map(len, merged(rows, 1, 4))) == [6, 6]
+    assert list(map(len, merged([[9] * 7, []], 4, 1))) == [1, 1, 1, 1, 1, 1, 1, 0]
 
 
 def test_degrees_that_do_not_divide_each_other_exchange_among_their_common_multiple() -> None:
-    assert merge([[6], [5, 4], [3]], 2, 3, tokens=tokens) == [[6, 3], [5, 4]]
+    assert merge([[6], [5, 4], [3]], 2, 3, tokens=tokens) == ([[6, 3], [5, 4]], [[], [], []])
 
 
 def test_the_same_degree_changes_nothing() -> None:
-    assert merge([[1, 9], [5]], 2, 2, tokens=tokens) == [[1, 9], [5]]
+    assert merged([[1, 9, 3], [5]], 2, 2) == [[1, 9, 3], [5]]
 
 
 @given(
@@ -478,17 +492,28 @@ def test_the_same_degree_changes_nothing() -> None:
     st.sampled_from([1, 2, 3, 4, 6, 12]),
     st.sampled_from([1, 2, 3, 4, 6, 12]),
 )
-def test_merging_loses_and_doubles_nothing_and_splits_evenly(rows: list[list[int]], tp: int, target: int) -> None:
+def test_merging_loses_nothing_is_even_and_moves_no_more_than_that_takes(
+    rows: list[list[int]], tp: int, target: int
+) -> None:
     numbered = [
         [(index, place, value) for place, value in enumerate(row)] for index, row in enumerate(rows[: 12 // tp])
     ]
-    merged = merge(numbered, tp, target, tokens=lambda item: item[2])
-    assert len(merged) == 12 // target
-    assert sorted(item for row in merged for item in row) == [item for row in numbered for item in row]
-    if tp % target == 0 and tp != target:
-        for first in range(0, len(merged), tp // target):
-            sizes = [len(row) for row in merged[first : first + tp // target]]
-            assert max(sizes) - min(sizes) <= 1
+    found, across = merge(numbered, tp, target, tokens=lambda item: item[2])
+    assert len(found) == 12 // target
+    assert sorted(item for row in found for item in row) == [item for row in numbered for item in row]
+    if tp == target:
+        return
+    sizes = [len(row) for row in found]
+    assert max(sizes) - min(sizes) <= 1
+    exchange = lcm(tp, target)
+    left = {item for row in across for item in row}
+    for index, row in enumerate(found):
+        assert all((item in left) == (item[0] * tp // exchange != index * target // exchange) for item in row)
+    groups = [sum(map(len, numbered[first : first + exchange // tp])) for first in range(0, 12 // tp, exchange // tp)]
+    parts, least, more = exchange // target, sum(sizes) // len(sizes), sum(sizes) % len(sizes)
+    surplus = sum(max(0, count - parts * (least + (more > 0))) for count in groups)
+    lacking = sum(max(0, parts * least - count) for count in groups)
+    assert len(left) == max(surplus, lacking) or parts > 1
 
 
 @pytest.mark.parametrize(

@@ -53,25 +53,29 @@ class Rank:
         self._decoder.load(shard_weights(self._architecture, self._shard, named))
 
     @torch.no_grad()
-    def switch(self, target: Shard, migration: Migration, group: Callable[[int], Collective]) -> SwitchTimes:
-        """Become another shard, with the weights that the ranks have and the blocks that the migration names.
+    def switch(self, target: Shard, migrations: Sequence[Migration], group: Callable[[int], Collective]) -> SwitchTimes:
+        """Become another shard, with the weights that the ranks have and the blocks that the migrations name.
 
         All ranks of the engine do so at the same time. Other blocks hold any finite numbers afterwards.
 
         Args:
-            group: Returns the rank's collective of a degree (`Groups.get`): its own, the target's and their lcm.
+            migrations: One among the lcm(source, target) ranks that exchange weights. Another one may follow, among all
+                ranks of the engine.
+            group: Returns the rank's collective of a degree (`Groups.get`): its own, the target's, and those of the
+                migrations.
 
         Raises:
             ModelError: the model cannot be split into so many shards; nothing has changed.
             EngineError: a group or a block does not exist, and nothing has changed; or a rank did not take part, and
                 this one is of no further use.
         """
-        replica, everyone = (group(d) for d in (self._shard.degree, math.lcm(self._shard.degree, target.degree)))
-        meeting = Meeting(self._shard, target, replica=replica, everyone=everyone)
+        replica, near = group(self._shard.degree), math.lcm(self._shard.degree, target.degree)
+        sizes = [near, *(len(across.sources) * self._shard.degree for across in migrations[1:])]
+        meetings = [Meeting(self._shard, target, replica=replica, everyone=group(size)) for size in sizes]
         local, _ = local_sizes(self._config, self._architecture, target.degree)
         collective = group(target.degree)
         decoder = self._decoder.reshaped(local, collective)
-        times = reshard(self._architecture, meeting, migration, self._decoder, decoder)
+        times = reshard(self._architecture, meetings, migrations, self._decoder, decoder)
         self._shard, self._decoder = target, decoder
         self._sampler = Sampler(self._architecture.vocab_size, collective, decoder.drawing)
         return times

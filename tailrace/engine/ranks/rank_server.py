@@ -152,9 +152,9 @@ class RankServer:
                 return Answer()
             case AllReduce(count, times):
                 return Answer(seconds=all_reduce_s(self._groups.get(self._shard.degree), count, times, self._device))
-            case Switch(degree, migration):
+            case Switch(degree, migrations):
                 self._shard = Shard(self._number % degree, degree)
-                return Answer(times=self._rank.switch(self._shard, migration, self._groups.get))
+                return Answer(times=self._rank.switch(self._shard, migrations, self._groups.get))
             case ReadCache() | WriteCache():
                 return self._move_cache(order)
             case Start():

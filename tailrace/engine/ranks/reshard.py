@@ -3,13 +3,14 @@
     for each group of weights    own shard has all? ── yes ──▶ slice
                                      └─ no ──▶ all_gather over the old replica ──▶ slice
     for each layer of the cache  blocks in use ──▶ all_gather over the ranks that meet ──▶ slice heads ──▶ same memory
+                                 blocks of sequences that go further ──▶ all_gather over all ranks ──▶ the same
 
 Weights come from the ranks themselves, in the format in which they compute (PAT, section 4.3): nothing is read,
 converted or rounded. Old and new weights exist together for one group at a time. The new cache lies where the old one
 does. What a rank needs of a layer's old bytes is copied out before the first of them is overwritten.
 
-The ranks that *meet* are lcm(old degree, new degree) neighbours: whole replicas of both arrangements. All ranks of the
-engine make the same calls in the same order.
+The ranks that *meet* are lcm(old degree, new degree) neighbours: whole replicas of both arrangements. Where sequences
+leave these, all ranks meet a second time. All ranks of the engine make the same calls in the same order.
 """
 
 import math
@@ -51,16 +52,17 @@ class Meeting:
         Args:
             source, target: The shard that the rank holds, and the one that it will hold.
             replica: The collective of the rank's old replica.
-            everyone: The collective of the lcm(source.degree, target.degree) ranks that meet.
+            everyone: The collective of the ranks that meet: lcm(source.degree, target.degree), or all of the engine.
 
         Raises:
             EngineError: the rank is not at the place that belongs to its shards.
         """
         self.source, self.target = source, target
         self.replica, self.everyone = replica, everyone
-        self.size = math.lcm(source.degree, target.degree)
+        self.size = everyone.size
+        whole = self.size % math.lcm(source.degree, target.degree) == 0
         places = {replica.rank, everyone.rank % source.degree}, {everyone.rank % target.degree}
-        if places != ({source.index}, {target.index}) or (replica.size, everyone.size) != (source.degree, self.size):
+        if places != ({source.index}, {target.index}) or replica.size != source.degree or not whole:
             raise EngineError(
                 f"shard {source.index} of {source.degree} cannot become shard {target.index} of {target.degree} as "
                 f"rank {everyone.rank} of {everyone.size} that meet and {replica.rank} of {replica.size} of its "
@@ -73,12 +75,20 @@ class Meeting:
         return Shard((first + index) % self.target.degree, self.target.degree)
 
 
-def check_migration(migration: Migration, meeting: Meeting, old: KVCache, new: KVCache) -> None:
-    """Check that the blocks that the migration names exist.
+def check_migrations(migrations: Sequence[Migration], meetings: Sequence[Meeting], old: KVCache, new: KVCache) -> None:
+    """Check that the blocks that the migrations name exist.
 
     Raises:
         EngineError: a block does not exist, or is written twice.
     """
+    for migration, meeting in zip(migrations, meetings, strict=True):
+        _check_migration(migration, meeting, old, new)
+    written = [block for migration in migrations for _, _, block in migration.targets]
+    if len(set(written)) < len(written):
+        raise EngineError("a migration writes a block twice; give each block that moves one of its own")
+
+
+def _check_migration(migration: Migration, meeting: Meeting, old: KVCache, new: KVCache) -> None:
     sources, targets = migration.sources, [block for _, _, block in migration.targets]
     if len(sources) != meeting.size // meeting.source.degree:
         raise EngineError(
@@ -92,8 +102,6 @@ def check_migration(migration: Migration, meeting: Meeting, old: KVCache, new: K
     for replica, position, _ in migration.targets:
         if not 0 <= replica < len(sources) or not 0 <= position < len(sources[replica]):
             raise EngineError(f"a migration moves block number {position} of replica {replica}, which has no such one")
-    if len(set(targets)) < len(targets):
-        raise EngineError("a migration writes a block twice; give each block that moves one of its own")
 
 
 class WeightMove:
@@ -202,13 +210,14 @@ class CacheMove:
         _, _, heads, size = self._old[0].shape
         return len(self._old) * 2 * self._longest * int(heads * size) * self._old.dtype.itemsize
 
-    def run(self, layer: int) -> None:
-        """Move the blocks of a layer."""
+    def gather(self, layer: int) -> torch.Tensor | None:
+        """Return the blocks of a layer that move, of all ranks; None where none does."""
         if not self._longest:
-            return
-        own = _words(self._old[layer].flatten(0, 1)).index_select(0, self._own)
-        gathered = self._everyone.all_gather(own)
-        del own
+            return None
+        return self._everyone.all_gather(_words(self._old[layer].flatten(0, 1)).index_select(0, self._own))
+
+    def put(self, layer: int, gathered: torch.Tensor) -> None:
+        """Write the rank's part of them to its new cache."""
         rows = _words(self._new[layer].flatten(0, 2))
         rows.index_copy_(0, self._to, gathered.view(-1, rows.shape[1]).index_select(0, self._from))
         rows.index_fill_(0, self._zero, 0)
@@ -254,31 +263,46 @@ def _holders(architecture: Architecture, degree: int) -> dict[int, tuple[int, in
 
 
 def reshard(
-    architecture: Architecture, meeting: Meeting, migration: Migration, old: Decoder, new: Decoder
+    architecture: Architecture, meetings: Sequence[Meeting], migrations: Sequence[Migration], old: Decoder, new: Decoder
 ) -> SwitchTimes:
-    """Move all weights, and the blocks of the migration, from `old` to `new`, which was made by its `reshaped`.
+    """Move all weights, and the blocks of the migrations, from `old` to `new`, which was made by its `reshaped`.
+
+    Args:
+        meetings: The ranks that meet for each migration. Those of the first exchange weights, too.
 
     Raises:
-        EngineError: the migration is not possible, and nothing has changed; or a rank did not take part, and both
+        EngineError: a migration is not possible, and nothing has changed; or a rank did not take part, and both
             decoders are of no further use.
     """
-    check_migration(migration, meeting, old.cache, new.cache)
+    check_migrations(migrations, meetings, old.cache, new.cache)
     device = old.cache.data.device
-    weights = WeightMove(architecture, meeting)
-    cache = CacheMove(architecture, meeting, migration, old.cache, new.cache)
+    weights = WeightMove(architecture, meetings[0])
+    caches = [
+        CacheMove(architecture, meeting, migration, old.cache, new.cache)
+        for meeting, migration in zip(meetings, migrations, strict=True)
+    ]
     weights_s = kv_s = 0.0
     last = now(device)
     for group in old.packing.groups:
         weights.run(group, old, new)
         moved = now(device)
         if not isinstance(group, str):
-            cache.run(group)
+            _move_layer(caches, group)
         ended = now(device)
         weights_s, kv_s, last = weights_s + moved - last, kv_s + ended - moved, ended
-    return SwitchTimes(weights_s, kv_s, cache.sent_bytes)
+    return SwitchTimes(weights_s, kv_s, sum(cache.sent_bytes for cache in caches))
 
 
-def switch_bytes(architecture: Architecture, config: NativeEngineConfig, target_tp: int, blocks: int) -> int:
+def _move_layer(caches: Sequence[CacheMove], layer: int) -> None:
+    """Gather first what moves in any way, since what is put in place overwrites old blocks."""
+    moving = [(cache, gathered) for cache in caches for gathered in [cache.gather(layer)] if gathered is not None]
+    for cache, gathered in moving:
+        cache.put(layer, gathered)
+
+
+def switch_bytes(
+    architecture: Architecture, config: NativeEngineConfig, target_tp: int, blocks: int, across: int = 0
+) -> int:
     """The most memory, in bytes, that a rank takes for a switch from `config.tp` to `target_tp`, beside what it has.
 
     This is an upper bound of what the switch allocates. What decoders allocate when they first compute is not in it.
@@ -286,16 +310,18 @@ def switch_bytes(architecture: Architecture, config: NativeEngineConfig, target_
     Args:
         architecture: The architecture of the whole model.
         blocks: The blocks that move from the old replica that has most of them.
+        across: The same of blocks that move among all ranks of the engine.
     """
     dtype, tp = DTYPES[config.dtype], config.tp
     old, new = local_architecture(architecture, tp), local_architecture(architecture, target_tp)
     # No decoder stores vectors wider than this, and all store matrices in the configured dtype.
     packings = [Packing(local, RowMajor(dtype, torch.float32)) for local in (old, new)]
-    meet = math.lcm(tp, target_tp)
+    meet, ranks = math.lcm(tp, target_tp), config.ranks
     old_block, new_block = (region_block_bytes(local, config.block_size, dtype) for local in (old, new))
-    arriving = meet // tp * blocks
+    arriving = [meet // tp * blocks, ranks // tp * across]
     # The rank releases what it sends when all is gathered; slices are taken after that.
-    cache_bytes = meet * blocks * old_block + max(blocks * old_block, arriving * new_block)
+    gathered = (meet * blocks + ranks * across) * old_block
+    cache_bytes = gathered + max(max(blocks, across) * old_block, max(arriving) * new_block)
     held = most = 0
     for group in packings[0].groups:
         before, after = (packing.size(group) for packing in packings)
@@ -304,5 +330,5 @@ def switch_bytes(architecture: Architecture, config: NativeEngineConfig, target_
         held += after - before
         if not isinstance(group, str):
             most = max(most, held + cache_bytes)
-    places = 2 * blocks + 2 * 2 * arriving * new.kv_heads
+    places = 2 * (blocks + across) + 2 * 2 * sum(arriving) * new.kv_heads
     return most + places * torch.int64.itemsize

@@ -59,12 +59,12 @@ class SwitchExecutor:
                 )
 
     def move(
-        self, replicas: Sequence[ProcessReplica], migrations: Sequence[Migration], *, tp: int, target_tp: int
+        self, replicas: Sequence[ProcessReplica], migrations: Sequence[list[Migration]], *, tp: int, target_tp: int
     ) -> SwitchReport:
         """Move weights and cache. Afterwards the processes are the target's ranks; the caller makes replicas of them.
 
         Args:
-            migrations: The migration of each new replica.
+            migrations: Those of each new replica, see `Rank.switch`.
 
         Returns:
             The report up to now; the caller sets the total.
@@ -73,7 +73,8 @@ class SwitchExecutor:
             EngineError: a rank died or ran out of memory; no rank is of any further use.
         """
         began = time.perf_counter()
-        made = self._make_groups(replicas, tp, target_tp)
+        degrees = {target_tp, lcm(tp, target_tp), *(len(across.sources) * tp for across in migrations[0][1:])}
+        made = self._make_groups(replicas, tp, degrees)
         met = time.perf_counter()
         orders = [Switch(target_tp, migrations[rank // target_tp]) for rank in range(len(_pids(replicas)))]
         times = [answer.times for answer in _tell(replicas, orders, f"switching to TP {target_tp}")]
@@ -87,8 +88,8 @@ class SwitchExecutor:
             made_groups=made,
         )
 
-    def _make_groups(self, replicas: Sequence[ProcessReplica], tp: int, target_tp: int) -> tuple[int, ...]:
-        missing = self._missing(replicas, tp, {target_tp, lcm(tp, target_tp)})
+    def _make_groups(self, replicas: Sequence[ProcessReplica], tp: int, degrees: set[int]) -> tuple[int, ...]:
+        missing = self._missing(replicas, tp, degrees)
         if not missing:
             return ()
         pids = _pids(replicas)

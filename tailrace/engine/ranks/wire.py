@@ -78,7 +78,8 @@ class Switch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Become a shard of another degree."""
 
     degree: int
-    migration: Migration
+    migrations: list[Migration]
+    """See `Rank.switch`."""
     """The blocks that move among the ranks that this one meets."""
 
 

@@ -28,8 +28,10 @@ _order = attrgetter("order")
 class Transplant:
     """The plan of a move: the blocks that move, and the new places of sequences."""
 
-    migrations: list[Migration]
-    """The blocks that move to each new replica."""
+    migrations: list[list[Migration]]
+    """The blocks that move to each new replica: from the ranks that it exchanges weights with and, where any sequence
+    goes further, from all ranks.
+    """
     places: dict[Sequence, tuple[Scheduler, list[int]]] = field(default_factory=dict)
     """The new scheduler and blocks of each sequence that runs on."""
 
@@ -56,28 +58,29 @@ def plan_transplant(
         old, new: One scheduler for each replica; those of `new` have no sequence.
         move: Whether the cache moves. If not, all sequences wait.
     """
-    meeting = lcm(source_tp, target_tp)
-    sources, targets = meeting // source_tp, meeting // target_tp  # replicas of the ranks that meet
     running = [
-        [_Runner(index % sources, sequence) for sequence in scheduler.sequences if sequence.cached and move]
+        [_Runner(index, sequence) for sequence in scheduler.sequences if sequence.cached and move]
         for index, scheduler in enumerate(old)
     ]
     transplant = Transplant([])
     homes = [_Home(scheduler) for scheduler in new]
-    for home, runners in zip(homes, merge(running, source_tp, target_tp, tokens=_tokens), strict=True):
+    for home, runners in zip(homes, merge(running, source_tp, target_tp, tokens=_tokens).replicas, strict=True):
         for runner in sorted(runners, key=lambda runner: runner.sequence.order):
             if home.fits(runner):
                 transplant.places[runner.sequence] = home.scheduler, home.take(runner)
-    for first in range(0, len(homes), targets):
-        transplant.migrations += _migrations(homes[first : first + targets], sources)
+    transplant.migrations = _migrations(homes, len(old), lcm(source_tp, target_tp) // source_tp)
     return transplant
+
+
+_Moving = dict[tuple[int, int], int]
+"""The number of each (old replica, block) in a new replica."""
 
 
 class _Runner(NamedTuple):
     """A running sequence."""
 
     source: int
-    """The number of its old replica, among those that meet."""
+    """The number of its old replica."""
     sequence: Sequence
 
 
@@ -90,8 +93,7 @@ class _Home:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.numbers: dict[tuple[int, int], int] = {}
-        """The number here of each (old replica, block)."""
+        self.numbers: _Moving = {}
         self._blocks = scheduler.blocks
         self._sequences = 0
 
@@ -102,6 +104,11 @@ class _Home:
         found = sum((runner.source, block) in self.numbers for block in self._cached(runner.sequence))
         needed = self._blocks.blocks_for(len(runner.sequence.tokens)) - found
         return needed + self._sequences + 1 <= self._blocks.free
+
+    def coming(self, near: range) -> tuple[_Moving, _Moving]:
+        """The blocks that come from the old replicas of `near`, and those from others."""
+        inside = {key: number for key, number in self.numbers.items() if key[0] in near}
+        return inside, {key: number for key, number in self.numbers.items() if key not in inside}
 
     def take(self, runner: _Runner) -> list[int]:
         """Give the sequence its blocks here."""
@@ -122,17 +129,43 @@ class _Home:
         return sequence.blocks[: self._blocks.blocks_for(sequence.cached)]
 
 
-def _migrations(homes: Series[_Home], sources: int) -> list[Migration]:
-    """Make the migrations to these replicas, whose ranks meet, as do those of `sources` old replicas."""
-    positions: list[dict[int, int]] = [{} for _ in range(sources)]
-    for home in homes:
-        for source, block in home.numbers:
+def _migrations(homes: Series[_Home], replicas: int, meeting: int) -> list[list[Migration]]:
+    """Make the migrations to the new replicas.
+
+    Args:
+        homes: All of the new replicas.
+        replicas: The number of old replicas.
+        meeting: The number of these whose ranks meet anyway.
+    """
+    each = len(homes) * meeting // replicas  # new replicas of the ranks that meet
+    near: list[Migration] = []
+    across: list[_Moving] = []
+    for group in range(replicas // meeting):
+        sources = range(group * meeting, (group + 1) * meeting)
+        coming = [home.coming(sources) for home in homes[group * each : (group + 1) * each]]
+        near += _exchange([inside for inside, _ in coming], sources)
+        across += [outside for _, outside in coming]
+    if not any(across):
+        return [[migration] for migration in near]
+    return list(map(list, zip(near, _exchange(across, range(replicas)), strict=True)))
+
+
+def _exchange(moving: Series[_Moving], sources: range) -> list[Migration]:
+    """Make the migrations of one exchange.
+
+    Args:
+        moving: The blocks that each of its new replicas gets.
+        sources: Its old replicas.
+    """
+    positions: dict[int, dict[int, int]] = {source: {} for source in sources}
+    for blocks in moving:
+        for source, block in blocks:
             positions[source].setdefault(block, len(positions[source]))
-    moving = [list(blocks) for blocks in positions]
+    sent = [list(blocks) for blocks in positions.values()]
     return [
         Migration(
-            moving,
-            [(source, positions[source][block], number) for (source, block), number in home.numbers.items()],
+            sent,
+            [(source - sources.start, positions[source][block], number) for (source, block), number in blocks.items()],
         )
-        for home in homes
+        for blocks in moving
     ]
