@@ -1,5 +1,6 @@
 """Schemas of the generation engine."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -76,9 +77,16 @@ class LinkConfig(Config):
     """Bandwidth; each collective also takes longer by the bytes of its tensor divided by this."""
 
 
+PAT: Mapping[str, object] = {"estimate": "bound", "least_gain": 0.0, "look_ahead": False, "returns": False}
+"""The settings of adaptive TP under which decisions are those of PAT's Algorithm 1."""
+
+
 class AdaptiveTPConfig(Config):
     """Change TP while a batch drains, where a profile of this machine predicts that it pays."""
 
+    preset: Literal["pat"] | None = None
+    """pat: decide as PAT's Algorithm 1 does, for comparison. This sets estimate to bound, least_gain to 0, and
+    look_ahead and returns to false; none of them can be set beside it."""
     profile: PathText | None = None
     """The file that `tailrace profile tp` has written; by default the one in Tailrace's cache for this model and
     machine. Without a profile, or with one of another model or machine, the engine warns and leaves TP as it is."""
@@ -93,10 +101,25 @@ class AdaptiveTPConfig(Config):
     least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.02
     """Fraction of the remaining time that each switch must save."""
     look_ahead: bool = True
-    """Also weigh switching later. Without this, TP changes as soon as a switch is predicted to be better than none
-    (PAT)."""
+    """Also weigh further switches at later times. Without this, TP changes as soon as a switch is predicted to be
+    better than none (PAT)."""
+    returns: bool = True
+    """Return to the degree of the full batch when all is done. What that takes counts in every decision."""
     steps_between: Count = 64
     """Decode steps until TP is considered again, unless the batch has changed by an eighth before."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        """Fill in what the preset says."""
+        if not isinstance(given, Mapping) or given.get("preset") != "pat":
+            return given
+        for key, value in PAT.items():
+            if given.get(key, value) != value:
+                raise ValueError(
+                    f"with preset pat has {key} {given[key]}, where PAT has {value}; leave one of them out"
+                )
+        return {**PAT, **given}
 
 
 class AnyEngineConfig(Config):

@@ -90,6 +90,14 @@ class Arrangement:
         """
         return min(_blocks(self.config, self._architecture, tp) for tp in {self.config.tp, *degrees})
 
+    def cache_tokens(self, tp: int) -> int:
+        """The tokens that a replica's cache has room for under a degree.
+
+        Raises:
+            ModelError, ConfigError, EngineError: the model or the cache does not allow it.
+        """
+        return _blocks(self.config, self._architecture, tp) * self.config.block_size
+
     def load(self, named: Mapping[str, torch.Tensor], *, recompute: bool) -> None:
         """Replace the weights of all ranks by these full, checked tensors. No step may be under way.
 

@@ -269,7 +269,7 @@ class EngineCore(Core):
             cache_tokens=cache_tokens,
             costs=self._observed[config.tp].costs,
             made={request_id: made for lane in lanes for request_id, made in lane.scheduler.made().items()},
-            degrees=() if self.adaptive_tp is None else self.adaptive_tp.other_degrees(cache_tokens // config.tp),
+            degrees=() if self.adaptive_tp is None else self.adaptive_tp.other_degrees(),
         )
 
     def take_seconds(self) -> Mapping[str, float]:

@@ -4,6 +4,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+from tailrace.types import IntArray
+
+Floats = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -76,3 +83,40 @@ def _between(sizes: tuple[float, ...], curves: tuple[Curve, ...], index: int) ->
     x = min(curves[index].xs[-1], curves[index + 1].xs[-1])
     rise = curves[index + 1].at(x) - curves[index].at(x)
     return max(0.0, rise / (sizes[index + 1] - sizes[index]))
+
+
+class SurfaceArrays:
+    """A surface for many points at once."""
+
+    def __init__(self, surface: Surface) -> None:
+        longest = max(len(curve.xs) for curve in surface.curves)
+        self._surface = surface
+        self._sizes = np.array(surface.sizes)
+        self._xs, self._ys, self._slopes = (
+            np.array([(*row, *[fill] * (longest - len(row))) for row in rows])
+            for rows, fill in (
+                ([curve.xs for curve in surface.curves], np.inf),
+                ([curve.ys for curve in surface.curves], 0.0),
+                ([curve.slopes for curve in surface.curves], 0.0),
+            )
+        )
+        self._before = np.array([curve.before for curve in surface.curves])
+
+    def at(self, sizes: Floats, xs: Floats) -> Floats:
+        """See `Surface.at`."""
+        above = np.searchsorted(self._sizes, sizes, side="right")
+        below = np.maximum(above - 1, 0)
+        above = np.minimum(above, len(self._sizes) - 1)
+        low, start = self._curves(below, xs), self._sizes[below]
+        span = self._sizes[above] - start
+        beyond = np.where(sizes < start, self._surface.before, self._surface.after) * (sizes - start)
+        share = (sizes - start) / np.where(span > 0, span, 1.0)
+        inside = low + share * (self._curves(above, xs) - low)
+        return np.asarray(np.where((span > 0) & (sizes >= start), inside, np.maximum(0.0, low + beyond)))
+
+    def _curves(self, curves: IntArray, xs: Floats) -> Floats:
+        """The values of these curves, [N], at `xs`."""
+        points = (self._xs[curves] <= xs[:, None]).sum(1) - 1
+        first = np.maximum(points, 0)
+        slopes = np.where(points < 0, self._before[curves], self._slopes[curves, first])
+        return np.asarray(np.maximum(0.0, self._ys[curves, first] + slopes * (xs - self._xs[curves, first])))

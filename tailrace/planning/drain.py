@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from operator import itemgetter
 from typing import NamedTuple
 
 from tailrace.planning.latency import StepTimes, rms
@@ -22,7 +23,7 @@ Work = tuple[int, int]
 def drain_s(
     predictor: StepTimes, tp: int, replicas: Sequence[Sequence[Work]], waiting: Sequence[Work], *, slots: int
 ) -> float:
-    """Seconds until all sequences have ended; see `drain`."""
+    """Seconds until all sequences have ended, where the cache has room for all; see `drain`."""
     return drain(predictor, tp, replicas, waiting, slots=slots)[-1].seconds
 
 
@@ -46,28 +47,34 @@ def drain(
     waiting: Sequence[Work],
     *,
     slots: int,
+    cache_tokens: float = math.inf,
     stops: Collection[int] = (),
 ) -> list[Drained]:
     """Simulate the engine until all sequences have ended.
 
     Replicas run at the same time, and slow each other down. A sequence that ends gives its place to the next that
-    waits. That one's tokens are prefilled while the replica's other sequences stand still. The cache is assumed to have
-    room.
+    waits. That one's tokens are prefilled while the replica's other sequences stand still. Where the cache of a replica
+    is full, the sequence that started last there waits before all others, and is prefilled again.
 
     Args:
         replicas: the running sequences of each.
         waiting: in the order in which they start, on any replica that has a place.
         slots: the most sequences that a replica decodes together. Further ones of a replica wait before all others,
             and are prefilled again.
+        cache_tokens: the most context tokens of a replica. A single sequence runs on beyond it.
         stops: numbers of unfinished sequences, below the present one.
 
     Returns:
         The state whenever the number has come down to one or several of `stops`, and at last when all have ended.
     """
-    queue = deque(work for running in replicas for work in running[slots:])
+    queue: deque[Work] = deque()
+    simulated = [_Replica(predictor, tp, slots, cache_tokens) for _ in replicas]
+    for replica, running in zip(simulated, replicas, strict=True):
+        left = deque(running)
+        replica.resume(_joining([replica], left)[0])
+        queue.extend(left)
     queue.extend(waiting)
-    simulated = [_Replica(predictor, tp, running[:slots]) for running in replicas]
-    _fill(simulated, queue, slots)
+    _fill(simulated, queue, 0.0)
     active = [replica for replica in simulated if replica.size]
     for replica in active:
         replica.begin(len(active))
@@ -76,18 +83,19 @@ def drain(
     seen: list[Drained] = []
     now = 0.0
     while active:
-        replica = min(active, key=_ends_at)
-        now = replica.ends_at
-        unfinished -= replica.end_first()
-        if ahead and 0 < unfinished <= ahead[-1]:
-            seen.append(_state(simulated, queue, now))
-            ahead = [stop for stop in ahead if stop < unfinished]
-        replica.start([queue.popleft() for _ in range(min(slots - replica.size, len(queue)))])
-        if replica.size:
-            replica.begin(len(active))
-            continue
-        active.remove(replica)
-        for other in active:
+        replica = min(active, key=_stops_at)
+        now = replica.stops_at
+        if replica.is_full:
+            queue.appendleft(replica.preempt())
+            _fill([other for other in simulated if not other.size], queue, now)
+        else:
+            unfinished -= replica.end_first()
+            if ahead and 0 < unfinished <= ahead[-1]:
+                seen.append(_state(simulated, queue, now))
+                ahead = [stop for stop in ahead if stop < unfinished]
+            _fill([replica], queue, now)
+        before, active = len(active), [other for other in simulated if other.size]
+        for other in [replica] if len(active) == before else active:
             other.advance(now)
             other.begin(len(active))
     return [*seen, _state(simulated, queue, now)]
@@ -101,80 +109,130 @@ def _state(replicas: Sequence["_Replica"], queue: Collection[Work], now: float) 
 
 
 class _Replica:
-    """A replica at `clock`, which runs to the next end of one of its sequences."""
+    """A replica at `clock`, which runs until one of its sequences ends or its cache is full."""
 
-    def __init__(self, predictor: StepTimes, tp: int, running: Iterable[Work]) -> None:
-        self.ends_at = math.inf
-        """The time at which the next of its sequences ends."""
+    def __init__(self, predictor: StepTimes, tp: int, slots: int, cache_tokens: float) -> None:
+        self.stops_at = math.inf
+        """The time at which the next of its sequences ends, or its cache is full."""
+        self.is_full = False
+        """Whether it stops for want of cache."""
         self._predictor = predictor
         self._tp = tp
-        self._ends = [(remaining, context + remaining) for context, remaining in running]
-        """A heap: the step after which each sequence ends, and its tokens then."""
-        heapify(self._ends)
-        self._tokens = float(sum(tokens - remaining for remaining, tokens in self._ends))
+        self._slots = slots
+        self._cache_tokens = cache_tokens
+        self._ends: list[tuple[float, int, int]] = []
+        """A heap: the step after which each sequence ends, its tokens then, and its place in the order of starts."""
+        self._started = 0
+        self._tokens = 0.0
         """T, the context tokens of all sequences, at `_step`."""
         self._step = 0.0
         self._clock = 0.0
         self._step_s = 0.0
+        self._stop = 0.0
+        """The step at `stops_at`."""
 
     @property
     def size(self) -> int:
         """B, the number of sequences."""
         return len(self._ends)
 
-    def start(self, joining: Sequence[Work]) -> None:
-        """Prefill sequences that join between two steps."""
+    def has_room(self, work: Work, joining: int, tokens: int) -> bool:
+        """Whether there is a place, and cache for all to grow by a token, beside `joining` others with `tokens`."""
+        size = self.size + joining
+        return size < self._slots and (size == 0 or self._tokens + tokens + work[0] + size + 1 <= self._cache_tokens)
+
+    def resume(self, running: Iterable[Work]) -> None:
+        """Let sequences run on whose contexts are cached."""
+        for context, remaining in running:
+            self._tokens += context
+            heappush(self._ends, (int(self._step) + remaining, context + remaining, self._started))
+            self._started += 1
+
+    def start(self, joining: Sequence[Work], now: float) -> None:
+        """Prefill sequences that join between two steps, `now` where it has been idle."""
         if not joining:
             return
-        contexts = [context for context, _ in joining]
-        self._clock += self._predictor.prefill_s(self._tp, len(joining), rms(contexts))
-        self._tokens += sum(contexts)
-        for context, remaining in joining:
-            heappush(self._ends, (int(self._step) + remaining, context + remaining))
+        if not self._ends:
+            self._clock = max(self._clock, now)
+        self._clock += self._predictor.prefill_s(self._tp, len(joining), rms(context for context, _ in joining))
+        self.resume(joining)
 
     def begin(self, active: int) -> None:
-        """Compute the next end, with `active` replicas at work from `clock` on."""
-        steps = self._ends[0][0] - self._step
+        """Compute the next stop, with `active` replicas at work from `clock` on."""
+        if not self._ends:
+            return
         size = len(self._ends)
+        end, room = self._ends[0][0], (self._cache_tokens - self._tokens) / size
+        self.is_full = self._step + room < end and size > 1
+        self._stop = self._step + max(0.0, room) if self.is_full else end
+        steps = self._stop - self._step
         middle = self._tokens + size * (steps - 1) / 2
         self._step_s = self._predictor.step_s(self._tp, size, middle, active)
-        self.ends_at = self._clock + steps * self._step_s
+        self.stops_at = self._clock + steps * self._step_s
 
     def advance(self, now: float) -> None:
-        """Advance to `now`, which is before `ends_at`; a step may be half done."""
+        """Advance to `now`, which is before `stops_at`; a step may be half done."""
         if now > self._clock and self._step_s > 0:  # otherwise it still prefills
-            steps = min((now - self._clock) / self._step_s, self._ends[0][0] - self._step)
+            self._go(min((now - self._clock) / self._step_s, self._stop - self._step))
             self._clock = now
-            self._step += steps
-            self._tokens += steps * len(self._ends)
 
     def works(self) -> list[Work]:
         """The unfinished sequences, as between two steps."""
-        left = ((tokens, max(1, math.ceil(end - self._step - _ROUNDING))) for end, tokens in self._ends)
+        step = self._step + _ROUNDING
+        left = [(tokens, max(1, math.ceil(end - step))) for end, tokens, _ in self._ends]
         return [(tokens - remaining, remaining) for tokens, remaining in left]
 
     def end_first(self) -> int:
         """Advance to the next end and drop all sequences that end with that step. Returns their number."""
-        end = self._ends[0][0]
-        self._tokens += (end - self._step) * len(self._ends)
-        self._step, self._clock = end, self.ends_at
+        end = self._stop
+        self._go(end - self._step)
+        self._step, self._clock = end, self.stops_at
         before = len(self._ends)
         while self._ends and self._ends[0][0] <= end:
             self._tokens -= heappop(self._ends)[1]
         return before - len(self._ends)
 
+    def preempt(self) -> Work:
+        """Advance to where the cache is full. Take the sequence away that started last."""
+        self._go(self._stop - self._step)
+        self._clock = self.stops_at
+        last = max(self._ends, key=_place)
+        self._ends.remove(last)
+        heapify(self._ends)
+        end, tokens, _ = last
+        remaining = max(1, math.ceil(end - self._step - _ROUNDING))
+        self._tokens -= tokens - (end - self._step)
+        return tokens - remaining, remaining
 
-def _fill(replicas: Sequence[_Replica], queue: deque[Work], slots: int) -> None:
-    """Give waiting sequences to the replicas with the fewest, while there are places."""
+    def _go(self, steps: float) -> None:
+        self._step += steps
+        self._tokens += steps * len(self._ends)
+
+
+def _fill(replicas: Sequence[_Replica], queue: deque[Work], now: float) -> None:
+    """Start waiting sequences on these replicas, as long as there is room."""
+    if not queue:
+        return
+    for replica, works in zip(replicas, _joining(replicas, queue), strict=True):
+        replica.start(works, now)
+
+
+def _joining(replicas: Sequence[_Replica], queue: deque[Work]) -> list[list[Work]]:
+    """Take the first sequences from the queue, each for the replica with the fewest, until that has no room."""
     joining: list[list[Work]] = [[] for _ in replicas]
-    sizes = [replica.size for replica in replicas]
-    while queue and min(sizes) < slots:
+    sizes, tokens = [replica.size for replica in replicas], [0] * len(replicas)
+    while queue and replicas:
         index = sizes.index(min(sizes))
-        joining[index].append(queue.popleft())
+        if not replicas[index].has_room(queue[0], len(joining[index]), tokens[index]):
+            break
         sizes[index] += 1
-    for replica, works in zip(replicas, joining, strict=True):
-        replica.start(works)
+        tokens[index] += queue[0][0]
+        joining[index].append(queue.popleft())
+    return joining
 
 
-def _ends_at(replica: _Replica) -> float:
-    return replica.ends_at
+def _stops_at(replica: _Replica) -> float:
+    return replica.stops_at
+
+
+_place = itemgetter(2)

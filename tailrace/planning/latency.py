@@ -4,12 +4,15 @@ Source: PAT, section 4.2 (Online Latency Predictor). A decode step depends on th
 T of all its sequences together. It is linear in T between points of one B, then linear between the two nearest B.
 """
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Protocol
 
-from tailrace.planning.curves import Curve, Surface
+import numpy as np
+
+from tailrace.planning.curves import Curve, Floats, Surface, SurfaceArrays
 from tailrace.planning.tp_profile import TPProfile
 
 MOST_CORRECTION = math.log(4.0)
@@ -50,6 +53,10 @@ class LatencyPredictor:
             tp: tuple((replicas, Surface.through(by_size)) for replicas, by_size in sorted(by_replicas.items()))
             for tp, by_replicas in points.items()
         }
+        self._decode_arrays = {
+            tp: [(replicas, SurfaceArrays(surface)) for replicas, surface in surfaces]
+            for tp, surfaces in self._decode.items()
+        }
         prefills: defaultdict[int, _Points] = defaultdict(_no_points)
         for p in profile.prefill:
             prefills[p.tp][p.batch_size].append((p.length, p.seconds))
@@ -78,6 +85,22 @@ class LatencyPredictor:
                 return low + share * (next_surface.at(batch_size, context_tokens) - low)
             below, surface = above, next_surface
         return surface.at(batch_size, context_tokens)
+
+    def steps_s(self, tp: int, batch_sizes: Floats, context_tokens: Floats, replicas: Floats) -> Floats:
+        """`step_s` of many steps, [N], each with its own figures.
+
+        Raises:
+            KeyError: the degree was not profiled.
+        """
+        levels = self._decode_arrays[tp]
+        seconds = levels[0][1].at(batch_sizes, context_tokens)
+        for (below, _), (above, surface) in itertools.pairwise(levels):
+            share = np.clip((replicas - below) / (above - below), 0.0, 1.0)
+            # of several levels, those below the last one that is reached no longer count
+            seconds = np.where(
+                share > 0, seconds + share * (surface.at(batch_sizes, context_tokens) - seconds), seconds
+            )
+        return seconds
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
         """Seconds of a prefill; see `StepTimes`. Beyond the largest batch, time is in proportion to the batch.
@@ -111,6 +134,12 @@ class CorrectedPredictor:
     def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
         """See `StepTimes`."""
         return self.ratio(tp, replicas) * self.base.step_s(tp, batch_size, context_tokens, replicas)
+
+    def steps_s(self, tp: int, batch_sizes: Floats, context_tokens: Floats, replicas: Floats) -> Floats:
+        """See `LatencyPredictor.steps_s`. Between two numbers of replicas, the ratio is linear."""
+        numbers = np.arange(1, math.ceil(replicas.max(initial=1.0)) + 1)
+        ratios = [self.ratio(tp, int(number)) for number in numbers]
+        return np.interp(replicas, numbers, ratios) * self.base.steps_s(tp, batch_sizes, context_tokens, replicas)
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
         """Seconds of a prefill as profiled, since no prefill is observed; see `StepTimes`."""

@@ -123,10 +123,10 @@ class Survival:
         )
         active = np.zeros(max(most for _, most in kinds) + 1)
         mean: dict[tuple[int, int], float] = {}
+        sums = np.concatenate(([0.0], np.cumsum(curve)))
         for (generated, most), alike in Counter(kinds).items():
-            still = curve[generated : generated + most] / curve[generated]
-            active[:most] += alike * still
-            mean[generated, most] = float(still.sum())
+            active[:most] += curve[generated : generated + most] * (alike / curve[generated])
+            mean[generated, most] = float((sums[generated + most] - sums[generated]) / curve[generated])
         count = len(kinds)
         below = np.arange(count, 0, -1) - 0.5 - ROUNDING
         ends = np.searchsorted(-active, -below, side="right")  # n(t) never rises

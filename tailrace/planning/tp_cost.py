@@ -1,10 +1,14 @@
 """What a switch of the TP degree costs (PAT, eq. 1 to 4)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 
+import numpy as np
+
+from tailrace.planning.curves import Floats
 from tailrace.planning.drain import Work
 from tailrace.planning.latency import CorrectedPredictor, rms
+from tailrace.planning.tp_course import Course
 from tailrace.planning.tp_decision import Snapshot, SwitchTerms
 from tailrace.planning.tp_merge import Merged, context, sent_bytes
 from tailrace.planning.tp_profile import TPProfile
@@ -45,7 +49,7 @@ class SwitchCosts:
         move_s = longer * self._sent_bytes(snapshot, tp, running, merged) / cost.kv_bytes_per_s
         recompute_s = max(self._prefill_s(tp, works) for works in merged.replicas)
         return SwitchTerms(
-            groups_s=self._groups_s(snapshot, tp, across=any(merged.across)),
+            groups_s=self.groups_s(snapshot.tp, tp, snapshot.groups, across=any(merged.across)),
             reshard_s=longer * cost.reshard_s,
             rest_s=longer * cost.rest_s,
             capture_s=self._profile.capture_s.get(tp, 0.0),
@@ -58,9 +62,35 @@ class SwitchCosts:
         """The terms of the return from the snapshot's degree, when no sequence is left."""
         return SwitchTerms() if snapshot.tp == home_tp else self.cost(snapshot, home_tp, [[]], _NOTHING)
 
-    def return_s(self, snapshot: Snapshot, home_tp: int) -> float:
-        """Seconds of that."""
-        return self.return_cost(snapshot, home_tp).sum_s()
+    def fixed_s(self, tp: int, target: int) -> float:
+        """Seconds of a switch without groups and sequences."""
+        cost, longer = self._profiled[tp, target], math.exp(self._surprise)
+        return longer * (cost.reshard_s + cost.rest_s) + self._profile.capture_s.get(target, 0.0)
+
+    def later_s(self, courses: Mapping[int, Course], kv_bytes_per_token: int) -> Floats:
+        """[S, D, D] seconds of a switch at each moment of the courses, by its old degree and its new one.
+
+        Sequences are taken to be spread evenly over the replicas, and groups to exist.
+        """
+        ranks, longer = self._profile.key.ranks, math.exp(self._surprise)
+        again_s = {
+            tp: np.array(
+                [
+                    self._predictor.prefill_s(tp, math.ceil(size * tp / ranks), length) if size else 0.0
+                    for size, length in zip(there.unfinished.tolist(), there.rms.tolist(), strict=True)
+                ]
+            )
+            for tp, there in courses.items()
+        }
+        seconds = np.zeros((len(next(iter(again_s.values()))), len(courses), len(courses)))
+        for row, (tp, here) in enumerate(courses.items()):
+            share = np.ceil(here.unfinished * tp / ranks) / np.maximum(here.unfinished, 1.0)
+            sent = here.tokens * share * kv_bytes_per_token / tp
+            for column, target in enumerate(courses):
+                if target != tp:
+                    move_s = longer * sent / self._profiled[tp, target].kv_bytes_per_s
+                    seconds[:, row, column] = self.fixed_s(tp, target) + np.minimum(move_s, again_s[target])
+        return seconds
 
     def _sent_bytes(
         self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], merged: Merged[Work]
@@ -74,10 +104,12 @@ class SwitchCosts:
         across = sent_bytes(merged.across, snapshot.tp, snapshot.kv_bytes_per_token)
         return max(0.0, sent - across) + across * (all_ranks - 1) / (near - 1)
 
-    def _groups_s(self, snapshot: Snapshot, tp: int, *, across: bool) -> float:
-        """Seconds to make the groups of the new degree and of the exchanges of state; a single rank needs none."""
-        needed = {tp, math.lcm(snapshot.tp, tp), *([self._profile.key.ranks] if across else [])}
-        needed -= snapshot.groups | {1}
+    def groups_s(self, tp: int, target: int, existing: Set[int], *, across: bool = False) -> float:
+        """Seconds to make the groups of the new degree and of the exchanges of state; a single rank needs none.
+
+        across: whether sequences leave the ranks that exchange weights.
+        """
+        needed = {target, math.lcm(tp, target), *([self._profile.key.ranks] if across else [])} - existing - {1}
         longest = max(self._profile.group_s.values(), default=0.0)
         return sum(self._profile.group_s.get(degree, longest) for degree in needed)
 

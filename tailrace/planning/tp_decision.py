@@ -20,6 +20,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting sequences in the order in which they start; nothing of theirs is cached."""
     kv_bytes_per_token: int
     """Bytes of the keys and values of a context token in all layers, of the whole model."""
+    cache_tokens: Mapping[int, float] = {}
+    """The context tokens that a replica of each degree has room for; endless where left out."""
     groups: frozenset[int] = frozenset()
     """Degrees whose communication groups exist."""
     ruled_out: Mapping[int, str] = {}
@@ -71,11 +73,9 @@ class Candidate(SwitchTerms, frozen=True, kw_only=True):
     remaining_s: float
     """Seconds until all are done, under this degree."""
     plan_s: float
-    """The same seconds, with one more switch on the way if look-ahead is on and finds a better one."""
-    later_tp: int | None = None
-    """The degree of that further switch; None where it is better not to switch."""
-    later_unfinished: int = 0
-    """Number of unfinished sequences at that time."""
+    """The same seconds with further switches on the way, if look-ahead is on and they pay."""
+    later: tuple[tuple[int, int], ...] = ()
+    """These switches: the new degree, and the number of unfinished sequences at that time."""
     switch_s: float = 0.0
     """Sum of groups, reshard, rest, capture and state."""
     return_s: float = 0.0

@@ -44,17 +44,27 @@ class StagedTP:
     """The questions and answers of one engine. It has no ranks: it is told what they do."""
 
     def __init__(
-        self, config: AdaptiveTPConfig, profile: TPProfile, *, max_batch_size: int, kv_bytes_per_token: int
+        self,
+        config: AdaptiveTPConfig,
+        profile: TPProfile,
+        *,
+        max_batch_size: int,
+        cache_tokens: Callable[[int], float],
+        kv_bytes_per_token: int,
     ) -> None:
-        """`max_batch_size`: the most sequences that a replica decodes together, at any degree.
+        """Start without a stage.
 
-        `kv_bytes_per_token`: see `Snapshot`.
+        Args:
+            max_batch_size: the most sequences that a replica decodes together, at any degree.
+            cache_tokens: returns the context tokens that a replica of a profiled degree has room for.
+            kv_bytes_per_token: see `Snapshot`.
         """
         self.degrees = tuple(tp for tp in profile.degrees if config.degrees is None or tp in config.degrees)
         """The degrees that the controller chooses from."""
         self._config = config
         self._slots = max_batch_size
         self._ranks = profile.key.ranks
+        self._cache_tokens = {tp: cache_tokens(tp) for tp in profile.degrees}
         self._kv_bytes_per_token = kv_bytes_per_token
         self._history = LengthHistory()
         self._estimate = make_estimate(config.estimate, self._history)
@@ -65,6 +75,7 @@ class StagedTP:
             least_gain=config.least_gain,
             steps_between=config.steps_between,
             look_ahead=config.look_ahead,
+            returns=config.returns,
         )
         self._stage: _Stage | None = None
         self._decision: Decision | None = None
@@ -129,6 +140,7 @@ class StagedTP:
             replicas=replicas,
             waiting=waiting,
             kv_bytes_per_token=self._kv_bytes_per_token,
+            cache_tokens=self._cache_tokens,
             groups=groups,
             ruled_out={} if self._stage is None else self._stage.ruled_out,
             home_tp=None if self._stage is None else self._stage.home_of(unfinished),
@@ -154,27 +166,23 @@ class StagedTP:
         assert self._stage is not None
         self._stage.ruled_out[tp] = why
 
-    @property
-    def home_tp(self) -> int:
-        """The degree to return to at the end of the stage."""
+    def home_of(self, tp: int) -> int:
+        """The degree for the end of the stage, which the engine reaches with degree `tp`."""
         assert self._stage is not None
-        return self._stage.home_tp
+        return self._stage.home_tp if self._config.returns else tp
 
     def return_cost(self, tp: int, groups: frozenset[int]) -> SwitchTerms:
         """The terms of the return from degree `tp`, where nothing is cached any more."""
-        return self._controller.return_cost(self._snapshot(tp, (), (), groups), self.home_tp)
+        return self._controller.return_cost(self._snapshot(tp, (), (), groups), self.home_of(tp))
 
     def close(self) -> None:
         """End the stage."""
         self._stage = None
 
-    def other_degrees(self, tp: int, cache_tokens: Callable[[int], int]) -> list[Degree]:
+    def other_degrees(self, tp: int) -> list[Degree]:
         """The degrees that an engine of degree `tp` may change to, with the costs of the last decision.
 
         So those who place responses know that a draining engine becomes faster by itself. Callable from any thread.
-
-        Args:
-            cache_tokens: returns the tokens that a replica of a degree holds.
         """
         decision = self._decision
         if decision is None:
@@ -186,7 +194,7 @@ class StagedTP:
                 tp=candidate.tp,
                 replicas=replicas,
                 slots=self._slots,
-                cache_tokens=cache_tokens(candidate.tp),
+                cache_tokens=int(self._cache_tokens[candidate.tp]),
                 # the degree that it has just left costs about as much as the way here
                 switch_s=(back_s if candidate.tp == decision.tp else candidate.switch_s) + candidate.return_s,
             )

@@ -1,45 +1,29 @@
 """Decides whether an engine should change its TP degree while a batch drains (PAT, Algorithm 1).
 
-    Snapshot ──estimate──▶ remaining tokens ──for each degree: merge, drain, cost──▶ Candidate ──least total──▶ Decision
-    measured steps ──observe──▶ CorrectedPredictor ──────────────┘
+    Snapshot ──estimate──▶ remaining tokens ──for each degree: merge, course, cost──▶ path ──▶ Candidate ──┐
+    measured steps ──observe──▶ CorrectedPredictor ──────────────┘                 least total ──▶ Decision
 
-The engine asks between two steps, whenever `due` is true, and waits for the answer. That takes some milliseconds for
+The engine asks between two steps, whenever `due` is true, and waits for the answer. That takes a few milliseconds for
 hundreds of sequences, and tens of milliseconds where a thousand more wait. The same decision at the start of a stage
 chooses the arrangement for its full batch, to which the engine returns at the end of the stage.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence, Set
 
 import msgspec
+import numpy as np
 
 from tailrace.errors import ConfigError
-from tailrace.planning.drain import Work, drain, drain_s
+from tailrace.planning.drain import Work
 from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor
 from tailrace.planning.remaining import RemainingEstimate
 from tailrace.planning.tp_cost import SwitchCosts
+from tailrace.planning.tp_course import Course, course, moments
 from tailrace.planning.tp_decision import Candidate, Decision, Snapshot, SwitchTerms
-from tailrace.planning.tp_merge import context, merge
+from tailrace.planning.tp_merge import Merged, context, merge
+from tailrace.planning.tp_path import Path, Paths
 from tailrace.planning.tp_profile import TPProfile
-
-LATER = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16)
-"""Shares of the present unfinished sequences at which a later switch is simulated."""
-
-
-class _Plan(NamedTuple):
-    """A way to finish all sequences."""
-
-    seconds: float
-    return_s: float
-    switches: int
-    later_tp: int | None = None
-    unfinished: int = 0
-    """Number of unfinished sequences at the change to `later_tp`."""
-
-    @property
-    def total_s(self) -> float:
-        return self.seconds + self.return_s
 
 
 class SwitchController:
@@ -54,6 +38,7 @@ class SwitchController:
         least_gain: float,
         steps_between: int,
         look_ahead: bool,
+        returns: bool = True,
     ) -> None:
         """Start without measurements or decisions.
 
@@ -63,8 +48,9 @@ class SwitchController:
                 predictions are never exact.
             steps_between: decode steps since the last decision after which `due` is true even if the batch stays as it
                 is; contexts grow.
-            look_ahead: also consider every degree with one more switch at a later time. Algorithm 1 does not: it
+            look_ahead: also consider every degree with further switches at later times. Algorithm 1 does not: it
                 switches as soon as that is better than never, though later may be better still.
+            returns: whether the engine returns at the end of a stage. What that takes is then part of every sum.
         """
         self.predictor = CorrectedPredictor(LatencyPredictor(profile))
         self._profile = profile
@@ -74,6 +60,7 @@ class SwitchController:
         self._least_gain = least_gain
         self._steps_between = steps_between
         self._look_ahead = look_ahead
+        self._returns = returns
         self._decided_for: int | None = None
         """Number of unfinished sequences at the last decision."""
         self._asked_for = 0
@@ -123,13 +110,17 @@ class SwitchController:
         self._decided_for, self._steps = snapshot.unfinished, 0.0
         ruled_out = self._ruled_out(snapshot)
         running, waiting = self._planned(snapshot)
-        candidates = tuple(
-            self._candidate(snapshot, tp, running, waiting)
-            for tp in sorted({*snapshot.degrees, snapshot.tp} - ruled_out.keys())
+        degrees = sorted({*snapshot.degrees, snapshot.tp} - ruled_out.keys())
+        merged = {tp: merge(running, snapshot.tp, tp, tokens=context) for tp in degrees}
+        at = moments(snapshot.unfinished) if self._look_ahead else [snapshot.unfinished]
+        courses = {tp: self._course(snapshot, tp, merged[tp], waiting, at) for tp in degrees}
+        current_s = float(courses[snapshot.tp].seconds[-1]) + self._return_s(
+            snapshot, snapshot.tp, snapshot.home_tp or snapshot.tp
         )
-        current = next(candidate for candidate in candidates if candidate.tp == snapshot.tp)
-        current_s = current.remaining_s + self._costs.return_s(snapshot, snapshot.home_tp or snapshot.tp)
         margin_s = self._least_gain * current_s
+        paths = self._paths(snapshot, courses, at, margin_s)
+        candidates = tuple(self._candidate(snapshot, tp, running, merged[tp], courses[tp], paths[tp]) for tp in degrees)
+        current = next(candidate for candidate in candidates if candidate.tp == snapshot.tp)
         best = min(candidates, key=lambda c: (c.total_s + margin_s * c.switches, c.tp != snapshot.tp))
         switch = best.tp != snapshot.tp
         return Decision(
@@ -172,47 +163,80 @@ class SwitchController:
             running[index].append(work)
         return running, works[len(turns) :]
 
+    def _course(
+        self, snapshot: Snapshot, tp: int, merged: Merged[Work], waiting: Sequence[Work], at: Sequence[int]
+    ) -> Course:
+        return course(
+            self.predictor,
+            tp,
+            merged.replicas,
+            waiting,
+            slots=self._max_batch_size,
+            cache_tokens=snapshot.cache_tokens.get(tp, math.inf),
+            at=at,
+        )
+
+    def _paths(
+        self, snapshot: Snapshot, courses: Mapping[int, Course], at: Sequence[int], margin_s: float
+    ) -> dict[int, Path]:
+        """The best path from each degree on, with it for a while at least."""
+        degrees = tuple(courses)
+        run_s = np.array([courses[tp].runs_s for tp in degrees]).T
+        later_s = self._costs.later_s(courses, snapshot.kv_bytes_per_token)
+        found: dict[tuple[Set[int], int], Paths] = {}
+        for tp in degrees:
+            known, home_tp = _after(snapshot, tp), snapshot.home_tp or tp
+            if (known.groups, home_tp) not in found:
+                groups_s = [[self._costs.groups_s(a, b, known.groups) for b in degrees] for a in degrees]
+                back_s = [
+                    self._return_s(known, tp, home_tp) + margin_s * self._goes_back(tp, home_tp) for tp in degrees
+                ]
+                found[known.groups, home_tp] = Paths(
+                    degrees, at, run_s, later_s + groups_s, np.array(back_s), margin_s=margin_s
+                )
+        return {
+            tp: found[_after(snapshot, tp).groups, snapshot.home_tp or tp].path(
+                tp, courses[tp].seconds, courses[tp].stretch
+            )
+            for tp in degrees
+        }
+
     def _candidate(
-        self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], waiting: Sequence[Work]
+        self,
+        snapshot: Snapshot,
+        tp: int,
+        running: Sequence[Sequence[Work]],
+        merged: Merged[Work],
+        alone: Course,
+        path: Path,
     ) -> Candidate:
-        merged = merge(running, snapshot.tp, tp, tokens=context)
-        plans = self._plans(snapshot, tp, merged.replicas, waiting, home_tp=snapshot.home_tp or tp)
-        stay = plans[0]
-        margin_s = self._least_gain * stay.total_s
-        plan = min(plans, key=lambda plan: plan.total_s + margin_s * plan.switches)
+        """The candidate for degree `tp`. `alone`: its course without further switches."""
+        home_tp, last = snapshot.home_tp or tp, path.later[-1][0] if path.later else tp
+        return_s = self._return_s(_after(snapshot, tp), last, home_tp)
         cost = SwitchTerms() if tp == snapshot.tp else self._costs.cost(snapshot, tp, running, merged)
         return Candidate(
             tp=tp,
             batch_sizes=tuple(map(len, merged.replicas)),
-            remaining_s=stay.seconds,
-            plan_s=plan.seconds,
-            later_tp=plan.later_tp,
-            later_unfinished=plan.unfinished,
+            remaining_s=float(alone.seconds[-1]),
+            plan_s=path.seconds,
+            later=path.later,
             **msgspec.structs.asdict(cost),
             switch_s=cost.sum_s(),
-            return_s=plan.return_s,
-            total_s=cost.sum_s() + plan.total_s,
-            switches=plan.switches + (tp != snapshot.tp),
+            return_s=return_s,
+            total_s=cost.sum_s() + path.seconds + return_s,
+            switches=len(path.later) + (tp != snapshot.tp) + self._goes_back(last, home_tp),
         )
 
-    def _plans(
-        self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], waiting: Sequence[Work], *, home_tp: int
-    ) -> "list[_Plan]":
-        """The plans from degree `tp` on: stay with it to the end; with look-ahead, also leave it at some times."""
-        others = {*snapshot.degrees, snapshot.tp} - self._ruled_out(snapshot).keys() - {tp}
-        stops = {round(share * snapshot.unfinished) for share in LATER if self._look_ahead and others}
-        stops -= {0, snapshot.unfinished}
-        *states, end = drain(self.predictor, tp, running, waiting, slots=self._max_batch_size, stops=stops)
-        here = _after(snapshot, tp)
-        plans = [_Plan(end.seconds, self._costs.return_s(here, home_tp), switches=int(tp != home_tp))]
-        for then in states:
-            for other in others:
-                merged = merge(then.replicas, tp, other, tokens=context)
-                rest_s = drain_s(self.predictor, other, merged.replicas, then.waiting, slots=self._max_batch_size)
-                seconds = then.seconds + self._costs.cost(here, other, then.replicas, merged).sum_s() + rest_s
-                return_s = self._costs.return_s(_after(here, other), home_tp)
-                plans.append(_Plan(seconds, return_s, 1 + (other != home_tp), other, then.unfinished))
-        return plans
+    def _goes_back(self, last: int, home_tp: int) -> bool:
+        """Whether a switch back follows the end of a batch with degree `last`."""
+        return self._returns and last != home_tp
+
+    def _return_s(self, snapshot: Snapshot, last: int, home_tp: int) -> float:
+        """Seconds to return from degree `last` when no sequence is left, with the snapshot's groups."""
+        if not self._goes_back(last, home_tp):
+            return 0.0
+        groups = snapshot.groups | {last}
+        return self._costs.fixed_s(last, home_tp) + self._costs.groups_s(last, home_tp, groups)
 
     def _reason(
         self,
@@ -240,10 +264,8 @@ def _after(snapshot: Snapshot, tp: int) -> Snapshot:
 
 
 def _seconds(candidate: Candidate) -> str:
-    if candidate.later_tp is None:
-        return f"TP {candidate.tp} in {candidate.total_s:.3g} s"
-    later = f"TP {candidate.later_tp} from {candidate.later_unfinished} unfinished on"
-    return f"TP {candidate.tp}, then {later}, in {candidate.total_s:.3g} s"
+    path = [f"TP {candidate.tp}", *(f"TP {tp} from {unfinished} unfinished on" for tp, unfinished in candidate.later)]
+    return f"{', then '.join(path)}{',' if candidate.later else ''} in {candidate.total_s:.3g} s"
 
 
 def _listed(degrees: Sequence[int]) -> str:

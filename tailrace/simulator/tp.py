@@ -67,6 +67,7 @@ class SimulatedTP:
             setup.config,
             setup.profile,
             max_batch_size=self._kind.slots,
+            cache_tokens=setup.cache_tokens.__getitem__,
             kv_bytes_per_token=setup.kv_bytes_per_token,
         )
 
@@ -88,7 +89,7 @@ class SimulatedTP:
 
     def other_degrees(self) -> list[Degree]:
         """See `StagedTP`."""
-        return self._staged.other_degrees(self.degree, lambda tp: int(self._setup.cache_tokens[tp]))
+        return self._staged.other_degrees(self.degree)
 
     def wanted(self, replicas: List[Replica], now: float) -> Wanted | None:
         """Ask, if a question is due, or end the stage. Return a switch that is to be made."""
@@ -128,7 +129,7 @@ class SimulatedTP:
 
     def _closed(self, now: float) -> Wanted | None:
         """End the stage. Return the switch back to the degree of the full batch, if it has another one."""
-        home = self._staged.home_tp
+        home = self._staged.home_of(self.degree)
         if home == self.degree:
             self._tell_kept(None, now)
             self._staged.close()

@@ -165,7 +165,7 @@ def test_every_decision_is_told_with_all_its_terms(core: EngineCore) -> None:
             parts = c.groups_s + c.reshard_s + c.rest_s + c.capture_s + min(c.move_s, c.recompute_s)
             assert c.switch_s == pytest.approx(parts)
             assert c.total_s == pytest.approx(c.plan_s + c.switch_s + c.return_s)
-            assert c.later_tp is not None or c.plan_s == c.remaining_s
+            assert c.later or c.plan_s == pytest.approx(c.remaining_s)
         assert verdict.decision.switch == (verdict.report is not None)
     assert core.adaptive_tp.take() == []
 

@@ -1,5 +1,7 @@
 """The time until an engine has nothing left to do."""
 
+import itertools
+import math
 from collections import deque
 from collections.abc import Collection
 from typing import Any
@@ -74,22 +76,39 @@ def test_what_runs_beyond_the_places_waits_first() -> None:
 
 
 def step_by_step(
-    running: list[Work], waiting: list[Work], slots: int, stops: Collection[int] = ()
+    running: list[Work], waiting: list[Work], slots: int, stops: Collection[int] = (), cache_tokens: float = math.inf
 ) -> list[tuple[float, list[Work], list[Work]]]:
-    """Drain one replica step by step: (seconds, running, waiting) at each stop and at the end."""
+    """Drain one replica step by step: (seconds, running, waiting) at each stop and at the end.
+
+    What waits starts when another has ended. The batch is in the order of starts.
+    """
     batch, queue = list(running), deque(waiting)
-    seconds, seen = 0.0, []
+    seconds, seen, starts = 0.0, [], True
     while batch or queue:
         before = len(batch) + len(queue)
-        joining = [queue.popleft() for _ in range(min(slots - len(batch), len(queue)))]
+        while len(batch) > 1 and held(batch) + len(batch) > cache_tokens:
+            queue.appendleft(batch.pop())
+        joining: list[Work] = []
+        while starts and queue and fits([*batch, *joining, queue[0]], slots, cache_tokens):
+            joining.append(queue.popleft())
         seconds += LINEAR.prefill_s(4, len(joining), rms(context for context, _ in joining))
         batch += joining
         seconds += LINEAR.step_s(4, len(batch), sum(context for context, _ in batch), 1)
         batch = [(context + 1, remaining - 1) for context, remaining in batch if remaining > 1]
         left = len(batch) + len(queue)
+        starts = left < before
         if left and any(left <= stop < before for stop in stops):
             seen.append((seconds, sorted(batch), list(queue)))
     return [*seen, (seconds, [], [])]
+
+
+def held(works: list[Work]) -> int:
+    return sum(context for context, _ in works)
+
+
+def fits(works: list[Work], slots: int, cache_tokens: float) -> bool:
+    """Whether these run together, each with a token to grow."""
+    return len(works) == 1 or (len(works) <= slots and held(works) + len(works) <= cache_tokens)
 
 
 def seen_of(state: Drained) -> tuple[Any, list[Work], list[Work]]:
@@ -102,6 +121,37 @@ def seen_of(state: Drained) -> tuple[Any, list[Work], list[Work]]:
 def test_events_give_the_same_time_as_single_steps(running: list[Work], waiting: list[Work], slots: int) -> None:
     ((seconds, _, _),) = step_by_step(running, waiting, slots)
     assert drain_s(LINEAR, 4, [running], waiting, slots=slots) == pytest.approx(seconds)
+
+
+@given(RUNNING, RUNNING, st.integers(6, 8), st.integers(50, 2000))
+def test_a_full_cache_sends_away_the_sequence_that_started_last(
+    running: list[Work], waiting: list[Work], slots: int, cache_tokens: int
+) -> None:
+    kept = next(n for n in range(len(running), -1, -1) if n < 2 or fits(running[:n], slots, cache_tokens))
+    *_, (seconds, _, _) = step_by_step(running[:kept], [*running[kept:], *waiting], slots, (), cache_tokens)
+    (end,) = drain(LINEAR, 4, [running], waiting, slots=slots, cache_tokens=cache_tokens)
+    assert end.seconds == pytest.approx(seconds, rel=0.02)
+
+
+def test_what_a_full_cache_sends_away_is_computed_again_when_there_is_room() -> None:
+    # 12 ms steps of both until 40 tokens are held, 5 each; 10 of 11 ms of the first; 15 tokens again; 15 of 11 ms
+    (end,) = drain(predictor(), 2, [[(20, 15), (10, 20)]], [], slots=4, cache_tokens=40)
+    assert end.seconds == pytest.approx(5 * 0.008 + 10 * 0.007 + 0.015 + 15 * 0.007)
+
+
+def test_an_idle_replica_takes_what_another_has_no_cache_for() -> None:
+    # as above, but the second replica computes the 15 tokens again at once, and goes on beside the first
+    (end,) = drain(predictor(), 1, [[(20, 15), (10, 20)], []], [], slots=4, cache_tokens=40)
+    assert end.seconds == pytest.approx(5 * 0.012 + 0.015 + 15 * 0.011)
+
+
+@given(st.lists(st.lists(WORK, max_size=4), min_size=3, max_size=3), st.lists(WORK, max_size=4), st.integers(1, 900))
+def test_with_any_cache_all_sequences_end(replicas: list[list[Work]], waiting: list[Work], cache_tokens: int) -> None:
+    total = sum(map(len, replicas)) + len(waiting)
+    states = drain(LINEAR, 1, replicas, waiting, slots=3, cache_tokens=cache_tokens, stops=range(1, total))
+    assert all(before.unfinished > after.unfinished for before, after in itertools.pairwise(states))
+    assert states[-1].unfinished == 0
+    assert states[-1].seconds >= drain_s(LINEAR, 1, replicas, [], slots=10) * (not waiting) * 0.5
 
 
 @given(st.lists(RUNNING, min_size=4, max_size=4), st.integers(0, 3), WORK)

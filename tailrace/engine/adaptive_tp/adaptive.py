@@ -54,6 +54,7 @@ class AdaptiveTP:
             config,
             profile,
             max_batch_size=arrangement.config.max_batch_size,
+            cache_tokens=arrangement.cache_tokens,
             kv_bytes_per_token=token_bytes(architecture, DTYPES[arrangement.config.dtype]),
         )
 
@@ -123,9 +124,9 @@ class AdaptiveTP:
             arrangement.groups,
         )
 
-    def other_degrees(self, cache_tokens_per_rank: int) -> list[Degree]:
+    def other_degrees(self) -> list[Degree]:
         """See `StagedTP`. Callable from any thread."""
-        return self._staged.other_degrees(self._arrangement.config.tp, lambda tp: cache_tokens_per_rank * tp)
+        return self._staged.other_degrees(self._arrangement.config.tp)
 
     def switch(self, wanted: Wanted) -> None:
         """Carry out `wanted`. No step may be under way."""
@@ -150,8 +151,9 @@ class AdaptiveTP:
         )
 
     def close_stage(self) -> None:
-        """Return to the degree of the full batch. Nothing may be unfinished."""
-        began, source_tp, target_tp = time.perf_counter(), self._arrangement.config.tp, self._staged.home_tp
+        """Return to the degree of the full batch, if the configuration says so. Nothing may be unfinished."""
+        began, source_tp = time.perf_counter(), self._arrangement.config.tp
+        target_tp = self._staged.home_of(source_tp)
         report, failure = None, ""
         if not self._arrangement.can_switch:
             target_tp = source_tp

@@ -1,0 +1,173 @@
+"""How an engine drains under one TP degree, seen at the moments at which a switch is weighed.
+
+The moments are those at which the engine asks again: whenever an eighth of the unfinished sequences has ended. A course
+is worked out for all sequences at once, in numpy, as if all ran from now on. That takes replicas to advance at the same
+pace, which matters for how long they compete. Where some have to wait, `drain` simulates what happens from now on.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tailrace.planning.curves import Floats
+from tailrace.planning.drain import Drained, Work, drain
+from tailrace.planning.latency import CorrectedPredictor
+from tailrace.types import IntArray
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Course(NamedTuple):
+    """The figures of an engine at S moments, the first of which is now."""
+
+    seconds: Floats
+    """[S + 1] seconds until each moment, and until all sequences have ended, with this degree from now on."""
+    runs_s: Floats
+    """[S] seconds from each moment to the next, where the degree began later and sequences were shared out evenly.
+    Infinite without room for all that are unfinished.
+    """
+    unfinished: Floats
+    """[S] unfinished sequences."""
+    tokens: Floats
+    """[S] context tokens of these together."""
+    rms: Floats
+    """[S] root mean square of their contexts."""
+    stretch: Floats
+    """[S] tokens that the longest response has still to make, over those where all sequences advance alike."""
+
+
+def moments(unfinished: int) -> list[int]:
+    """Numbers of unfinished sequences: the present one, and each time an eighth less, down to 1."""
+    numbers = [unfinished]
+    while numbers[-1] > 1:
+        numbers.append(numbers[-1] - math.ceil(numbers[-1] / 8))
+    return numbers
+
+
+def course(
+    predictor: CorrectedPredictor,
+    tp: int,
+    replicas: Sequence[Sequence[Work]],
+    waiting: Sequence[Work],
+    *,
+    slots: int,
+    cache_tokens: float,
+    at: Sequence[int],
+) -> Course:
+    """The course under degree `tp`, at the moments `at`: falling numbers of unfinished sequences.
+
+    Args:
+        replicas, waiting, slots, cache_tokens: see `drain`.
+    """
+    if not (waiting or any(replicas)):
+        nothing = np.zeros(len(at))
+        return Course(np.zeros(len(at) + 1), nothing, nothing, nothing, nothing, nothing)
+    apart, first_N = _apart(_spread(replicas, waiting))
+    works = [work for running in (*replicas, waiting) for work in running]
+    even, tokens, mean_square = _evenly(works, len(replicas))
+    seconds_N = _seconds(predictor, tp, apart, even)
+    done = len(works) - np.array(at)
+    runs_s = np.diff(_until(np.cumsum(seconds_N[len(works) :]), done))
+    runs_s[~np.logical_and.accumulate(even.fits(slots, cache_tokens)[::-1])[::-1][done]] = np.inf
+    if not waiting and apart.fits(slots, cache_tokens).all():
+        ends_N = np.cumsum(seconds_N[: len(works)])
+        ends_N += seconds_N[first_N] - ends_N[first_N]
+        seconds = _until(np.sort(ends_N), done)
+        longest = first_N == first_N[apart.ends.argmax()]  # the segments of its replica
+        made = np.interp(seconds[:-1], np.append(0.0, ends_N[longest]), np.append(0.0, apart.ends[longest]))
+        left = apart.ends.max() - made
+    else:
+        states = drain(predictor, tp, replicas, waiting, slots=slots, cache_tokens=cache_tokens, stops=at[1:])
+        reached = [next(state for state in states if state.unfinished <= number) for number in at[1:]]
+        seconds = np.array([0.0, *(state.seconds for state in reached), states[-1].seconds])
+        left = np.array([even.ends[-1], *(_longest(state) for state in reached)])
+    left_alike = even.ends[-1] - np.where(done > 0, even.ends[done - 1], 0.0)
+    stretch = np.where(left_alike > 0, left / np.maximum(left_alike, 1.0), 1.0)
+    return Course(seconds, runs_s, np.array(at, np.float64), tokens[done], np.sqrt(mean_square[done]), stretch)
+
+
+def _until(ends_N: Floats, done: IntArray) -> Floats:
+    """[S + 1] seconds until `done` sequences have ended, and all; `ends_N` are sorted."""
+    return np.append(np.where(done > 0, ends_N[done - 1], 0.0), ends_N[-1])
+
+
+def _longest(state: Drained) -> int:
+    return max((remaining for running in (*state.replicas, state.waiting) for _, remaining in running), default=0)
+
+
+class _Segments(NamedTuple):
+    """Between two ends of sequences, [N] of each: what a replica decodes."""
+
+    steps: Floats
+    ends: Floats
+    """Tokens that each sequence of the replica has made by the end."""
+    sizes: Floats
+    """B."""
+    middle: Floats
+    """T at the step in the middle."""
+    full: Floats
+    """T at the end."""
+    beside: Floats
+    """Replicas at work, on average."""
+
+    @classmethod
+    def of(cls, start: Floats, end: Floats, sizes: Floats, tokens: Floats, beside: Floats) -> "_Segments":
+        """`tokens`: T before the first of all steps."""
+        middle = tokens + sizes * (start + (end - start - 1) / 2)
+        return cls(end - start, end, sizes, middle, tokens + sizes * end, beside)
+
+    def fits(self, slots: int, cache_tokens: float) -> Bools:
+        """Whether there are places and cache."""
+        return np.asarray((self.sizes <= slots) & ((self.full <= cache_tokens) | (self.sizes == 1)))
+
+
+def _spread(replicas: Sequence[Sequence[Work]], waiting: Sequence[Work]) -> list[list[Work]]:
+    """The running and the waiting sequences, each of these on the replica that has fewest."""
+    together = [list(running) for running in replicas]
+    for work in waiting:
+        min(together, key=len).append(work)
+    return together
+
+
+def _apart(replicas: Sequence[Sequence[Work]]) -> tuple[_Segments, IntArray]:
+    """The segments of each replica, one replica after the other, and the first segment of the replica of each."""
+    works = [(index, *work) for index, running in enumerate(replicas) for work in running]
+    replica_N, context_N, end_N = np.array(works, np.float64).T
+    order_N = np.lexsort((end_N, replica_N))
+    context_N, end_N = context_N[order_N], end_N[order_N]
+    counts = np.array([len(running) for running in replicas if running])
+    behind = np.cumsum(counts)
+    first_N, last_N = np.repeat(behind - counts, counts), np.repeat(behind - 1, counts)
+    place_N = np.arange(len(works))
+    start_N = np.where(place_N > first_N, np.roll(end_N, 1), 0.0)
+    held_N = np.cumsum(context_N)
+    held_N = held_N[last_N] - held_N + context_N  # of those that have not ended
+    some_N = np.maximum(end_N - start_N, 1.0)
+    beside_N = np.clip(end_N[behind - 1, None] - start_N, 0.0, some_N).sum(0) / some_N
+    return _Segments.of(start_N, end_N, last_N - place_N + 1.0, held_N, np.maximum(beside_N, 1.0)), first_N
+
+
+def _evenly(works: Sequence[Work], replicas: int) -> tuple[_Segments, Floats, Floats]:
+    """The segments of the fullest of equal replicas that advance together.
+
+    With them the tokens, and the mean square of contexts, of those that are unfinished at the beginning of each.
+    """
+    context_N, end_N = np.array(works, np.float64).T
+    order_N = np.argsort(end_N, kind="stable")
+    context_N, end_N = context_N[order_N], end_N[order_N]
+    start_N = np.append(0.0, end_N[:-1])
+    left_N = np.arange(len(works), 0, -1.0)
+    held_N, squares_N = (np.cumsum(values[::-1])[::-1] for values in (context_N, context_N**2))
+    sizes_N = np.asarray(np.ceil(left_N / replicas), np.float64)
+    segments = _Segments.of(start_N, end_N, sizes_N, held_N / left_N * sizes_N, np.minimum(left_N, replicas))
+    mean_N = held_N / left_N
+    return segments, held_N + left_N * start_N, squares_N / left_N + 2 * start_N * mean_N + start_N**2
+
+
+def _seconds(predictor: CorrectedPredictor, tp: int, *segments: _Segments) -> Floats:
+    """Seconds of all segments, at once since a call takes as long as a hundred segments."""
+    steps, _, sizes, middle, _, beside = map(np.concatenate, zip(*segments, strict=True))
+    return np.asarray(steps * predictor.steps_s(tp, sizes, middle, beside))

@@ -1,0 +1,115 @@
+"""The courses by which degrees are compared, against the simulation of every end."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.planning.drain import Work, drain
+from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor, rms
+from tailrace.planning.tp_course import Course, course, moments
+from tests.planning.tp_profiles import StepFormula, made_profile
+
+WORK = st.tuples(st.integers(1, 300), st.integers(1, 60))
+REPLICAS = st.lists(st.lists(WORK, max_size=6), min_size=4, max_size=4)
+
+
+def apart(tp: int, size: int, tokens: int, replicas: int) -> float:
+    return 0.002 + 1e-3 * size + 1e-5 * tokens
+
+
+def contended(tp: int, size: int, tokens: int, replicas: int) -> float:
+    return apart(tp, size, tokens, replicas) + 2e-3 * replicas
+
+
+def predictor(step: StepFormula) -> CorrectedPredictor:
+    return CorrectedPredictor(LatencyPredictor(made_profile(step, ranks=4, degrees=(1, 2, 4))))
+
+
+def simulated(
+    step: StepFormula, replicas: list[list[Work]], waiting: list[Work], slots: int = 8, cache_tokens: float = math.inf
+) -> tuple[list[float], list[float]]:
+    """Seconds until each moment and the end: of the course, and as the simulation of every end has them."""
+    at = moments(sum(map(len, replicas)) + len(waiting))
+    limits: dict[str, Any] = {"slots": slots, "cache_tokens": cache_tokens}
+    found = course(predictor(step), 1, replicas, waiting, at=at, **limits)
+    later = drain(predictor(step), 1, replicas, waiting, stops=at[1:], **limits)
+    reached = [next(state.seconds for state in later if state.unfinished <= number) for number in at[1:]]
+    return found.seconds.tolist(), [0.0, *reached, later[-1].seconds]
+
+
+@pytest.mark.parametrize("unfinished", range(300))
+def test_a_course_is_seen_whenever_an_eighth_has_ended(unfinished: int) -> None:
+    at = moments(unfinished)
+    assert at[0] == unfinished
+    assert at[-1] == min(unfinished, 1)
+    assert all(before > after and 8 * (before - after) >= before for before, after in itertools.pairwise(at))
+
+
+@given(REPLICAS)
+def test_where_replicas_do_not_compete_it_takes_what_the_simulation_takes(replicas: list[list[Work]]) -> None:
+    found, expected = simulated(apart, replicas, [])
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+@given(REPLICAS)
+def test_where_they_compete_it_takes_nearly_as_much(replicas: list[list[Work]]) -> None:
+    found, expected = simulated(contended, replicas, [])
+    assert found[-1] == pytest.approx(expected[-1], rel=0.1)
+
+
+@given(REPLICAS, st.lists(WORK, max_size=4), st.integers(2, 8), st.sampled_from([300.0, 700.0, 5000.0]))
+def test_where_places_or_cache_are_short_it_is_the_simulation(
+    replicas: list[list[Work]], waiting: list[Work], slots: int, cache_tokens: float
+) -> None:
+    found, expected = simulated(apart, replicas, waiting, slots, cache_tokens)
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+EVEN: list[list[Work]] = [
+    [(100, 10), (100, 30)],
+    [(100, 10), (100, 30)],
+    [(100, 10), (100, 30)],
+    [(100, 10), (100, 30)],
+]
+
+
+def seen(replicas: list[list[Work]], **changes: Any) -> Course:
+    limits: dict[str, Any] = {"slots": 8, "cache_tokens": math.inf, "at": [8, 4]}
+    return course(predictor(apart), 1, replicas, [], **(limits | changes))
+
+
+def test_a_degree_that_begins_later_has_its_sequences_shared_out_evenly() -> None:
+    even, uneven = seen(EVEN), seen([[(100, 10)] * 4, [(100, 30)] * 4, [], []])
+    assert even.runs_s == pytest.approx(np.diff(even.seconds))
+    assert uneven.runs_s == pytest.approx(even.runs_s)
+    assert uneven.seconds[-1] > 1.2 * even.seconds[-1]
+
+
+def test_a_degree_is_no_choice_while_it_has_no_room_for_all() -> None:
+    assert np.isfinite(seen(EVEN, slots=1).runs_s).tolist() == [False, True]
+    assert np.isfinite(seen(EVEN, cache_tokens=219).runs_s).tolist() == [False, True]
+    assert np.isfinite(seen(EVEN, cache_tokens=220).runs_s).tolist() == [True, True]
+
+
+def test_the_longest_response_may_be_behind_or_before_the_others() -> None:
+    assert seen(EVEN).stretch == pytest.approx([1.0, 1.0])
+    waited = seen(EVEN, slots=1)  # those of 30 tokens begin when those of 10 have ended, 10 steps in
+    assert waited.stretch == pytest.approx([1.0, 30 / 20])
+    ahead = seen([[(100, 30)], [(100, 10)] * 4, [(100, 10)] * 2, []], at=[7, 1])
+    assert ahead.stretch[1] < 1.0, "alone on its replica, it is quicker than those of 10"
+
+
+def test_the_tokens_of_those_that_are_left_have_grown() -> None:
+    found = seen([[(100, 10), (200, 30)], [], [], []], at=[2, 1])
+    assert found.unfinished.tolist() == [2, 1]
+    assert found.tokens.tolist() == [300, 210]
+    assert found.rms.tolist() == pytest.approx([rms([100, 200]), 210])
+
+
+def test_an_engine_without_sequences_is_done() -> None:
+    assert seen([[], [], [], []], at=[0]).seconds.tolist() == [0.0, 0.0]
