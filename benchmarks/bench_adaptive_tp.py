@@ -10,6 +10,7 @@ time and take turns, each in a process of its own that is blocked while another 
   TP 1 at batch 1, which are the figures of PAT, section 3.2. Profile and rounds as before, with one more contestant:
   "bound" takes all responses for the longest, where adaptive TP otherwise goes by the survival curve.
 - Uniform: over the same link, responses of equal length.
+- Eight ranks: the controller alone, on a table of step times (eight_ranks.py).
 
 Response lengths are those of DAPO training steps (PolyTrace's workloads, in the folder $TAILRACE_DATA). Where these are
 missing, they are log-normal with the same median and 99th percentile. They are scaled so that the longest has 1,024
@@ -30,6 +31,9 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from eight_ranks import LONGEST as LONGEST_OF_EIGHT
+from eight_ranks import SEQUENCES as SEQUENCES_OF_EIGHT
+from eight_ranks import decision_ms, eight_ranks
 from gate import Contestant
 from random_model import SMALL, model_of
 
@@ -110,8 +114,16 @@ def main(rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, af
             name: those.seconds for name, those in (("natural", natural), ("link", linked), ("uniform", level))
         },
         "lengths": source,
+        **by_table(),
     }
     print(json.dumps(result))
+
+
+def by_table() -> dict[str, object]:
+    """Return the figures of eight ranks whose steps take what a table says."""
+    drawn, _ = response_lengths(random.Random(1), 5, SEQUENCES_OF_EIGHT // GROUP_SIZE)
+    batches = [[max(1, round(LONGEST_OF_EIGHT * length / max(lengths))) for length in lengths] for lengths in drawn]
+    return {"eight_ranks": eight_ranks(batches), "decision_ms_8x256": decision_ms(batches[0])}
 
 
 class Comparison(NamedTuple):
@@ -317,19 +329,25 @@ def start(stack: ExitStack, name: str, model: Path, config: Mapping[str, Any]) -
 
 def workload(count: int) -> tuple[list[Batch], str]:
     """Return batches, and the source of their lengths."""
+    rng = random.Random(0)
+    raw, source = response_lengths(rng, count, GROUPS)
+    return [batch(rng, lengths) for lengths in raw], source
+
+
+def response_lengths(rng: random.Random, count: int, groups: int) -> tuple[list[list[float]], str]:
+    """Return the lengths of `count` batches, and their source."""
     folder = Path(os.environ.get("TAILRACE_DATA", ""), WORKLOAD)
     files = sorted(folder.glob("packed_lengths_step_*.jsonl"))
-    rng = random.Random(0)
     if not files:
         sigma = math.log(2711 / 465) / statistics.NormalDist().inv_cdf(0.99)
-        raw = [[465 * math.exp(rng.gauss(0, sigma)) for _ in range(GROUPS * GROUP_SIZE)] for _ in range(count)]
-        return [batch(rng, lengths) for lengths in raw], "log-normal, median 465, 99th percentile 2,711 before scaling"
+        raw = [[465 * math.exp(rng.gauss(0, sigma)) for _ in range(groups * GROUP_SIZE)] for _ in range(count)]
+        return raw, "log-normal, median 465, 99th percentile 2,711 before scaling"
     raw = []
     for number in range(count):
         rows = [json.loads(line) for line in files[number % len(files)].read_text().splitlines()]
-        chosen = rng.sample([row["output"] for row in rows if not row["validate"]], GROUPS)
-        raw.append([length for group in chosen for length in group])
-    return [batch(rng, lengths) for lengths in raw], "DAPO, Qwen2.5-32B (PolyTrace)"
+        chosen = rng.sample([row["output"] for row in rows if not row["validate"]], groups)
+        raw.append([float(length) for group in chosen for length in group][: groups * GROUP_SIZE])
+    return raw, "DAPO, Qwen2.5-32B (PolyTrace)"
 
 
 def batch(rng: random.Random, lengths: Sequence[float]) -> Batch:

@@ -13,6 +13,8 @@ from tailrace.types import IntArray
 
 LEAST_LENGTHS = 8
 """Responses that must have finished before the survival curve is used for the others."""
+MOST_POINTS = 4096
+"""Most tokens after which the number of active responses is computed; longer responses are looked at in strides."""
 ROUNDING = 1e-9
 """Difference in sequences below which two expected numbers count as equal."""
 
@@ -121,15 +123,18 @@ class Survival:
             np.array([generated for generated, _ in kinds], np.int64),
             upto=max(generated + most for generated, most in kinds),
         )
-        active = np.zeros(max(most for _, most in kinds) + 1)
+        longest = max(most for _, most in kinds)
+        stride = 1 + longest // MOST_POINTS
+        active = np.zeros(longest // stride + 2)  # n(0), n(stride), …
         mean: dict[tuple[int, int], float] = {}
         sums = np.concatenate(([0.0], np.cumsum(curve)))
         for (generated, most), alike in Counter(kinds).items():
-            active[:most] += curve[generated : generated + most] * (alike / curve[generated])
+            still = curve[generated : generated + most : stride]
+            active[: len(still)] += still * (alike / curve[generated])
             mean[generated, most] = float((sums[generated + most] - sums[generated]) / curve[generated])
         count = len(kinds)
         below = np.arange(count, 0, -1) - 0.5 - ROUNDING
-        ends = np.searchsorted(-active, -below, side="right")  # n(t) never rises
+        ends = stride * np.searchsorted(-active, -below, side="right")  # n(t) never rises
         remaining = [0] * count
         for index, end in zip(sorted(range(count), key=lambda i: mean[kinds[i]]), ends, strict=True):
             remaining[index] = min(int(end), kinds[index][1])
