@@ -5,6 +5,7 @@ is worked out for all sequences at once, in numpy, as if all ran from now on. Th
 pace, which matters for how long they compete. Where some have to wait, `drain` simulates what happens from now on.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -134,14 +135,13 @@ def _spread(replicas: Sequence[Sequence[Work]], waiting: Sequence[Work]) -> list
 
 def _apart(replicas: Sequence[Sequence[Work]]) -> tuple[_Segments, IntArray]:
     """The segments of each replica, one replica after the other, and the first segment of the replica of each."""
-    works = [(index, *work) for index, running in enumerate(replicas) for work in running]
-    replica_N, context_N, end_N = np.array(works, np.float64).T
-    order_N = np.lexsort((end_N, replica_N))
-    context_N, end_N = context_N[order_N], end_N[order_N]
+    context_N, end_N = _columns([work for running in replicas for work in running])
     counts = np.array([len(running) for running in replicas if running])
+    order_N = np.lexsort((end_N, np.repeat(np.arange(len(counts)), counts)))
+    context_N, end_N = context_N[order_N], end_N[order_N]
     behind = np.cumsum(counts)
     first_N, last_N = np.repeat(behind - counts, counts), np.repeat(behind - 1, counts)
-    place_N = np.arange(len(works))
+    place_N = np.arange(len(end_N))
     start_N = np.where(place_N > first_N, np.roll(end_N, 1), 0.0)
     held_N = np.cumsum(context_N)
     held_N = held_N[last_N] - held_N + context_N  # of those that have not ended
@@ -155,16 +155,21 @@ def _evenly(works: Sequence[Work], replicas: int) -> tuple[_Segments, Floats, Fl
 
     With them the tokens, and the mean square of contexts, of those that are unfinished at the beginning of each.
     """
-    context_N, end_N = np.array(works, np.float64).T
+    context_N, end_N = _columns(works)
     order_N = np.argsort(end_N, kind="stable")
     context_N, end_N = context_N[order_N], end_N[order_N]
     start_N = np.append(0.0, end_N[:-1])
-    left_N = np.arange(len(works), 0, -1.0)
+    left_N: Floats = np.arange(len(works), 0, -1, dtype=np.float64)
     held_N, squares_N = (np.cumsum(values[::-1])[::-1] for values in (context_N, context_N**2))
-    sizes_N = np.asarray(np.ceil(left_N / replicas), np.float64)
+    sizes_N: Floats = np.ceil(left_N / replicas)
     segments = _Segments.of(start_N, end_N, sizes_N, held_N / left_N * sizes_N, np.minimum(left_N, replicas))
     mean_N = held_N / left_N
     return segments, held_N + left_N * start_N, squares_N / left_N + 2 * start_N * mean_N + start_N**2
+
+
+def _columns(works: Sequence[Work]) -> Floats:
+    """[2, N] contexts and remaining tokens; this takes half as long as `np.array`."""
+    return np.fromiter(itertools.chain.from_iterable(works), np.float64, 2 * len(works)).reshape(-1, 2).T
 
 
 def _seconds(predictor: CorrectedPredictor, tp: int, *segments: _Segments) -> Floats:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -133,6 +134,21 @@ def test_degrees_that_are_wrong_in_different_ways_are_told_apart() -> None:
         observe(predictor, 2, 0.006, 10)
     assert predictor.ratio(1, 1) == pytest.approx(2.0, rel=0.25)
     assert predictor.ratio(2, 1) == pytest.approx(1.0, rel=0.25)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9000), st.integers(1, 4)), min_size=1, max_size=9),
+    st.sampled_from([1, 2]),
+)
+def test_many_steps_at_once_take_what_each_takes(steps: list[tuple[int, int, int]], tp: int) -> None:
+    def step_s(degree: int, size: int, tokens: int, replicas: int) -> float:
+        return 0.01 / degree + 1e-3 * size**0.5 + 1e-5 * tokens**0.8 * replicas
+
+    predictor = CorrectedPredictor(LatencyPredictor(made_profile(step_s, ranks=4, degrees=(1, 2))))
+    predictor.observe(1, 2, 60, 3, 0.1)
+    sizes, tokens, replicas = np.array(steps, np.float64).T
+    expected = [predictor.step_s(tp, size, held, beside) for size, held, beside in steps]
+    assert predictor.steps_s(tp, sizes, tokens, replicas).tolist() == pytest.approx(expected)
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2]), st.floats(0, 1e9)), max_size=50))

@@ -59,7 +59,7 @@ def test_where_replicas_do_not_compete_it_takes_what_the_simulation_takes(replic
 @given(REPLICAS)
 def test_where_they_compete_it_takes_nearly_as_much(replicas: list[list[Work]]) -> None:
     found, expected = simulated(contended, replicas, [])
-    assert found[-1] == pytest.approx(expected[-1], rel=0.1)
+    assert found[-1] == pytest.approx(expected[-1], rel=0.2)
 
 
 @given(REPLICAS, st.lists(WORK, max_size=4), st.integers(2, 8), st.sampled_from([300.0, 700.0, 5000.0]))
