@@ -147,7 +147,9 @@ def _apart(replicas: Sequence[Sequence[Work]]) -> tuple[_Segments, IntArray]:
     held_N = held_N[last_N] - held_N + context_N  # of those that have not ended
     some_N = np.maximum(end_N - start_N, 1.0)
     beside_N = np.clip(end_N[behind - 1, None] - start_N, 0.0, some_N).sum(0) / some_N
-    return _Segments.of(start_N, end_N, last_N - place_N + 1.0, held_N, np.maximum(beside_N, 1.0)), first_N
+    return _Segments.of(
+        start_N, end_N, (last_N - place_N + 1).astype(np.float64), held_N, np.maximum(beside_N, 1.0)
+    ), first_N
 
 
 def _evenly(works: Sequence[Work], replicas: int) -> tuple[_Segments, Floats, Floats]:

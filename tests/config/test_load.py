@@ -147,6 +147,10 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("sampling.stop_token_ids=5", "sampling.stop_token_ids is 5; expected a list: sampling.stop_token_ids=[5]"),
         ("engine.grammar=vllm", "unknown key engine.grammar; did you mean engine.type=vllm?"),
         ("engine.adaptive_tp={degrees: []}", "several ranks"),
+        (
+            "engine={type: native, dp: 2, adaptive_tp: {preset: pat, least_gain: 0.1}}",
+            "with preset pat has least_gain 0.1, where PAT has 0.0; leave one of them out",
+        ),
         ("engine.grammar={a: 1}", "unknown key engine.grammar; expected one of adaptive_tp, block_size"),
         ("engine.link={latency_us:1}", "YAML needs a space after the colon: latency_us: 1"),
         (

@@ -193,6 +193,17 @@ def test_a_stage_begins_with_the_degree_that_is_best_for_it(core: EngineCore) ->
     assert changes(core) == [(2, 1)]
 
 
+def test_with_the_preset_of_pat_it_stays_where_the_batch_ended(model: Path, tmp_path: Path) -> None:
+    config = config_of(tmp_path / "profile.json")
+    profile_of(model, config).write(tmp_path / "profile.json")
+    settings = {"preset": "pat", "profile": str(tmp_path / "profile.json"), "max_response_tokens": LONGEST}
+    strict = config.model_copy(update={"adaptive_tp": AdaptiveTPConfig.model_validate(settings)})
+    with closing(EngineCore(strict, model, device=CPU)) as core:
+        run_core(core, skewed())
+        assert changes(core) == [(1, 2)]
+        assert core.arrangement.config.tp == 2
+
+
 def test_a_batch_that_comes_in_parts_is_judged_as_a_whole(core: EngineCore) -> None:
     assert core.adaptive_tp is not None
     for request in uniform():
