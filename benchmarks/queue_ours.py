@@ -22,7 +22,8 @@ import psutil
 from queue_turns import CHUNK_ROWS, Array, PlainCopy, Rows, Side, one_pass, take_turns, varlen_rows, work
 
 from tailrace.config.columns import ColumnKind
-from tailrace.config.queue_table import FirstInConfig, TableConfig, TaskConfig
+from tailrace.config.queue_policies import FirstInConfig
+from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.transfer import ArenaStorageConfig, MemoryStorageConfig, ServiceQueueConfig, StorageConfig
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.config.algorithm import CriticConfig
-from tailrace.config.queue_table import FirstInConfig, PolicyConfig, TokenBudgetConfig, WholeGroupsConfig
+from tailrace.config.queue_policies import FirstInConfig, PolicyConfig, TokenBudgetConfig, WholeGroupsConfig
 from tailrace.config.run import RunConfig
 from tailrace.types import TaskSpec
 

@@ -40,7 +40,12 @@ def load_served(recipe: Path, overrides: Sequence[str]) -> Served:
     """
     keys = keys_of(recipe)
     if "table" in keys:
-        return Served(config=load_as(ServeConfig, recipe, overrides), of_run=False)
+        own = load_as(ServeConfig, recipe, overrides)
+        if own.queue.policies:
+            raise ConfigError(
+                f"{recipe}: queue.policies is for the recipe of a run; a task of a table has its policy in table.tasks"
+            )
+        return Served(config=own, of_run=False)
     _check_recipe(recipe, keys)
     from tailrace.run.queue import run_table
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from tailrace.config.base import Bytes, Config, Count, PathText, Processes, Seconds
+from tailrace.config.queue_policies import PolicyConfig
 
 Liveness = Annotated[float, Field(ge=1, le=1e6)]
 """A limit in seconds after which silence counts as death. Below 1 s, a busy machine would make healthy processes count
@@ -71,6 +72,11 @@ StorageConfig = Annotated[
 """Where a storage unit of the transfer queue keeps cells."""
 
 
+def _is_empty(values: dict[str, PolicyConfig]) -> bool:
+    """Whether nothing was given, so that nothing is written of it."""
+    return not values
+
+
 class _Bounds(Config):
     """Limits of every queue that a run or `tailrace queue serve` makes."""
 
@@ -82,6 +88,10 @@ class _Bounds(Config):
     """Seconds after which the rows of a worker without a sign of life go back; a worker that works renews its claim."""
     timeout_s: Seconds = 3600.0
     """Seconds that a put or a claim waits at most. Then a task without work asks again, and the training step fails."""
+    policies: Annotated[dict[str, PolicyConfig], Field(exclude_if=_is_empty)] = {}
+    """By name of a task of the algorithm, the policy by which it chooses rows: one of `table.tasks.policy` below. Other
+    tasks have the algorithm's choice. A policy that does not fit its task is refused. The tasks of a table of your own
+    have their policies in the table."""
 
 
 class LocalQueueConfig(_Bounds):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from tailrace.algorithms.factory import make_run_algorithm
+from tailrace.algorithms.policies import run_policies
 from tailrace.config.columns import COLUMNS
 from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.run import RunConfig
@@ -32,12 +33,14 @@ def run_table(config: RunConfig) -> TableConfig:
     """The table that the tasks of a run work through.
 
     Raises:
-        UserError: the algorithm cannot be made, or one of its tasks uses a column that does not exist.
+        UserError: the algorithm cannot be made, one of its tasks uses a column that does not exist, or
+            `queue.policies` does not fit it.
     """
     algorithm = make_run_algorithm(config)
+    policies = run_policies(algorithm, config)
     return TableConfig(
         tasks=tuple(
-            TaskConfig(name=task.name, reads=task.reads, writes=task.writes, policy=task.claims(config))
+            TaskConfig(name=task.name, reads=task.reads, writes=task.writes, policy=policies[task.name])
             for task in algorithm.tasks
         ),
         columns={**COLUMNS, **algorithm.columns},

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from tailrace.commands import queue_top
 from tailrace.commands.queue_serve import Served, greeting, load_served, serve
-from tailrace.config.queue_table import ServeConfig, TokenBudgetConfig
+from tailrace.config.queue_policies import TokenBudgetConfig
+from tailrace.config.queue_table import ServeConfig
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.errors import ConfigError, UserError
 from tailrace.transfer.queue.address import QueueAddress

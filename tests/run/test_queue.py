@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import yaml
 
 from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.transfer import LocalQueueConfig, RemoteQueueConfig, ServiceQueueConfig
@@ -256,6 +257,30 @@ def test_a_run_learns_the_same_wherever_its_queue_is_and_goes_on_with_another(
     assert run("service", 4, service) == expected
     run("resumed", 2, service)
     assert run("resumed", 4, service, resume=True) == expected
+
+
+@pytest.mark.parametrize(("placement", "queue"), [("colocated", "local"), ("separated", "service")])
+def test_a_run_whose_recipe_chooses_policies_ends_with_every_step(
+    tmp_path: Path, tiny_model: TinyModel, placement: str, queue: str
+) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    policies = {
+        "rollout": {"type": "first_in", "max_rows": 3},
+        "reward": {"type": "whole_groups", "max_groups": 2},
+        "advantage": {"type": "whole_groups", "max_groups": 1},
+        "actor": {"type": "token_budget", "window": 8},
+    }
+    config = small_run(
+        tmp_path / "run",
+        tiny_model("llama"),
+        prompts,
+        queue={"type": queue, "policies": policies},
+        pipeline={"placement": placement},
+        trainer__steps=2,
+    )
+    assert train(config, resume=False) == 0
+    assert [event.step for event in steps_of(tmp_path / "run")] == [0, 1]
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["queue"]["policies"].keys() == policies.keys()
 
 
 STEPS = 6

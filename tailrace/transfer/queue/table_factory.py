@@ -2,15 +2,15 @@
 
 from functools import partial
 
-from tailrace.config.queue_table import (
+from tailrace.config.queue_policies import (
     BalancedConfig,
     FirstInConfig,
     OldestVersionConfig,
     PolicyConfig,
-    TableConfig,
     TokenBudgetConfig,
     WholeGroupsConfig,
 )
+from tailrace.config.queue_table import TableConfig
 from tailrace.planning.balance import partition
 from tailrace.transfer.queue.policies.balanced import BalancedByLength
 from tailrace.transfer.queue.policies.base import Policy

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tailrace.config.queue_table import FirstInConfig, TableConfig, TaskConfig
+from tailrace.config.queue_policies import FirstInConfig
+from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.errors import QueueClosed
 from tailrace.transfer.queue.adapters import claimant as module
 from tailrace.transfer.queue.adapters.claimant import Answer, Arrived, Claimant, Next, Over

@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tailrace.config.queue_table import FirstInConfig, TableConfig, TaskConfig
+from tailrace.config.queue_policies import FirstInConfig
+from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.errors import ColumnError, LeaseError, QueueClosed, QueueError, QueueTimeout
 from tailrace.transfer.queue.adapters import dataset as module
 from tailrace.transfer.queue.adapters.dataset import StreamingDataset

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tailrace.config.queue_table import TableConfig, TaskConfig, WholeGroupsConfig
+from tailrace.config.queue_policies import WholeGroupsConfig
+from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.errors import ColumnError, GroupExists, PeerLost, QueueError, QueueTimeout
 from tailrace.transfer.queue.adapters.experience import Experience
 from tailrace.transfer.queue.adapters.tensors import Column, PackedTensor, Pad, PaddedTensor

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from tailrace.config.queue_table import FirstInConfig, TableConfig, TaskConfig
+from tailrace.config.queue_policies import FirstInConfig
+from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.errors import QueueClosed, QueueError
 from tailrace.transfer.queue.adapters.group import GroupLoader, broadcast_claim
 from tailrace.transfer.queue.address import QueueAddress

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from tailrace.config.columns import ColumnKind
-from tailrace.config.queue_table import FirstInConfig, TableConfig, TaskConfig
+from tailrace.config.queue_policies import FirstInConfig
+from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.errors import QueueClosed
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import NewRow

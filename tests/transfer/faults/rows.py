@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tailrace.config.queue_table import TableConfig, TaskConfig, WholeGroupsConfig
+from tailrace.config.queue_policies import WholeGroupsConfig
+from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.transfer.queue.base import NewRow
 from tailrace.types import IntArray
 
