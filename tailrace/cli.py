@@ -416,6 +416,41 @@ def top(
     show(connection, once=once)
 
 
+@queue.command("add-unit")
+def add_unit(
+    connection: Annotated[
+        Path, typer.Argument(help="The file that the queue has written.", metavar="CONNECTION", parser=_path)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Where it keeps cells and listens, such as storage.type=memory.", metavar="[KEY=VALUE]..."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Of the unit, unique in the queue.", show_default="by host and time")
+    ] = None,
+    log: Annotated[
+        Path, typer.Option("--log", help="The file to which the unit prints.", metavar="FILE", parser=_path)
+    ] = Path("queue-unit.log"),
+) -> None:
+    """Add a storage unit to a running queue, until Ctrl-C: then its rows are copied to other units, and it leaves."""
+    from tailrace.commands.queue_units import serve_unit
+
+    serve_unit(connection, overrides or (), name=name, log=log)
+
+
+@queue.command("remove-unit")
+def remove_unit(
+    connection: Annotated[
+        Path, typer.Argument(help="The file that the queue has written.", metavar="CONNECTION", parser=_path)
+    ],
+    name: Annotated[str, typer.Argument(help="The unit's name, as tailrace queue top shows it.", metavar="NAME")],
+) -> None:
+    """Have a storage unit leave a running queue, after its rows were copied to other units."""
+    from tailrace.commands.queue_units import remove_unit as remove
+
+    remove(connection, name)
+
+
 @app.command()
 def scale(
     run: Annotated[Path, typer.Argument(help="The directory of a run that goes on.", metavar="RUN", parser=_path)],

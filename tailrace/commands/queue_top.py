@@ -80,6 +80,8 @@ def _summary(stats: QueueStats) -> Text:
         lines.append(f"puts have waited {stats.put_wait_s:.1f} s")
     if stats.lost_groups:
         lines.append(f"{stats.lost_groups} groups are lost and have to be put again")
+    if stats.lacking_rows:
+        lines.append(f"{stats.lacking_rows} rows lack copies")
     return Text("\n".join(lines))
 
 

@@ -7,7 +7,7 @@ from pydantic import Field, Strict, model_validator
 from tailrace.config.base import Config, Listed
 from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.queue_policies import BalancedConfig, FirstInConfig, PolicyConfig, TokenBudgetConfig
-from tailrace.config.transfer import ServiceQueueConfig
+from tailrace.config.transfer import ArenaStorageConfig, ListenAddress, ServiceQueueConfig, StorageConfig
 
 
 class TaskConfig(Config):
@@ -61,3 +61,13 @@ class ServeConfig(Config):
 
     queue: ServiceQueueConfig = ServiceQueueConfig()
     table: TableConfig
+
+
+class AddedUnitConfig(Config):
+    """The configuration of `tailrace queue add-unit`, a storage unit for a running queue."""
+
+    storage: StorageConfig = ArenaStorageConfig()
+    """Where the unit keeps cells."""
+    listen: ListenAddress = "127.0.0.1"
+    """Address of this machine at which the unit listens, at a free port. On another machine than the queue's, one at
+    which the queue and its clients reach it."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from tailrace.config.base import Bytes, Config, Count, PathText, Processes, Seconds
 from tailrace.config.queue_policies import PolicyConfig
@@ -72,6 +72,16 @@ StorageConfig = Annotated[
 """Where a storage unit of the transfer queue keeps cells."""
 
 
+def _of_one_machine(listen: str) -> str:
+    """Refuse addresses of no machine: this address is given to others."""
+    if listen in ("*", "0.0.0.0", "::"):
+        raise ValueError(f"{listen} is the address of no machine; give the one at which others reach this one")
+    return listen
+
+
+ListenAddress = Annotated[str, AfterValidator(_of_one_machine)]
+
+
 def _is_empty(values: dict[str, PolicyConfig]) -> bool:
     """Whether nothing was given, so that nothing is written of it."""
     return not values
@@ -111,7 +121,7 @@ class ServiceQueueConfig(_Bounds):
     units are alive, a row is written to fewer."""
     storage: StorageConfig = ArenaStorageConfig()
     """Where units keep cells."""
-    listen: str = "127.0.0.1"
+    listen: ListenAddress = "127.0.0.1"
     """Address of this machine at which the processes listen, at free ports. They are not reached at any other
     address."""
     client_limit_s: Liveness = 30.0
@@ -122,14 +132,6 @@ class ServiceQueueConfig(_Bounds):
     step fails. Other clients give their own limits, so `tailrace queue serve` ignores this key."""
     unit_limit_s: Liveness = 10.0
     """Seconds without a sign of life after which a unit counts as dead, and its rows as lost."""
-
-    @field_validator("listen")
-    @classmethod
-    def _of_one_machine(cls, listen: str) -> str:
-        """Refuse addresses of no machine: this address is given to others."""
-        if listen in ("*", "0.0.0.0", "::"):
-            raise ValueError(f"{listen} is the address of no machine; give the one at which others reach this one")
-        return listen
 
     @field_validator("replicas")
     @classmethod

@@ -66,6 +66,14 @@ QUEUE_COUNTS = (
         series=Series(name="tailrace_queue_lost_groups", help="Groups that have to be put again."),
     ),
     QueueCount(
+        name="lacking_rows",
+        unit="rows",
+        observed="that are on fewer storage units than `queue.replicas`, and are being copied",
+        series=Series(
+            name="tailrace_queue_lacking_rows", help="Rows that lack copies: on fewer units than queue.replicas."
+        ),
+    ),
+    QueueCount(
         name="put_wait_s",
         unit="s",
         series=Series(name="tailrace_queue_put_wait_seconds", type="counter", help="Time that puts had to wait."),

@@ -224,7 +224,7 @@ def test_the_page_says_why_puts_are_blocked_and_what_is_lost() -> None:
     unit = UnitStats(number=0, name="unit-0", alive=False, rows=8, bytes=9 * 2**20, max_bytes=2**30)
     stats = QueueStats(
         rows=10, bytes=2**20, blocked_puts=2, blocked_by="10 of 10 rows are taken", put_wait_s=1.5, version=3,
-        lost_groups=4, tasks={"actor": task}, units=(unit,),
+        lost_groups=4, lacking_rows=6, tasks={"actor": task}, units=(unit,),
     )  # fmt: skip
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(queue_top.render(stats))
@@ -233,5 +233,6 @@ def test_the_page_says_why_puts_are_blocked_and_what_is_lost() -> None:
     assert " ".join(lines[1]) == "2 puts are blocked: 10 of 10 rows are taken"
     assert " ".join(lines[2]) == "puts have waited 1.5 s"
     assert " ".join(lines[3]) == "4 groups are lost and have to be put again"
+    assert " ".join(lines[4]) == "6 rows lack copies"
     assert ["actor", "1", "2", "3", "40", "5", "6", "7.2"] in lines
     assert ["unit-0", "dead", "8", "9.0", "1024.0"] in lines

@@ -113,6 +113,8 @@ class QueueStats:
     """The newest weight version that `TransferQueue.advance` was called with."""
     lost_groups: int = 0
     """Groups that have to be put again; see `TransferQueue.lost_groups`."""
+    lacking_rows: int = 0
+    """Rows that are on fewer storage units than `queue.replicas`, not counting units that are to leave."""
     closed: bool = False
     """Whether the queue was closed; see `TransferQueue.close`."""
     tasks: Mapping[str, TaskStats]

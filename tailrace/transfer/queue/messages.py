@@ -1,10 +1,11 @@
 """The messages between controller, units and clients of a queue, besides those of the wire itself.
 
     client ──▶ controller   ReadTable, Admit, Withdraw, Claim, Ack, Nack, Renew, Remake, Advance, Lost, Stats, Close
-                            Dismiss, Export, Release, Restore
+                            Dismiss, Export, Release, Restore, Retire
     client ──▶ unit         Reserve, Write, Read, Done
     unit ──▶ controller     Join, Written
-    controller ──▶ unit     Settle, Inventory
+    controller ──▶ unit     Settle, Inventory, Copy
+    unit ──▶ unit           Write
 
 A set of rows travels as packed int64, little-endian, row by row: `rows [n, 2]` are the slots and generations of n rows.
 """
@@ -292,6 +293,14 @@ class Join(Message, frozen=True):
     host: str
     directory: str
     max_bytes: Count
+    leaving: bool = False
+    """Whether the unit is to leave, so that its rows are copied to others."""
+
+
+class Retire(Message, frozen=True):
+    """Have a unit leave, after its rows were copied to others. It is gone when Stats no longer names it."""
+
+    name: Name
 
 
 class Joined(Message, frozen=True):
@@ -299,6 +308,10 @@ class Joined(Message, frozen=True):
 
     unit: Count
     columns: dict[str, ColumnKind]
+    leaving: bool = False
+    """Whether the unit is to leave: it says so itself from then on."""
+    left: bool = False
+    """Whether the unit has left, and is to end."""
 
 
 class Written(Message, frozen=True):
@@ -388,6 +401,14 @@ class Settle(Message, frozen=True):
     """[n, 2]: rows that left the queue, to be dropped with all of their parts."""
 
 
+class Copy(Message, frozen=True):
+    """Copy parts to another unit. The answer follows when that unit has them."""
+
+    parts: bytes
+    """[n, 3]: slot, generation and tag of each part."""
+    to: Unit
+
+
 class Inventory(Message, frozen=True):
     """Ask for the parts that the unit has."""
 
@@ -416,6 +437,7 @@ Request = (
     | Export
     | Release
     | Restore
+    | Retire
     | Join
     | Written
     | Reserve
@@ -424,6 +446,7 @@ Request = (
     | Done
     | Settle
     | Inventory
+    | Copy
 )
 Answer = (
     Accepted

@@ -8,11 +8,12 @@ import numpy as np
 
 from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.transfer import ServiceQueueConfig
-from tailrace.errors import TailraceError
+from tailrace.errors import PeerLost, QueueClosed, StaleRowError, TailraceError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller.journal import Journal
 from tailrace.transfer.queue.controller.service import Controller
 from tailrace.transfer.queue.messages import (
+    Copy,
     Inventory,
     Join,
     Parts,
@@ -46,6 +47,9 @@ class FakeUnit:
         self.parts: set[PartId] = set()
         self.writes: list[tuple[Write, Sequence[Buffer], Then]] = []
         """The controller's writes. They are carried out by `write_all`."""
+        self.copies: list[tuple[Copy, Then]] = []
+        """The controller's copies. They are carried out by `Site.copy_all`."""
+        self.leaving = False
         self.left: set[RowId] = set()
         """The rows that have left: the unit takes no more parts of them."""
         self.failures: list[TailraceError] = []
@@ -61,6 +65,7 @@ class FakeUnit:
     def die(self) -> None:
         """Die, and start again as a new incarnation."""
         self.incarnation += 1
+        self.leaving = False
         if not self.lasting:
             self.parts.clear()
 
@@ -75,7 +80,9 @@ class FakeUnit:
             then(error or Reply(Accepted()))
 
     def join(self) -> Join:
-        return Join(self.name, str(self.incarnation), self.lasting, [self.endpoint], host_id(), "", self.max_bytes)
+        return Join(
+            self.name, str(self.incarnation), self.lasting, [self.endpoint], host_id(), "", self.max_bytes, self.leaving
+        )
 
     def hear(self, message: Message) -> Message | None:
         match message:
@@ -97,12 +104,20 @@ class FakeLink:
         if isinstance(call.message, Write):
             self._unit.writes.append((call.message, call.frames, then))
             return
+        if isinstance(call.message, Copy):
+            self._unit.copies.append((call.message, then))
+            return
         if isinstance(call.message, Settle) and self._unit.failures:
             then(self._unit.failures.pop(0))
             return
         answer = self._unit.hear(call.message)
         if answer is not None:
             then(Reply(answer))
+
+    def close(self) -> None:
+        copies, self._unit.copies = self._unit.copies, []
+        for _, then in copies:
+            then(QueueClosed("the link was closed"))
 
 
 class FakeAnswers(dict[Ticket, Message]):
@@ -123,11 +138,14 @@ class FakeServer:
         self.answers = FakeAnswers()
         self._units = {unit.endpoint: unit for unit in units}
 
+    def add(self, unit: FakeUnit) -> None:
+        self._units[unit.endpoint] = unit
+
     def link(self, endpoint: str, *, peer: str) -> FakeLink:
         return FakeLink(self._units[endpoint])
 
     def unlink(self, link: FakeLink) -> None:
-        """There is nothing to close."""
+        link.close()
 
     def reply(self, ticket: Ticket, answer: Message) -> None:
         self.answers[ticket] = answer
@@ -159,6 +177,8 @@ class Site:
     def start(self) -> None:
         """Start a new controller on the journal of the one before. All units join it."""
         self.end()
+        for unit in self.units:
+            unit.copies.clear()
         self._journal = Journal(self._directory / "journal")
         self.server = FakeServer(self.units, self.now)
         self.controller = Controller(
@@ -178,7 +198,34 @@ class Site:
             self._journal = None
 
     def join(self, unit: FakeUnit) -> None:
-        unit.number = self.ask(unit.join()).unit
+        """Have a unit give a sign of life. One that may go is taken off."""
+        joined = self.ask(unit.join())
+        unit.number, unit.leaving = joined.unit, joined.leaving
+        if joined.left:
+            self.units.remove(unit)
+
+    def add(self, unit: FakeUnit) -> None:
+        """Have a new unit join."""
+        self.units.append(unit)
+        self.server.add(unit)
+        self.join(unit)
+
+    def copy(self, error: TailraceError | None = None) -> None:
+        """Carry out the copies that were asked for, or refuse them with `error`."""
+        for source in self.units:
+            copies, source.copies = source.copies, []
+            for copy, then in copies:
+                then(error or self._copied(source, copy))
+
+    def _copied(self, source: FakeUnit, copy: Copy) -> Reply | TailraceError:
+        parts = {PartId(*part) for part in unpack(copy.parts, 3).tolist()}
+        target = next((unit for unit in self.units if unit.number == copy.to.number), None)
+        if target is None:
+            return PeerLost("the target is dead")
+        if not parts <= source.parts or target.left.intersection(RowId(*part[:2]) for part in parts):
+            return StaleRowError("a row has left")
+        target.parts |= parts
+        return Reply(Accepted())
 
     def send(self, message: Message, client: str = "client") -> Ticket:
         """Send a request whose answer may have to wait."""

@@ -106,8 +106,8 @@ class Chaos:
         os.kill(self._killed[victim], signal.SIGKILL)
 
     def _is_there(self, victim: str) -> bool:
-        """Whether the process lives: if it was killed, whether another has taken its place."""
-        return victim in WORKERS or self._processes.pids[victim] != self._killed.get(victim)
+        """Whether the process lives: if it was killed, whether another has taken its place. A unit may have left."""
+        return victim in WORKERS or self._processes.pids.get(victim) not in (None, self._killed.get(victim))
 
     def _keep_journal(self) -> None:
         """Link the controller's journal under a second name, since the next controller begins a new one."""

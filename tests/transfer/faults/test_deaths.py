@@ -117,14 +117,18 @@ def test_a_unit_that_was_started_anew_has_a_number_that_no_client_knows(tmp_path
     assert last.number == 2
 
 
-def test_a_unit_that_missed_outputs_does_not_count_or_keep_the_row(tmp_path: Path) -> None:
+def test_a_unit_that_missed_outputs_does_not_count_until_it_has_them(tmp_path: Path) -> None:
     queue = site(tmp_path, 2, replicas=2)
     store(queue, group(1, 1))
     lease, rows = claim(queue, "rollout")
     ack_missing(queue, lease, rows, {"response_ids": 3}, [1])
     queue.tick(1.0)
     assert counts(queue) == [1, 0]
-    assert not queue.units[1].parts
+    assert stats(queue).lacking_rows == 1
+    queue.copy()
+    assert counts(queue) == [1, 1]
+    assert queue.units[1].parts == queue.units[0].parts == {PartId(*rows[0], 0), PartId(*rows[0], lease)}
+    assert stats(queue).lacking_rows == 0
 
 
 def test_a_journal_that_begins_anew_between_two_changes_tells_of_both(

@@ -11,12 +11,16 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tailrace.config.queue_table import AddedUnitConfig
 from tailrace.config.transfer import ArenaStorageConfig, RedisStorageConfig, ServiceQueueConfig, StorageConfig
+from tailrace.transfer.queue.client.look import retire_unit
 from tailrace.transfer.queue.processes import vitals
+from tailrace.transfer.queue.processes.added import add_unit
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
+from tests.helpers.waiting import until
 from tests.transfer.faults.chaos import UNITS, Chaos, chaos
 from tests.transfer.faults.rows import GROUP_SIZE, TABLE
-from tests.transfer.faults.worker import SILENCE_S
+from tests.transfer.faults.worker import SILENCE_S, TIMEOUT_S
 
 
 @pytest.fixture
@@ -93,3 +97,20 @@ def test_no_group_is_lost_with_a_unit_whose_storage_lasts(tmp_path: Path, redis_
         check(hand, 4 * rounds)
         assert hand.feeder.lost == []
         assert any(hand.deaths[unit] for unit in UNITS)
+
+
+def test_no_group_is_lost_with_a_unit_that_leaves_while_others_are_killed(tmp_path: Path, shared: Path) -> None:
+    rounds = 24
+    storage = ArenaStorageConfig(directory=str(shared))
+    with (
+        QueueProcesses(settings(storage), TABLE, tmp_path) as processes,
+        chaos(processes, groups=4 * rounds, seed=4) as hand,
+        add_unit(processes.address, AddedUnitConfig(storage=storage), log=tmp_path / "added.log", name="added"),
+    ):
+        for number in range(rounds):
+            if number == 6:
+                retire_unit(processes.address, "unit-0", limit_s=TIMEOUT_S)
+            hand.round(units_may_die=lambda: False)
+        until(lambda: "unit-0" not in processes.pids)
+        check(hand, 4 * rounds)
+        assert hand.feeder.lost == []

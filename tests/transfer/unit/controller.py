@@ -54,6 +54,8 @@ class Recorder(Service):
         """The error that Join raises."""
         self.failures: list[TailraceError] = []
         """The errors that the next calls of Written raise, one each."""
+        self.leaving = self.left = False
+        """What the answer to Join says of the unit."""
         self.joins: list[Join] = []
         self.written: list[tuple[int, list[RowId]]] = []
         self._changed = threading.Condition()
@@ -82,7 +84,7 @@ class Recorder(Service):
         with self._changed:
             self.joins.append(incoming.message)
             self._changed.notify_all()
-        return Reply(Joined(self.unit, COLUMNS))
+        return Reply(Joined(self.unit, COLUMNS, leaving=self.leaving, left=self.left))
 
     def _written(self, incoming: Incoming) -> Reply:
         if self.failures:

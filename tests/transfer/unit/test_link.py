@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.errors import QueueError, StaleRowError, WireError
+from tailrace.errors import PeerLost, QueueError, StaleRowError, WireError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.messages import QUEUE, Join, Run, Write, pack
 from tailrace.transfer.queue.storage.arena import ArenaStorage
@@ -17,6 +17,7 @@ from tailrace.transfer.wire.frames import encode
 from tailrace.transfer.wire.messages import Accepted, Beat, Cancel
 from tailrace.transfer.wire.server import Server
 from tailrace.transfer.wire.sockets import host_id
+from tests.helpers.waiting import until
 from tests.transfer.unit.conftest import Running
 from tests.transfer.unit.controller import UNIT, Client, Recorder
 from tests.transfer.wire.desk import LIMIT_S, TOKEN, serving
@@ -154,3 +155,26 @@ def test_a_unit_that_the_controller_refuses_ends_with_its_error(
     unit = Server("unit", TOKEN, QUEUE)
     with serving(server, recorder), pytest.raises((QueueError, WireError), match=message):
         unit.run(make_unit(unit, server.endpoints[0]))
+
+
+def test_a_unit_that_is_told_to_leave_says_so_and_ends_when_it_has_left(endpoint: str) -> None:
+    unit, recorder = Server("unit", TOKEN, QUEUE), Recorder()
+    service = make_unit(unit, endpoint)
+    with serving(Server("controller", TOKEN, QUEUE, endpoints=[endpoint]), recorder), serving(unit, service):
+        recorder.wait_for(lambda: bool(recorder.joins))
+        assert not recorder.joins[0].leaving
+        recorder.leaving = True
+        recorder.wait_for(lambda: recorder.joins[-1].leaving)
+        recorder.left = True
+        until(lambda: service.has_left)
+    assert unit.stopped_by == "it has left the queue, and its rows are on other units"
+
+
+def test_a_unit_whose_queue_does_not_answer_any_more_ends(endpoint: str) -> None:
+    unit = Server("unit", TOKEN, QUEUE)
+    storage = MemoryStorage(max_bytes=1000)
+    service = StorageUnit(
+        unit, storage, name="a", controller=endpoint, max_bytes=1000, join_every_s=EVERY_S, patience_s=EVERY_S
+    )
+    with pytest.raises(PeerLost, match=r"the queue has not answered for 0\.02 s: it has ended"):
+        unit.run(service)

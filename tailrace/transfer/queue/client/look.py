@@ -5,10 +5,10 @@ from typing import TypeVar
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
 from tailrace.transfer.queue.client.liveness import LivenessCheck
-from tailrace.transfer.queue.messages import QUEUE, Counted, ReadTable, Stats, Table
+from tailrace.transfer.queue.messages import QUEUE, Counted, ReadTable, Retire, Stats, Table
 from tailrace.transfer.wire.calls import Call, ask
 from tailrace.transfer.wire.connection import Patience
-from tailrace.transfer.wire.messages import Message
+from tailrace.transfer.wire.messages import Accepted, Message
 from tailrace.transfer.wire.sync import SyncClient
 
 A = TypeVar("A", bound=Message)
@@ -28,6 +28,15 @@ def read_stats(address: QueueAddress, *, name: str, limit_s: float) -> QueueStat
 def read_table(address: QueueAddress, *, name: str, limit_s: float) -> Table:
     """Return the units, columns and tasks of the queue at `address`. Arguments and errors: see `read_stats`."""
     return _ask(address, ReadTable(), Table, name, limit_s)
+
+
+def retire_unit(address: QueueAddress, name: str, *, limit_s: float) -> None:
+    """Have the unit `name` leave the queue at `address`, which takes a while. Other errors: see `read_stats`.
+
+    Raises:
+        UserError: there is no such unit, or it is the last.
+    """
+    _ask(address, Retire(name), Accepted, "units", limit_s)
 
 
 def _ask(address: QueueAddress, question: Message, kind: type[A], name: str, limit_s: float) -> A:

@@ -107,6 +107,7 @@ class PutAdmission(Admission):
         left = context.control.enter(self.ids, offer.rows, offer.facts, units=units)
         if left:
             context.accounts.leave(dict.fromkeys(left, units))
+        context.copies.note_new(self.ids, units)
 
     def undo(self) -> None:
         """See `Admission.undo`."""
@@ -144,6 +145,7 @@ class RestoreAdmission(Admission):
     def enter(self) -> None:
         """See `Admission.enter`."""
         self._context.control.restore(self._state)
+        self._context.copies.look()
 
     def undo(self) -> None:
         """See `Admission.undo`. The snapshot may be restored later, with the same ids."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.transfer.queue.cells import PartCodec
+from tailrace.transfer.queue.controller.copies import Copies
 from tailrace.transfer.queue.controller.inline_cells import InlineCells
 from tailrace.transfer.queue.controller.journal import Journal
 from tailrace.transfer.queue.controller.units import UnitAccounts, Units
@@ -25,4 +26,5 @@ class Context:
     control: ControlPlane
     units: Units
     accounts: UnitAccounts
+    copies: Copies
     cells: InlineCells

@@ -33,7 +33,7 @@ _HEADER_BYTES = _RECORD.size + _CHECK.size
 _LEAST_BYTES = 64 * 2**20
 """A journal shorter than this is not replaced."""
 
-VERSION = 3
+VERSION = 4
 """The version of the format, raised with every change of a record or its meaning. Other versions are refused."""
 
 _log = logging.getLogger(__name__)
@@ -132,6 +132,12 @@ class GroupsRemade(Record, frozen=True):
     answer: Groups
 
 
+class UnitRetired(Record, frozen=True):
+    """A unit is to leave."""
+
+    unit: int
+
+
 class UnitGone(Record, frozen=True):
     """A unit died, and its copies of rows are lost."""
 
@@ -140,6 +146,14 @@ class UnitGone(Record, frozen=True):
 
 class RowsGone(Record, frozen=True):
     """A unit lacks these rows, which it should have."""
+
+    unit: int
+    rows: bytes
+    """[n, 2]"""
+
+
+class RowsCopied(Record, frozen=True):
+    """A unit has copies of these rows."""
 
     unit: int
     rows: bytes
@@ -186,8 +200,10 @@ Change: TypeAlias = (
     | RowsAcked
     | RowsReturned
     | GroupsRemade
+    | UnitRetired
     | UnitGone
     | RowsGone
+    | RowsCopied
     | Restored
     | VersionAdvanced
     | ClientWatched

@@ -109,6 +109,8 @@ class Leases:
         for number in message.missed:
             missing = [row for row, own in units.items() if number in own and control.is_stored(row)]
             accounts.forsake(missing, number)
+            context.copies.note(missing)
+        context.copies.lease_ended(facts)
         self._forget_if_over(message.lease_id)
         self.serve()
         return bool(retired)
@@ -257,6 +259,7 @@ class Leases:
             if ended.rows:
                 self._context.journal.append(log.RowsReturned(ended.lease, pack(ended.rows), expired))
                 self._settle(ended)
+                self._context.copies.lease_ended(ended.rows)
             self._forget_if_over(ended.lease)
         if any(ended.rows for ended in leases):
             self.serve()

@@ -456,9 +456,12 @@ class Puts:
             del self._small[admission.small.ticket]
 
     def _refuse(self, unit: int, rows: Iterable[RowId]) -> list[RowId]:
-        """Return the rows that a unit should not have, and tell it to forget them."""
+        """Return the rows that a unit should not have, and tell it to forget those that no other unit has."""
         control = self._context.control
         strange = [row for row in rows if not (control.is_stored(row) and unit in control.units(row))]
-        if strange:
-            self._context.units.dismiss(unit, [PartId(*row, 0) for row in strange])
+        for row in filter(control.is_stored, strange):
+            self._context.accounts.leave_over(row, unit)
+        unknown = [row for row in strange if not control.is_stored(row)]
+        if unknown:
+            self._context.units.dismiss(unit, [PartId(*row, 0) for row in unknown])
         return strange

@@ -18,12 +18,14 @@ from tailrace.transfer.queue.controller.journal import (
     RequestAnswered,
     Restored,
     RowsAcked,
+    RowsCopied,
     RowsEntered,
     RowsGone,
     RowsLeased,
     RowsReturned,
     UnitGone,
     UnitNamed,
+    UnitRetired,
     VersionAdvanced,
 )
 from tailrace.transfer.queue.controller.requests import acked_facts, new_facts, new_rows
@@ -59,6 +61,8 @@ class Recovered:
     """The pending admissions, by their first row."""
     units: dict[str, int] = field(default_factory=dict)
     """The numbers of the units, by name."""
+    retired: set[int] = field(default_factory=set)
+    """The numbers of units that are to leave; some may be dead."""
     watched: dict[str, float] = field(default_factory=dict)
     """The clients that promised signs of life, each with its limit in seconds."""
     answers: dict[Ticket, Answer] = field(default_factory=dict)
@@ -152,6 +156,8 @@ class _Player:
                 plane.end(change.lease_id)
             case RowsReturned():
                 plane.nack(change.lease_id, row_ids(change.rows))
+            case RowsCopied():
+                plane.copied(change.unit, row_ids(change.rows))
             case UnitGone() | RowsGone() | GroupsRemade():
                 self._lose(change)
             case _:
@@ -179,6 +185,8 @@ class _Player:
             case UnitNamed():
                 found.units[change.name] = change.unit
                 found.next_unit = max(found.next_unit, change.unit + 1)
+            case UnitRetired():
+                found.retired.add(change.unit)
             case ClientWatched():
                 found.watched[change.client] = change.limit_s
             case RequestAnswered():

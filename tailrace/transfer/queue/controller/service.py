@@ -26,6 +26,7 @@ from tailrace.transfer.queue.base import QueueStats, RowId
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.context import Context
+from tailrace.transfer.queue.controller.copies import Copies
 from tailrace.transfer.queue.controller.inline_cells import InlineCells
 from tailrace.transfer.queue.controller.journal import Base, Change, Journal
 from tailrace.transfer.queue.controller.leases import Leases
@@ -56,6 +57,7 @@ from tailrace.transfer.queue.messages import (
     Remake,
     Renew,
     Restore,
+    Retire,
     Stats,
     Table,
     Withdraw,
@@ -136,6 +138,16 @@ class Controller(Service):
         units = Units(server, timers, limit_s=config.unit_limit_s, journal=journal, control=control, observer=self)
         codec = PartCodec(self._columns)
         cells = InlineCells(codec)
+        accounts = UnitAccounts(units, cells)
+        copies = Copies(
+            server,
+            timers,
+            journal=journal,
+            control=control,
+            units=units,
+            accounts=accounts,
+            replicas=config.replicas,
+        )
         return Context(
             server=server,
             timers=timers,
@@ -144,7 +156,8 @@ class Controller(Service):
             journal=journal,
             control=control,
             units=units,
-            accounts=UnitAccounts(units, cells),
+            accounts=accounts,
+            copies=copies,
             cells=cells,
         )
 
@@ -171,6 +184,7 @@ class Controller(Service):
             Export: self._export,
             Release: self._release,
             Join: self._join,
+            Retire: self._retire,
             Beat: self._beat,
             Dismiss: self._dismiss,
             Cancel: self._cancel,
@@ -246,6 +260,7 @@ class Controller(Service):
             put_wait_s=self._puts.wait_s,
             version=context.control.version,
             lost_groups=len(context.control.lost_groups),
+            lacking_rows=context.copies.lacking,
             closed=self._closed,
             tasks=self._leases.stats(),
             units=context.units.stats(),
@@ -278,8 +293,23 @@ class Controller(Service):
         return Reply(Accepted())
 
     def _join(self, incoming: Incoming) -> Reply:
-        unit = self._context.units.join(incoming.message)
-        return Reply(Joined(unit.number, self._columns))
+        units = self._context.units
+        unit = units.join(incoming.message)
+        if unit.leaving and self._may_go(unit):
+            units.release(unit)
+            return Reply(Joined(unit.number, self._columns, leaving=True, left=True))
+        return Reply(Joined(unit.number, self._columns, leaving=unit.leaving))
+
+    def _may_go(self, unit: KnownUnit) -> bool:
+        """Whether a unit that is to leave has nothing that others lack, or that is read or written there now."""
+        context = self._context
+        is_used = not unit.ready or context.accounts.is_held or bool(self._puts.on_their_way(unit.number))
+        return not is_used and not context.copies.is_needed(unit)
+
+    def _retire(self, incoming: Incoming) -> Reply:
+        message: Retire = incoming.message
+        self._context.units.retire(message.name)
+        return Reply(Accepted())
 
     def _beat(self, incoming: Incoming) -> Reply:
         message: Beat = incoming.message
@@ -352,6 +382,7 @@ class Controller(Service):
         pending = {row for row in {RowId(*part[:2]) for part in listed} if self._puts.awaits(row)}
         self._settle_strange(unit, stored, listed, pending)
         self._puts.found(unit.number, list(pending))
+        context.copies.look()
         self._leases.serve()
         self._puts.serve()
 
@@ -362,16 +393,23 @@ class Controller(Service):
             if row in stored:
                 if part.tag not in stored[row] and not self._leases.is_live(part.tag):
                     lost.append(part)
+            elif self._context.control.is_stored(row):
+                self._context.accounts.leave_over(row, unit.number)
             elif row not in pending:
                 gone.append(part)
         self._context.units.settle([unit.number], parts=lost)
         self._context.units.dismiss(unit.number, gone)
+
+    def unit_leaves(self) -> None:
+        """See `UnitObserver.unit_leaves`."""
+        self._context.copies.look()
 
     def unit_died(self, unit: KnownUnit) -> None:
         """See `UnitObserver.unit_died`."""
         self._context.journal.append(log.UnitGone(unit.number))
         self._take_loss(self._context.control.lose(unit.number))
         self._puts.lose_unit(unit.number)
+        self._context.copies.look()
         self._leases.serve()
 
     def _take_loss(self, loss: Loss) -> None:
@@ -396,6 +434,8 @@ class Controller(Service):
     def _open_ends(self) -> Iterator[Change]:
         for unit in self._context.units.stats():
             yield log.UnitNamed(unit.number, unit.name)
+        for number in self._context.units.leaving:
+            yield log.UnitRetired(number)
         yield from self._puts.pending()
         yield from self._leases.leases()
         for client, (limit_s, _) in self._watches.items():
@@ -411,7 +451,7 @@ class Controller(Service):
             self._shut()
         context.units.next_number = found.next_unit
         for name, number in found.units.items():
-            context.units.expect(number, name)
+            context.units.expect(number, name, leaving=number in found.retired)
         for record in found.state.rows:
             # parts are padded cell by cell, so the parts of a row are together as long as one part with all cells
             context.accounts.add([record.id], [context.codec.layout(record.facts.lengths).nbytes], record.units)

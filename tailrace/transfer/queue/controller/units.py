@@ -15,10 +15,10 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from tailrace.errors import QueueClosed, TailraceError, WireError
+from tailrace.errors import QueueClosed, TailraceError, UserError, WireError
 from tailrace.transfer.queue.base import RowId, UnitStats
 from tailrace.transfer.queue.controller.inline_cells import InlineCells
-from tailrace.transfer.queue.controller.journal import Journal, UnitNamed
+from tailrace.transfer.queue.controller.journal import Journal, UnitNamed, UnitRetired
 from tailrace.transfer.queue.controller.waiting import Timer, Timers
 from tailrace.transfer.queue.messages import STORAGE_UNIT, Inventory, Join, Parts, Settle, Unit, Write, pack, unpack
 from tailrace.transfer.queue.rows.control_plane import ControlPlane
@@ -46,6 +46,8 @@ class KnownUnit:
     join: Join | None = None
     link: Connection | None = None
     endpoint: str = ""
+    leaving: bool = False
+    """Whether it is to leave: no more rows are written to it, and its rows are copied to others."""
     ready: bool = False
     """Whether it has sent its inventory: rows may be written to it and read from it."""
     max_bytes: int = 0
@@ -65,8 +67,12 @@ class UnitObserver(Protocol):
     def unit_listed(self, unit: KnownUnit, expected: StoredParts, listed: set[PartId]) -> None:
         """Take in a unit's inventory, `listed`; it is ready now. `expected`: the parts due when it was asked."""
 
+    def unit_leaves(self) -> None:
+        """Take in that a unit is to leave, so that its rows have to be copied."""
+
     def unit_died(self, unit: KnownUnit) -> None:
-        """Take in that a unit died: it was silent for too long, or restarted without its rows. It is removed."""
+        """Take in that a unit died or has left: it was silent for too long, or restarted without its rows. It is
+        removed."""
 
 
 class Units:
@@ -91,6 +97,7 @@ class Units:
         self._observer = observer
         self._units: dict[int, KnownUnit] = {}
         self._names: dict[str, KnownUnit] = {}
+        self._leaving: set[int] = set()
         self._expected: list[KnownUnit] = []
         """The units from before the controller restarted that have not come back."""
         self.next_number = 0
@@ -106,6 +113,16 @@ class Units:
         return sum(unit.ready for unit in self._units.values())
 
     @property
+    def staying(self) -> list[KnownUnit]:
+        """The units that may be written to and are not to leave."""
+        return [unit for unit in self._units.values() if unit.ready and not unit.leaving]
+
+    @property
+    def leaving(self) -> Collection[int]:
+        """The numbers of the units that are to leave."""
+        return self._leaving
+
+    @property
     def largest(self) -> int:
         """The bytes that the largest of the joined units can hold."""
         return max((unit.max_bytes for unit in self._units.values()), default=0)
@@ -115,9 +132,12 @@ class Units:
         """Whether a unit with rows has not come back after a restart and still may; until then no request is served."""
         return bool(self._expected) and any(unit.rows for unit in self._expected)
 
-    def expect(self, number: int, name: str) -> None:
+    def expect(self, number: int, name: str, *, leaving: bool) -> None:
         """Expect a unit from before the controller restarted. It counts as dead if it does not join in time."""
         unit = self._add(number, name)
+        if leaving:
+            unit.leaving = True
+            self._leaving.add(number)
         self._expected.append(unit)
         self._watch(unit)
 
@@ -138,18 +158,54 @@ class Units:
             self._watch(unit)
         if unit.link is None:
             self._connect(unit, message)
+        if message.leaving:
+            self._let_leave(unit)
         return unit
 
+    def retire(self, name: str) -> None:
+        """Have a unit leave; harmless where it is to leave already.
+
+        Raises:
+            UserError: there is no such unit, or it is the last.
+        """
+        unit = self._names.get(name)
+        if unit is None:
+            raise UserError(f"the queue has no unit {name!r}; its units are {', '.join(self._names)}")
+        if not any(other is not unit for other in self.staying):
+            raise UserError(f"{name} is the last unit of the queue; add another one first")
+        self._let_leave(unit)
+
+    def release(self, unit: KnownUnit) -> None:
+        """Let a unit go that is to leave, and whose rows are all on others."""
+        self._die(unit)
+
+    def described(self, unit: KnownUnit) -> Unit:
+        """A unit that has joined, as others see it."""
+        assert unit.join is not None, "it has joined"
+        return Unit(unit.number, unit.join.endpoints, unit.join.host, unit.join.directory)
+
     def choose(
-        self, nbytes: int, replicas: int, *, preferred: Collection[int] = (), full: Collection[int] = ()
+        self,
+        nbytes: int,
+        replicas: int,
+        *,
+        preferred: Collection[int] = (),
+        full: Collection[int] = (),
+        apart: Collection[int] = (),
+        staying: bool = False,
     ) -> list[KnownUnit]:
         """Choose units for rows of `nbytes`: the emptiest ones that have room; none where too few have room.
+
+        Units that are to leave are chosen only where there are no others, and with `staying` not even then. Units in
+        `apart` are not chosen.
 
         `preferred` units are chosen even where they hold up to `nbytes` more than others. `full` units come after all
         others: a unit may have less room than the controller knows of, such as when its machine has less memory.
         """
 
-        ready = [unit for unit in self._units.values() if unit.ready]
+        ready = self.staying or [unit for unit in self._units.values() if unit.ready and not staying]
+        if apart:
+            ready = [unit for unit in ready if unit.number not in apart]
         fit = [unit for unit in ready if unit.max_bytes - unit.bytes >= nbytes]
         wanted = min(replicas, len(ready))
         if len(fit) < wanted:
@@ -165,6 +221,10 @@ class Units:
 
     def write(self, number: int, message: Write, frames: Sequence[Buffer], then: Then) -> None:
         """Write parts to a unit that is ready; `then` is called with the outcome."""
+        self.ask(number, message, then, frames)
+
+    def ask(self, number: int, message: Message, then: Then, frames: Sequence[Buffer] = ()) -> None:
+        """Send a message to a unit that is ready; `then` is called with the outcome."""
         unit = self._units[number]
         assert unit.link is not None, "units that are ready are linked to"
         unit.link.start(Call(unit.endpoint, message, frames), then)
@@ -212,11 +272,7 @@ class Units:
 
     def listing(self) -> list[Unit]:
         """The units as clients see them: all that have joined and are not dead, even before their inventory."""
-        return [
-            Unit(unit.number, unit.join.endpoints, unit.join.host, unit.join.directory)
-            for unit in self._units.values()
-            if unit.join is not None
-        ]
+        return [self.described(unit) for unit in self._units.values() if unit.join is not None]
 
     def stats(self) -> tuple[UnitStats, ...]:
         """The counts of each unit that is there or may come back."""
@@ -236,6 +292,13 @@ class Units:
         unit = self._units[number] = self._names[name] = KnownUnit(number, name)
         self.next_number = max(self.next_number, number + 1)
         return unit
+
+    def _let_leave(self, unit: KnownUnit) -> None:
+        if not unit.leaving:
+            self._journal.append(UnitRetired(unit.number))
+            unit.leaving = True
+            self._leaving.add(unit.number)
+            self._observer.unit_leaves()
 
     def _watch(self, unit: KnownUnit) -> None:
         if unit.deadline is not None:
@@ -285,6 +348,7 @@ class Units:
         self._disconnect(unit)
         self._expect_no_more(unit)
         unit.rows = unit.bytes = 0
+        self._leaving.discard(unit.number)
         del self._units[unit.number], self._names[unit.name]  # if it comes back, it is a new unit without rows
         self._observer.unit_died(unit)
 
@@ -319,6 +383,8 @@ class UnitAccounts:
         self._units = units
         self._cells = cells
         self._sizes: dict[RowId, int] = {}
+        self._leftovers: dict[RowId, set[int]] = {}
+        """Units that may have some parts of a row and do not count as having it. They drop them when the row leaves."""
         self._holds: dict[int, str] = {}
         self._last_hold = first_number()
         self._held_back: deque[tuple[int, tuple[int, ...], list[RowId]]] = deque()
@@ -348,7 +414,22 @@ class UnitAccounts:
         """Stop counting a unit as having these rows; other units have them."""
         for row in rows:
             self._count(number, -1, -self._sizes[row])
-        self._units.settle([number], rows=rows)
+            self.leave_over(row, number)
+
+    def leave_over(self, row: RowId, number: int) -> None:
+        """Note that a unit may have parts of a row that it does not count as having.
+
+        They stay until the row leaves: a unit that was told to drop them could drop a copy that comes later.
+        """
+        self._leftovers.setdefault(row, set()).add(number)
+
+    def copied(self, rows: Sequence[RowId], number: int) -> None:
+        """Count a unit as having these rows from now on."""
+        for row in rows:
+            self._count(number, 1, self._sizes[row])
+            self._leftovers[row].discard(number)
+            if not self._leftovers[row]:
+                del self._leftovers[row]
 
     def leave(self, rows: Mapping[RowId, Collection[int]]) -> None:
         """Discount rows that left the queue, given with the units that store them, and have the units drop them."""
@@ -362,6 +443,8 @@ class UnitAccounts:
                 self._held_back.append((self._last_hold, together, leaving))
             else:
                 self._units.settle(together, rows=leaving)
+        for row in self._leftovers.keys() & rows.keys() if self._leftovers else ():
+            self._units.settle(self._leftovers.pop(row), rows=[row])
 
     def withdraw(self, rows: Sequence[RowId], units: Collection[int]) -> None:
         """Discount the rows of a snapshot that was not restored; it may be tried again, with the same ids."""
@@ -371,6 +454,11 @@ class UnitAccounts:
     def size(self, row: RowId) -> int:
         """The bytes of a row."""
         return self._sizes[row]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a client reads a snapshot, for which units keep rows that leave."""
+        return bool(self._holds)
 
     def hold(self, client: str) -> int:
         """Have units keep rows that leave from now on, for a client that reads a snapshot. Return the hold's number."""

@@ -129,13 +129,9 @@ class QueuePlan:
             name=name,
             controller=self.address.endpoint,
             storage=self._config.storage.model_dump_json(),
-            storage_name=self._storage_name(name),
+            storage_name=storage_name(self.address.token, name),
             join_every_s=min(_JOIN_EVERY_S, self._config.unit_limit_s / 4),
         )
-
-    def _storage_name(self, unit: str) -> str:
-        queue = hashlib.sha256(self.address.token).hexdigest()[:16]  # the same after a restart, and unique to the queue
-        return f"tailrace-{queue}-{unit}"
 
     def _clear(self) -> None:
         """Remove the memory of units that were killed, and the stored parts if the queue does not go on."""
@@ -145,9 +141,14 @@ class QueuePlan:
             return
         try:
             for unit in self.units:
-                clear_storage(self._config.storage, name=self._storage_name(unit))
+                clear_storage(self._config.storage, name=storage_name(self.address.token, unit))
         except QueueError as error:
             _log.warning("what the queue has stored is left there: %s", error)
+
+
+def storage_name(token: bytes, unit: str) -> str:
+    """Return the name of a unit's storage. `token`: that of its queue, the same after a restart."""
+    return f"tailrace-{hashlib.sha256(token).hexdigest()[:16]}-{unit}"
 
 
 @contextmanager

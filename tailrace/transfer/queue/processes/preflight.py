@@ -24,8 +24,17 @@ def check_service(config: ServiceQueueConfig) -> None:
     Raises:
         ConfigError: they cannot listen at the address, or cannot have the storage. It names the key.
     """
-    _check_listen(config.listen)
-    _check_storage(config.storage)
+    check_place(config.listen, config.storage)
+
+
+def check_place(listen: str, storage: StorageConfig) -> None:
+    """Check that a process of this machine can listen at an address and have a storage.
+
+    Raises:
+        ConfigError: it cannot. It names the key, as one of `queue`.
+    """
+    _check_listen(listen)
+    _check_storage(storage)
 
 
 def _check_listen(listen: str) -> None:

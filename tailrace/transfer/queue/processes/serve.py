@@ -3,6 +3,7 @@
     parent ──settings──▶ process ──Listening──▶ parent
                                  ──Turning────▶           each second from then on
                                  ──Failed─────▶           instead, or later: why it ends
+                                 ──Left───────▶           in the end, from a unit that left the queue on purpose
 
 Messages are JSON lines over the socket DESCRIPTOR, so the token is on no command line. The socket also tells either
 side that the other has ended. A parent that ends in any way leaves no process behind: a thread waits until the other
@@ -11,14 +12,16 @@ end is closed, or until the parent is gone while a process that it forked holds 
 
 import gc
 import logging
+import math
 import os
 import resource
 import select
+import signal
 import socket
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -27,6 +30,7 @@ from pydantic import TypeAdapter
 from tailrace.config.queue_table import TableConfig
 from tailrace.config.transfer import ServiceQueueConfig, StorageConfig
 from tailrace.errors import TailraceError
+from tailrace.host.interrupt import handling
 from tailrace.transfer.queue.controller.journal import Journal, JournalError
 from tailrace.transfer.queue.controller.service import Controller
 from tailrace.transfer.queue.messages import QUEUE
@@ -72,6 +76,8 @@ class UnitSettings(msgspec.Struct, frozen=True, kw_only=True, tag="unit"):
     """See `make_storage`."""
     join_every_s: float
     """Seconds between the unit's signs of life."""
+    patience_s: float | None = None
+    """Seconds without an answer of the controller after which it ends; None: as long as its parent lives."""
 
 
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
@@ -90,11 +96,15 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Message = Listening | Turning | Failed
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """The unit has left the queue: its rows are on others, and it is not to be started again."""
+
+
+Message = Listening | Turning | Failed | Left
 
 
 def main() -> None:
-    """Serve until a signal, or until the parent hangs up."""
+    """Serve until a signal, or until the parent hangs up. A unit leaves the queue at a signal."""
     parent, descriptor = map(int, sys.argv[1:])
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt=LOG_TIME)  # to stderr, which is the log
     _raise_descriptor_limit()
@@ -104,14 +114,33 @@ def main() -> None:
         try:
             server, service = _make(settings, stack)
             threading.Thread(target=_watch, args=(parent, channel, server), daemon=True).start()
-            with stopped_by_signals(server):
+            with _by_signals(server, service):
                 channel.sendall(msgspec.json.encode(Listening(server.endpoints)) + b"\n")
                 server.run(service)
         except (TailraceError, JournalError) as error:
             with suppress(ConnectionError):  # if the parent is gone
                 channel.sendall(msgspec.json.encode(Failed(str(error))) + b"\n")
             sys.exit(1)  # the parent writes the reason into the log
+        if isinstance(service, StorageUnit) and service.has_left:
+            with suppress(ConnectionError):
+                channel.sendall(msgspec.json.encode(Left()) + b"\n")
     _log.info("%s ends: %s", server.name, server.stopped_by)
+
+
+def _by_signals(server: Server, service: Service) -> AbstractContextManager[None]:
+    """At SIGTERM or SIGINT the controller stops, and a unit leaves the queue. A second one stops a unit."""
+    if not isinstance(service, StorageUnit):
+        return stopped_by_signals(server)
+    asked = False
+
+    def leave(number: int, _: object) -> None:
+        nonlocal asked
+        if asked:
+            server.stop(signal.Signals(number).name)
+        asked = True
+        server.call(service.leave)
+
+    return handling((signal.SIGINT, signal.SIGTERM), leave)
 
 
 def _raise_descriptor_limit() -> None:
@@ -145,6 +174,7 @@ def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tupl
                 controller=settings.controller,
                 max_bytes=storage_config.max_bytes,
                 join_every_s=settings.join_every_s,
+                patience_s=math.inf if settings.patience_s is None else settings.patience_s,
             )
             return server, unit
 

@@ -5,8 +5,9 @@
               *.log           ◀── the output of each process
 
 A restarted controller has the endpoints and the journal of the one before, and a restarted unit has its name: so
-clients and units find them again. A process that died before it served is restarted after a pause. A process that has
-not reported for long that its loop turns is killed. When too many have died, or the journal is gone, all are ended.
+clients and units find them again. A unit that has left on purpose is not restarted. A process that died before it
+served is restarted after a pause. A process that has not reported for long that its loop turns is killed. When too
+many have died, or the journal is gone, all are ended.
 
 The plan has the settings of the processes (`plan`), and the vitals record which have died (`vitals`).
 
@@ -29,11 +30,12 @@ from typing import Self
 from tailrace.config.queue_table import TableConfig
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.errors import PeerLost, QueueError, TailraceError, UserError, one_line
+from tailrace.host.children import EXIT_LIMIT_S
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.client.look import read_stats
 from tailrace.transfer.queue.processes.child import KILLED_LIMIT_S, Child
 from tailrace.transfer.queue.processes.plan import CONTROLLER, QueuePlan
-from tailrace.transfer.queue.processes.serve import Failed, Listening
+from tailrace.transfer.queue.processes.serve import Failed, Left, Listening
 from tailrace.transfer.queue.processes.vitals import START_LIMIT_S, Vitals
 
 _LOOK_S = 0.05
@@ -215,6 +217,8 @@ class QueueProcesses:
                     self._listen_to(child, endpoints)
                 case Failed(reason) if not self._ready.is_set():
                     raise QueueError(reason)
+                case Left():
+                    self._let_go(child)
         if not messages:
             self._replace(child)
 
@@ -224,6 +228,13 @@ class QueueProcesses:
         if child.name == CONTROLLER and self._plan.publish(endpoints):
             for unit in self._plan.units:
                 self._start(unit)
+
+    def _let_go(self, child: Child) -> None:
+        """Forget a unit that was told to leave the queue: it is not restarted."""
+        child.end(EXIT_LIMIT_S)
+        self._vitals.leave(child.name)
+        del self._children[child.name]
+        _log.info("%s has left the queue", child.name)
 
     def _replace(self, child: Child) -> None:
         """Schedule the restart of a process that has died.

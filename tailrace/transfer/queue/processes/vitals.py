@@ -74,6 +74,11 @@ class Vitals:
         """Record a sign of life."""
         self._heard[name] = self._clock()
 
+    def leave(self, name: str) -> None:
+        """Forget a process that has ended on purpose and is not restarted."""
+        self._listening.discard(name)
+        self._heard.pop(name, None)
+
     def listen(self, name: str) -> None:
         """Record that a process serves from now on."""
         self._listening.add(name)

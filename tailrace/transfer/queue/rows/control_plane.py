@@ -11,7 +11,7 @@ which they expire. Rare operations scan all rows: the loss of a unit, the invent
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -99,6 +99,8 @@ class ControlPlane:
         ]
         """The indices of tasks whose outputs no task reads. After a loss they do not get consumed rows again."""
         self._writers = {column: task for task in self._tasks.values() for column in task.entry.spec.writes}
+        self._writing = [task.index for task in self._tasks.values() if task.entry.spec.writes]
+        """The indices of tasks that have outputs."""
         self._waiting = [TaskState.WAITING] * len(tasks)
         """The states of a row that is new to every task."""
         self._missing_by_columns: dict[tuple[str, ...], list[int]] = {}
@@ -381,6 +383,21 @@ class ControlPlane:
                 if not row.units:
                     groups.add(row.meta.group_id)
         return self._lose_groups(groups)
+
+    def copied(self, unit: int, row_ids: Iterable[RowId]) -> None:
+        """Take in that a storage unit has copies of all parts of `row_ids`, to which no task writes outputs."""
+        for row in map(self._row, row_ids):
+            assert unit not in row.units, f"{row.meta.id} is on unit {unit} already"
+            row.units = (*row.units, unit)
+
+    def rows_on(self, chosen: Callable[[tuple[int, ...]], bool]) -> list[RowId]:
+        """The rows that are on chosen units: `chosen` tells by the numbers of a row's units."""
+        return [row.meta.id for row in self._slots if chosen(row.units)]
+
+    def is_written_to(self, row_id: RowId) -> bool:
+        """Whether a task with outputs has a live lease on a row."""
+        states = self._row(row_id).states
+        return any(states[task] is TaskState.LEASED for task in self._writing)
 
     def has_left(self, row_id: RowId) -> bool:
         """Whether a row id was given out, and its row has left or was withdrawn."""

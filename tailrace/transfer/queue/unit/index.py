@@ -78,6 +78,24 @@ class PartIndex:
         """Return all parts of a row."""
         return tuple(self._rows.get((slot, generation), ()))
 
+    def batches(self, codec: PartCodec, parts: Sequence[PartId]) -> list[PartBatch]:
+        """Return `parts` in batches, each of one tag and with cells in the same columns.
+
+        Raises:
+            StaleRowError: a part is not stored (any more).
+        """
+        numbers, lines = split(self._addresses_of(parts))
+        alike: dict[tuple[int, int], list[int]] = {}
+        for place, (part, number) in enumerate(zip(parts, numbers.tolist(), strict=True)):
+            alike.setdefault((part.tag, number), []).append(place)
+        batches = []
+        for (_, number), places in alike.items():
+            table = self._tables[number]
+            lengths = table.lengths[lines[places]]
+            together = [parts[place] for place in places]
+            batches.append(PartBatch(together, table.columns, lengths, codec.sizes(table.columns, lengths)))
+        return batches
+
     def locate(self, codec: PartCodec, rows: IntArray, columns: Sequence[str], tags: IntArray) -> Located:
         """Locate the cells of `rows [n, 2]` in `columns` that were written under `tags [n, columns]`.
 

@@ -37,6 +37,9 @@ class ControllerLink:
         Raises:
             WireError: `controller` is not an endpoint.
         """
+        self.heard = server.now
+        """The time of the controller's last answer, or of the start."""
+        self._server = server
         self._controller = controller
         self._link = server.link(controller, peer=CONTROLLER)
         self._join = join
@@ -56,6 +59,12 @@ class ControllerLink:
             raise self._refused
         self._link.start(Call(self._controller, self._join), self._on_joined)
 
+    def leave(self) -> None:
+        """Tell the controller from now on that this unit is to leave: its rows go to others."""
+        if not self._join.leaving:
+            self._join = msgspec.structs.replace(self._join, leaving=True)
+            self.join()
+
     def begin_anew(self) -> None:
         """Join as a restarted unit would, since this one has lost parts."""
         self._join = msgspec.structs.replace(self._join, incarnation=secrets.token_hex(8))
@@ -72,6 +81,9 @@ class ControllerLink:
         match result:
             case Reply(Joined() as joined):
                 self._unit = joined.unit
+                self.heard = self._server.now
+                if joined.leaving:
+                    self.leave()
                 untold, self._untold = self._untold, []
                 for rows, told in untold:
                     self.tell(rows, told)

@@ -4,7 +4,8 @@
                 Reserve ──▶ place ──Write──▶ commit ───┴──▶ parts ──of tag 0──▶ Written to the controller
                 Read ──▶ places in shared memory, pinned until Done; or frames: one copy of the cells asked for
                      └─ a part that the storage has lost ──▶ Join to the controller as a restarted unit
-    controller  Settle ──▶ parts are dropped, rows that left are refused from then on
+    controller  Copy ──▶ parts are written to another unit
+                Settle ──▶ parts are dropped, rows that left are refused from then on
                 Inventory ──▶ all parts that are stored, also those from before a restart
 
 A part is the cells that one Write brought for one row under one tag. Parts never change, and only the controller knows
@@ -15,17 +16,19 @@ request waits for room: the answer is StorageFull. Every request waits while the
 Redis no longer than its timeout.
 """
 
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, repeat
 
 import numpy as np
 
-from tailrace.errors import StaleRowError, WireError
+from tailrace.errors import PeerLost, StaleRowError, WireError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.messages import (
     Cells,
+    Copy,
     Done,
     Inventory,
     Join,
@@ -42,6 +45,7 @@ from tailrace.transfer.queue.messages import (
 )
 from tailrace.transfer.queue.storage.base import PartBatch, PartId, Storage, part_ids
 from tailrace.transfer.queue.unit.client_holds import ClientHolds
+from tailrace.transfer.queue.unit.copying import Copying
 from tailrace.transfer.queue.unit.index import Located, PartIndex
 from tailrace.transfer.queue.unit.link import ControllerLink
 from tailrace.transfer.wire.frames import MAX_FRAME_BYTES, PIECE_BYTES, Reply
@@ -60,9 +64,19 @@ class StorageUnit(Service):
     """Serves one storage until its server is stopped: `server.run(StorageUnit(server, storage, ...))`."""
 
     def __init__(
-        self, server: Server, storage: Storage, *, name: str, controller: str, max_bytes: int, join_every_s: float = 1.0
+        self,
+        server: Server,
+        storage: Storage,
+        *,
+        name: str,
+        controller: str,
+        max_bytes: int,
+        join_every_s: float = 1.0,
+        patience_s: float = math.inf,
     ) -> None:
         """`name`: stays the same over restarts. `controller`: its endpoint. `max_bytes`: the capacity of the storage.
+
+        `patience_s`: seconds without an answer of the controller after which the queue counts as ended.
 
         Raises:
             WireError: `controller` is not an endpoint.
@@ -92,6 +106,9 @@ class StorageUnit(Service):
         )
         self._link = ControllerLink(server, controller, join, self._on_joined)
         self._join_every_s = join_every_s
+        self._patience_s = patience_s
+        self.has_left = False
+        """Whether it has left the queue, which is why its server was stopped."""
         self._next_join = server.now
         self._next_trim = server.now + _TRIM_EVERY_S
 
@@ -107,6 +124,7 @@ class StorageUnit(Service):
             Cancel: self._cancel,
             Settle: self._settle,
             Inventory: self._inventory,
+            Copy: self._with_columns(self._copy_to),
         }
 
     @property
@@ -119,8 +137,10 @@ class StorageUnit(Service):
         """See `Service.tick`.
 
         Raises:
-            TailraceError: the controller refuses this unit.
+            TailraceError: the controller refuses this unit, or has not answered for too long.
         """
+        if now - self._link.heard > self._patience_s:
+            raise PeerLost(f"the queue has not answered for {self._patience_s:g} s: it has ended, or cannot be reached")
         self._holds.silent(now)
         if now >= self._next_join:
             self._link.join()
@@ -135,7 +155,14 @@ class StorageUnit(Service):
         self._holds.forget(client)
         self._waiting = [entry for entry in self._waiting if entry[0].ticket.client != client]
 
+    def leave(self) -> None:
+        """Have other units take over all rows. Then the server is stopped, and `has_left` is set."""
+        self._link.leave()
+
     def _on_joined(self, joined: Joined) -> None:
+        if joined.left:
+            self.has_left = True
+            self._server.stop("it has left the queue, and its rows are on other units")
         self._codec = PartCodec(joined.columns)
         waiting, self._waiting = self._waiting, []
         for incoming, handler in waiting:
@@ -209,11 +236,7 @@ class StorageUnit(Service):
         return Reply(Cells(pack(cells.lengths), pack(where), list(map(str, segments.tolist())), pin))
 
     def _copy(self, cells: Located) -> Reply:
-        try:
-            memories = self._storage.read_many(cells.parts)
-        except StaleRowError:
-            self._begin_anew()
-            raise
+        memories = self._read_parts(cells.parts)
         frames: list[list[memoryview]] = [[]]
         places = []
         end = 0
@@ -227,6 +250,13 @@ class StorageUnit(Service):
             end += size
         where = np.array(places, np.int64)
         return Reply(Cells(pack(cells.lengths), pack(where), [], None), list(map(b"".join, frames)))
+
+    def _read_parts(self, parts: Sequence[PartId]) -> list[memoryview]:
+        try:
+            return self._storage.read_many(parts)
+        except StaleRowError:
+            self._begin_anew()
+            raise
 
     def _begin_anew(self) -> None:
         """Rejoin after the storage has lost parts. The controller then asks which are left; the rest are lost."""
@@ -274,6 +304,15 @@ class StorageUnit(Service):
         self._storage.drop(self._undropped)
         self._undropped.clear()
         return Reply(Accepted())
+
+    def _copy_to(self, codec: PartCodec, incoming: Incoming) -> None:
+        numbers = unpack(incoming.message.parts, 3)
+        parts = part_ids(numbers[:, :2], numbers[:, 2].tolist())
+        if not parts:
+            raise WireError("got a copy of no parts, expected one or more")
+        batches = self._index.batches(codec, parts)
+        frames = [b"".join(self._read_parts(batch.parts)) for batch in batches]
+        Copying(self._server, incoming, batches, frames)
 
     def _inventory(self, incoming: Incoming) -> Reply:
         return Reply(Parts(pack(np.array(list(self._storage.parts()), np.int64))))
