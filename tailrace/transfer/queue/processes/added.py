@@ -118,7 +118,7 @@ def add_unit(
     stats = _look(address)
     if any(unit.name == name for unit in stats.units):
         raise UserError(f"the queue has a unit {name!r} already; give another name")
-    check_place(config.listen, config.storage)
+    check_place(config.listen, config.storage, keys="")
     with ExitStack() as stack:
         sockets = stack.enter_context(socket_directory())
         settings = UnitSettings(
