@@ -61,11 +61,6 @@ class Job(NamedTuple):
     seed: int
     steps: int
 
-    @property
-    def file(self) -> Path:
-        """The recipe; GRPO is the quickstart's."""
-        return Path("quickstart" if self.recipe == "grpo" else self.recipe)
-
 
 def overrides(job: Job, base: Path) -> list[str]:
     """What makes a recipe a run of the small model."""
@@ -133,7 +128,7 @@ def curve(job: Job, base: Path) -> Curve:
     from tailrace.run.train import train
 
     torch.set_num_threads(1)
-    config = load_config(job.file, [*overrides(job, base), *SEPARATED])
+    config = load_config(Path(job.recipe), [*overrides(job, base), *SEPARATED])
     with (
         patch("tailrace.run.separated.make_cluster", lambda settings, _: LocalCluster(settings)),
         contextlib.redirect_stdout(io.StringIO()),

@@ -6,7 +6,7 @@ workload is balanced: the engine's slots, then the length of prompts are chosen 
 as training on it. The sequential turns tell how well that was met.
 
 Before all that, TRL's environment is made and the weight transfer is measured (weight_transfer.py), since a machine may
-have no network or no right for them. The quickstart's workload beside TRL comes last. The last line is JSON.
+have no network or no right for them. The recipe grpo beside TRL comes last. The last line is JSON.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from bench_trl import BUILD as TRL_BUILD
-from bench_trl import PACKAGES, QUICKSTART, SAMPLES_PER_STEP, start_trl
+from bench_trl import PACKAGES, RECIPE, SAMPLES_PER_STEP, start_trl
 from gate import Contestant, output_of
 from peers import peer_python
 from pipeline_figures import Turn
@@ -123,7 +123,7 @@ class Workload(NamedTuple):
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Of all modes.")] = 2,
     trl_rounds: Annotated[
-        int, typer.Option(min=0, help="Of the quickstart's workload beside TRL; 0 leaves it out.")
+        int, typer.Option(min=0, help="Of the recipe grpo beside TRL; 0 leaves it out.")
     ] = 3,
     transfer: Annotated[bool, typer.Option(help="Measure the weight transfer; needs root, `ip` and `tc`.")] = True,
 ) -> None:
@@ -340,12 +340,12 @@ def weight_transfer() -> dict[str, Any]:
 
 
 def beside_trl(cores: dict[str, int], rounds: int) -> dict[str, Any]:
-    """Run the quickstart's workload, colocated and fully asynchronous, beside TRL; the mode with the higher ratio
+    """Run the recipe grpo, colocated and fully asynchronous, beside TRL; the mode with the higher ratio
     counts.
 
     A ratio is the median over the rounds, in which each turn of ours is compared with TRL's steps right after it.
     """
-    recipe = load_config(QUICKSTART, ["prompts.held_out=0", f"output_dir={BUILD}"])
+    recipe = load_config(RECIPE, ["prompts.held_out=0", f"output_dir={BUILD}"])
     config = recipe.model_dump(mode="json", exclude_unset=True)
     config["trainer"] |= {"steps": 10**6, "schedule": "constant"}
     config["checkpoint"] = {"every": 10**6}
@@ -360,10 +360,10 @@ def beside_trl(cores: dict[str, int], rounds: int) -> dict[str, Any]:
         for _ in range(rounds):
             for mode in modes:
                 settings = config | MODES[mode].settings
-                turn = take_turn(f"quickstart-{mode}", settings, cores, None, steps=WARM_UP + OUR_STEPS)
+                turn = take_turn(f"grpo-{mode}", settings, cores, None, steps=WARM_UP + OUR_STEPS)
                 seconds = [trl.step()["seconds"] for _ in range(TRL_STEPS)]
                 theirs = SAMPLES_PER_STEP / statistics.median(seconds)
-                print(f"{'quickstart-trl':>24} {theirs:6.2f} samples/s", flush=True)
+                print(f"{'grpo-trl':>24} {theirs:6.2f} samples/s", flush=True)
                 rates[mode].append(turn.samples_per_s)
                 rates["trl"].append(theirs)
                 ratios[mode].append(turn.samples_per_s / theirs)

@@ -21,7 +21,7 @@ from tailrace.host.allocator import KEPT_MEMORY
 from tailrace.models.resolve import resolve_model
 
 HERE = Path(__file__).parent
-QUICKSTART = HERE.parent / "recipes" / "quickstart.yaml"
+RECIPE = HERE.parent / "recipes" / "grpo.yaml"
 BUILD = HERE.parent / "build" / "bench-trl"
 SAMPLES_PER_STEP = 32
 PACKAGES = ("torch==2.13.0", "trl==1.16.0", "transformers==5.23.0", "accelerate", "datasets", "reasoning-gym==0.1.25")
@@ -59,7 +59,7 @@ def start_trl(model_dir: str, steps: int, logs: Path) -> Contestant:
 
     It keeps freed memory as Tailrace does: on a virtual machine it took 33 s a step otherwise, and 18 s so.
     """
-    precision = load_config(QUICKSTART).trainer.precision
+    precision = load_config(RECIPE).trainer.precision
     command = [str(peer_python(BUILD, PACKAGES)), str(HERE / "trl_theirs.py"), model_dir, str(steps), precision]
     return Contestant(command, logs / "trl.log", KEPT_MEMORY)
 

@@ -1,4 +1,4 @@
-"""Tailrace's side of `make bench-trl`: MODEL_DIR STEPS. The quickstart's workload without evaluation."""
+"""Tailrace's side of `make bench-trl`: MODEL_DIR STEPS. The recipe grpo without evaluation."""
 
 import asyncio
 import sys
@@ -20,7 +20,7 @@ from tailrace.run.queue import open_queue, run_table
 from tailrace.run.step_metrics import TaskTimes
 from tailrace.trainer.checkpoint import CheckpointStore
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"
+RECIPE = Path(__file__).parent.parent / "recipes" / "grpo.yaml"
 
 
 def take_turns(event: Event) -> None:

@@ -26,7 +26,7 @@ def test_a_recipe_trains_a_small_model(recipe: str, tmp_path: Path, tiny_model: 
         "trainer.lr=1e-2",
         "threads=1",
     ]
-    assert train(load_config(job.file, [*overrides(job, tmp_path), *here]), resume=False) == 0
+    assert train(load_config(Path(job.recipe), [*overrides(job, tmp_path), *here]), resume=False) == 0
     rewards = [event.metrics["reward"] for event in steps_of(tmp_path / "run")]
     assert len(rewards) == STEPS
     assert fmean(rewards[-LAST:]) >= 2 * fmean(rewards[:LAST])
