@@ -56,7 +56,7 @@ quickstart: $(READY) ## train SmolLM2-135M on two-number sums, six minutes on 2 
 	$(BIN)/tailrace train recipes/quickstart.yaml output_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
 test: $(READY) ## the tests, one process for each core; any warning is an error
-	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 10
 
 test-vllm: $(VLLM_READY) ## the tests of the vLLM engine
 	$(VLLM_VENV)/bin/pytest tests/engine/test_vllm.py tests/engine/test_conformance.py -k vllm
