@@ -122,9 +122,7 @@ class Workload(NamedTuple):
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Of all modes.")] = 2,
-    trl_rounds: Annotated[
-        int, typer.Option(min=0, help="Of the recipe grpo beside TRL; 0 leaves it out.")
-    ] = 3,
+    trl_rounds: Annotated[int, typer.Option(min=0, help="Of the recipe grpo beside TRL; 0 leaves it out.")] = 3,
     transfer: Annotated[bool, typer.Option(help="Measure the weight transfer; needs root, `ip` and `tc`.")] = True,
 ) -> None:
     """Run all measurements."""

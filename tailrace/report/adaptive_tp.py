@@ -1,36 +1,34 @@
-"""The chart of adaptive tensor parallelism: unfinished responses, the TP degree, and each decision."""
+"""The charts of adaptive tensor parallelism, one for each engine: unfinished responses, TP, and each decision."""
 
 from collections.abc import Iterator, Sequence
-from itertools import cycle
 from typing import Any
 
 from tailrace.events import Event
-from tailrace.registers.events import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, EventKind
+from tailrace.registers.events import BLUE, GREY, ORANGE, RED, EventKind
 from tailrace.report.charts import Figure, axis, right_axis
 from tailrace.report.run_data import RunData
 from tailrace.report.workers import worker_order
 
 _SHOWN = 4000
 """Maximum number of decisions that are shown, the newest ones: with more, a browser gets slow."""
-_ENGINE_COLOURS = (ORANGE, GREEN, PURPLE, BLUE)
-"""Colours for the TP of each engine."""
-
-
 _OUTCOMES = {"kept": (BLUE, "circle"), "switched": (ORANGE, "diamond"), "given up": (RED, "x")}
 """The outcomes of decisions, with the colour and the symbol of their marks."""
 
 
-def adaptive_tp_figure(run: RunData) -> Figure | None:
-    """Draw unfinished responses and TP over the time of the run; None where no engine decided about TP."""
+def adaptive_tp_figures(run: RunData) -> list[Figure]:
+    """Draw unfinished responses and TP over the time of the run, for each engine that decided about TP."""
     events = list(run.of(EventKind.ADAPTIVE_TP))[-_SHOWN:]
-    if not events:
-        return None
+    engines = sorted({event.worker for event in events}, key=worker_order)
+    return [_figure(engine, [event for event in events if event.worker == engine]) for engine in engines]
+
+
+def _figure(engine: str, events: Sequence[Event]) -> Figure:
     degrees = sorted({int(event.metrics[name]) for event in events for name in ("source_tp", "target_tp")})
     return Figure(
-        id="adaptive-tp",
-        title="Adaptive tensor parallelism",
+        id=f"adaptive-tp-{engine}" if engine else "adaptive-tp",
+        title=f"Adaptive tensor parallelism of {engine}" if engine else "Adaptive tensor parallelism",
         caption="Unfinished responses at each decision, what was decided and why, and the TP degree.",
-        data=[trace for trace in (*_lines_of_engines(events), *_marks_of_decisions(events)) if trace["x"]],
+        data=[trace for trace in (*_lines(events), *_marks_of_decisions(events)) if trace["x"]],
         layout={
             "xaxis": axis("Time since the start (s)"),
             "yaxis": axis("Unfinished responses", rangemode="tozero"),
@@ -38,13 +36,6 @@ def adaptive_tp_figure(run: RunData) -> Figure | None:
         },
         wide=True,
     )
-
-
-def _lines_of_engines(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
-    engines = sorted({event.worker for event in events}, key=worker_order)
-    for engine, colour in zip(engines, cycle(_ENGINE_COLOURS), strict=False):
-        own = [event for event in events if event.worker == engine]
-        yield from _lines(own, f"{engine}: " if len(engines) > 1 else "", colour)
 
 
 def _marks_of_decisions(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
@@ -61,12 +52,12 @@ def _outcome(event: Event) -> str | None:
     return "kept" if "decision" in event.info else None
 
 
-def _lines(events: Sequence[Event], of: str, colour: str) -> list[dict[str, Any]]:
+def _lines(events: Sequence[Event]) -> list[dict[str, Any]]:
     """Return the lines of one engine: its unfinished responses and its TP."""
     return [
         {
             "type": "scatter",
-            "name": f"{of}unfinished responses",
+            "name": "unfinished responses",
             "x": [event.start for event in events],
             "y": [event.metrics["unfinished"] for event in events],
             "mode": "lines",
@@ -75,13 +66,13 @@ def _lines(events: Sequence[Event], of: str, colour: str) -> list[dict[str, Any]
         },
         {
             "type": "scatter",
-            "name": f"{of}TP",
+            "name": "TP",
             "x": [time for event in events for time in (event.start, event.end)],
             "y": [event.metrics[name] for event in events for name in ("source_tp", _after(event))],
             "mode": "lines",
-            "line": {"color": colour, "width": 2.4, "shape": "hv"},
+            "line": {"color": ORANGE, "width": 2.4, "shape": "hv"},
             "yaxis": "y2",
-            "hovertemplate": f"{of}TP %{{y}}<extra></extra>",
+            "hovertemplate": "TP %{y}<extra></extra>",
         },
     ]
 
@@ -102,7 +93,7 @@ def _marks(name: str, events: Sequence[Event], colour: str, symbol: str) -> dict
         "y": [event.metrics["unfinished"] for event in events],
         "mode": "markers",
         "marker": {"color": colour, "size": 7, "symbol": symbol},
-        "text": [f"{event.worker}: {_words(event)}" if event.worker else _words(event) for event in events],
+        "text": list(map(_words, events)),
         "hovertemplate": "%{y} unfinished<br>%{text}<extra></extra>",
     }
 

@@ -13,7 +13,7 @@ from tailrace.planning.foretold import Foretold, read_foretold
 from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import Shown, metric, shown_in
-from tailrace.report.adaptive_tp import adaptive_tp_figure
+from tailrace.report.adaptive_tp import adaptive_tp_figures
 from tailrace.report.charts import Section
 from tailrace.report.dispatch import dispatch_sections
 from tailrace.report.engines import engine_sections
@@ -71,8 +71,8 @@ def render(run: RunData, foretold: Foretold | None = None) -> str:
     progress += plan_section(run, foretold)
     progress += [*worker_sections(run), *dispatch_sections(run), *engine_sections(run)]
     workload = run_sections(run)
-    if (adaptive_tp := adaptive_tp_figure(run)) is not None:
-        progress.append(Section("Engine", [adaptive_tp]))
+    if adaptive_tp := adaptive_tp_figures(run):
+        progress.append(Section("Engine", adaptive_tp))
     page = environment()
     page.filters |= {
         "visible": visible,

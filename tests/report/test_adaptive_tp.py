@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from tailrace.events import Event
-from tailrace.report.adaptive_tp import adaptive_tp_figure
+from tailrace.report.adaptive_tp import adaptive_tp_figures
 from tailrace.report.run_data import RunData
 
 
@@ -20,11 +20,11 @@ def run(events: list[Event]) -> RunData:
 
 
 def test_a_run_without_decisions_has_no_chart() -> None:
-    assert adaptive_tp_figure(run([])) is None
+    assert adaptive_tp_figures(run([])) == []
 
 
 def test_each_decision_is_a_mark_and_tp_changes_only_where_a_switch_was_made() -> None:
-    figure = adaptive_tp_figure(
+    (figure,) = adaptive_tp_figures(
         run(
             [
                 verdict(0, 64, 1, 1, decision={"reason": "saves nothing"}),
@@ -34,7 +34,6 @@ def test_each_decision_is_a_mark_and_tp_changes_only_where_a_switch_was_made() -
             ]
         )
     )
-    assert figure is not None
     go.Figure(data=figure.data, layout=figure.layout)
     traces = {trace["name"]: trace for trace in figure.data}
     assert {name: trace["y"] for name, trace in traces.items() if trace["mode"] == "markers"} == {
@@ -50,14 +49,13 @@ def test_each_decision_is_a_mark_and_tp_changes_only_where_a_switch_was_made() -
     assert traces["TP"]["y"] == [1, 1, 1, 1, 1, 2, 2, 1]
 
 
-def test_each_engine_has_lines_of_its_own() -> None:
+def test_each_engine_has_a_chart_of_its_own() -> None:
     events = [verdict(at, 8 - at, 1 + at % 2, 2 - at % 2, decision={"reason": "x"}) for at in range(4)]
     for at, event in enumerate(events):
         event.worker = f"rollout-{at // 2}"
-    figure = adaptive_tp_figure(run(events[::2] + events[1::2]))
-    assert figure is not None
-    traces = {trace["name"]: trace for trace in figure.data}
-    assert traces["rollout-0: unfinished responses"]["y"] == [8, 7]
-    assert traces["rollout-1: unfinished responses"]["y"] == [6, 5]
-    assert traces["rollout-0: TP"]["y"] == [1, 2, 2, 1]
-    assert all(text.startswith("rollout-") for text in traces["switched"]["text"])
+    figures = adaptive_tp_figures(run(events[::2] + events[1::2]))
+    assert [figure.title for figure in figures] == [f"Adaptive tensor parallelism of rollout-{k}" for k in (0, 1)]
+    traces = [{trace["name"]: trace for trace in figure.data} for figure in figures]
+    assert [of["unfinished responses"]["y"] for of in traces] == [[8, 7], [6, 5]]
+    assert [of["TP"]["y"] for of in traces] == [[1, 2, 2, 1], [1, 2, 2, 1]]
+    assert [len(of["switched"]["x"]) for of in traces] == [2, 2]
