@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tailrace.cluster.local import LocalCluster
+from tailrace.config.algorithm import AdaptiveKl
 from tailrace.events import read_events
+from tailrace.planning.kl_control import next_coefficient
 from tests.conftest import TinyModel
 from tests.helpers.faulty_run import KINDS, Faults, rows_of_steps, run
 from tests.helpers.runs import small_run, steps_of, write_prompts
@@ -27,6 +29,7 @@ SEEDS = range(4)
 SEEDS_OF_PROCESSES = (135,)
 """The seeds of runs with worker processes, which take long to start."""
 STEPS = 5
+ADAPTIVE = AdaptiveKl(target=1e-4)
 POOLS = ("rollout", "trainer", "reward", "reference")
 
 
@@ -43,7 +46,7 @@ def survive(directory: Path, model: Path, seed: int, local: list[LocalCluster] |
         cluster={**pools, "rollout": {"cpus": 0, "workers": 2}, "heartbeat_limit_s": 8.0},
         queue={"type": "service", "units": 2, "replicas": 2},
         trainer__steps=STEPS,
-        algorithm={"group_size": 4, "kl": {"coefficient": 0.01}, **algorithm},
+        algorithm={"group_size": 4, "kl": {"coefficient": 0.01, "adaptive": ADAPTIVE.model_dump()}, **algorithm},
         rewards__grader={"type": "function", "path": "tests.helpers.graders.one_in_four"},
     )
     faults = Faults(seed, local=local)
@@ -54,6 +57,12 @@ def survive(directory: Path, model: Path, seed: int, local: list[LocalCluster] |
     assert sorted(order for step in rows.values() for order in step) == list(range(8 * STEPS)), faults.done
     last = {event.step: event for event in steps_of(directory / "run")}
     assert all(e.metrics["staleness_max"] <= pipeline.get("max_staleness", 0) for e in last.values()), faults.done
+    after = [0.01]
+    for step in range(STEPS):
+        after.append(next_coefficient(after[-1], last[step].metrics["ref_kl"], ADAPTIVE))
+    lag = pipeline.get("max_staleness", 0)
+    coefficients = [last[step].metrics["kl_coefficient"] for step in range(STEPS)]
+    assert coefficients == pytest.approx([after[max(0, step - lag)] for step in range(STEPS)], rel=1e-5), faults.done
     remade = sum(event.metrics.get("remade_groups", 0.0) for event in last.values())
     assert bool(remade) == (algorithm["type"] == "dapo"), faults.done
     died = {event.actor for event in read_events(directory / "run" / "events.jsonl") if event.task == "worker_died"}
