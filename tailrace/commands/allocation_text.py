@@ -12,9 +12,10 @@ def engines_text(engines: Engines) -> str:
     return f"{engines.devices} {engines.pool.kind} {arrangement}"
 
 
-def trainer_text(allocation: Allocation) -> str:
-    """The devices that train, in their arrangement."""
-    layout = allocation.layout
+def trainer_text(allocation: Allocation, *, critic: bool = False) -> str:
+    """The devices that train the policy, or its critic, in their arrangement."""
+    layout = allocation.critic if critic else allocation.layout
+    assert layout is not None, "there is a critic"
     each = {"TP": layout.tp, "PP": layout.pp, "DP": layout.dp}
     degrees = "·".join(f"{name}{degree}" for name, degree in each.items() if degree > 1)
     further = [degrees] if degrees else []

@@ -129,7 +129,8 @@ def _print(config: RunConfig, checked: _Checked, absent: str | None) -> None:
     for line in _memory_lines(config, memory, machine):
         print(f"# {line}")
     if run.has_known_trainer:
-        size = _gib(12.0 * run.shape.parameters)  # weights and both moments in fp32
+        models = [run.shape, *([] if run.critic is None else [run.critic.shape])]
+        size = _gib(12.0 * sum(model.parameters for model in models))  # weights and both moments in fp32
         print(f"# disk: {size} a checkpoint, {config.checkpoint.keep} kept, one more on saving")
     if absent is not None:
         print(f"# not checked: {absent}; so neither whether its memory suffices nor the seconds of a step are known")
@@ -190,7 +191,8 @@ def _unknown(run: SizedRun) -> Iterator[str]:
         yield "trainer"
     if any(isinstance(grading.grader, ModelReward) for grading in run.config.rewards.each.values()):
         yield "reward model"
-    yield from (task.name for task, _ in make_algorithm(run.config.algorithm).other_models())
+    if run.table is None:
+        yield from (task.name for task, _ in make_algorithm(run.config.algorithm).other_models())
 
 
 async def _check_rewards(config: RunConfig, sources: Mapping[str, Sequence[Prompt]]) -> None:

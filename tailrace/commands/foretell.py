@@ -23,7 +23,7 @@ from tailrace.events import Event
 from tailrace.models.resolve import resolve_model
 from tailrace.planner.candidates import Candidate
 from tailrace.planner.given import given
-from tailrace.planner.local import LocalPlan, LocalProblem
+from tailrace.planner.local import LocalPlan, LocalProblem, scenario_of_machine
 from tailrace.planner.problem import Problem
 from tailrace.planner.search import Plans
 from tailrace.planner.trial import bases_of, both, counted_steps, draws_spread, engine_memories, played, scenario_for
@@ -45,7 +45,6 @@ from tailrace.report.text import counted
 from tailrace.run.directory import RunDirectory
 from tailrace.simulator.drawing import draw_steps
 from tailrace.simulator.scenario import EngineKind, Scenario
-from tailrace.simulator.setup import scenario_here
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.run_trace import run_provenance, trace_of_events
 from tailrace.workloads.samplers.factory import open_workload
@@ -145,7 +144,7 @@ def _here(config: RunConfig, shape: ModelShape, profile: MachineProfile, drawn: 
     basis = Basis(kind="profiled", error=DRIFT + ProfiledTrainer(profile.trainer(cores)).error)
     return Simulation(
         of=f"{shape.name} on {counted(cores, 'core')}{'' if cores == profile.cores else ' each'} of this machine",
-        scenario=lambda steps: scenario_here(config, shape, profile, steps=steps),
+        scenario=lambda steps: scenario_of_machine(config, shape, profile, steps=steps),
         drawn=drawn,
         config=config,
         kind=basis.kind,
@@ -165,7 +164,11 @@ def _played(problem: Problem, candidate: Candidate) -> Simulation:
         config=candidate.mode.applied(problem.config),
         kind=bases.engines.kind,
         spread=both(bases.spread(candidate.mode, problem.table, candidate.parts), draws_spread(problem, candidate)),
-        memory={"rollout": max(engines, key=lambda memory: memory.peak), "trainer": candidate.trainer},
+        memory={
+            "rollout": max(engines, key=lambda memory: memory.peak),
+            "trainer": candidate.trainer,
+            **({} if candidate.critic is None else {"critic": candidate.critic}),
+        },
     )
 
 

@@ -97,7 +97,7 @@ _OWN = ("cluster", "workload", "model")
 
 _DECIDED = (
     *(f"engine.{key}" for key in ("tp", "dp", "kv_cache_gib", "prefill_tokens", "adaptive_tp", "link")),
-    *(f"cluster.{pool}" for pool in ("rollout", "trainer", "reference")),
+    *(f"cluster.{pool}" for pool in ("rollout", "trainer", "reference", "pools.critic")),
     *("trainer.backend", "trainer.gradient_checkpointing", "device", "threads"),
 )
 """Keys of a recipe that a plan gives, whatever the recipe says."""
@@ -329,9 +329,12 @@ def _best_lines(plans: Plans) -> Iterator[str]:
         "tokens"
     )
     yield from _reference_lines(best)
+    if best.critic is not None:
+        yield f"  critic    {trainer_text(best.allocation, critic=True)}"
     yield f"  graders   {best.candidate.graders}"
+    critic = "" if best.critic is None else f"critic {memory_text(best.critic)}; "
     yield (
-        f"  memory    engine {memory_text(best.engine)}; trainer {memory_text(best.trainer)}; "
+        f"  memory    engine {memory_text(best.engine)}; trainer {memory_text(best.trainer)}; {critic}"
         f"{_rooms_text(best.allocation)}"
     )
     yield f"            with samples of up to {plans.problem.load.batches.longest:,} tokens, as long as they may be"
@@ -340,9 +343,10 @@ def _best_lines(plans: Plans) -> Iterator[str]:
         f"  it costs  {best.usd_per_1000_steps:,.0f} USD for 1,000 steps, {best.usd_per_million_tokens:.2f} USD for a "
         f"million response tokens, {best.kwh_per_1000_steps:,.0f} kWh for 1,000 steps"
     )
+    critic = "" if best.critic is None else f"critic {percent(summary.critic)}, "
     yield (
-        f"  at work   engines {percent(summary.generating)} of the time, trainer {percent(summary.training)}; it waits "
-        f"for samples {percent(summary.waiting_for_samples)}, for weights {percent(summary.weights)}"
+        f"  at work   engines {percent(summary.generating)} of the time, {critic}trainer {percent(summary.training)}; "
+        f"it waits for samples {percent(summary.waiting_for_samples)}, for weights {percent(summary.weights)}"
     )
     yield f"  it binds  {best.bound.binds}. By itself, of each step: {_parts_text(best)}"
 
@@ -439,6 +443,7 @@ def _parts_text(plan: Plan) -> str:
         "the longest response": bound.longest_s,
         "training": bound.training_s,
         "reference": bound.reference_s,
+        "critic": bound.critic_s,
         "graders": bound.grading_s,
         "weights": bound.weights_s,
     }

@@ -25,7 +25,7 @@ from tailrace.events import Event, EventFile, Sink
 from tailrace.planner.candidates import Candidate
 from tailrace.planner.given import given, with_allocation
 from tailrace.planner.problem import Problem
-from tailrace.planner.trial import Plan, counted_steps, planned, played, scenario_for, summing_of
+from tailrace.planner.trial import Plan, counted_steps, critic_document, planned, played, scenario_for, summing_of
 from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.tp_profile import TPProfile
@@ -168,6 +168,7 @@ def print_simulated(found: Simulated, *, json: bool) -> None:
     for name, value in (
         *_engine_rows(found),
         ("trainer", trainer_text(plan.allocation)),
+        *([] if plan.critic is None else [("critic", trainer_text(plan.allocation, critic=True))]),
         ("seconds a step", _step_text(plan)),
         ("samples a second", number(summary.samples_per_s)),
         (
@@ -176,12 +177,14 @@ def print_simulated(found: Simulated, *, json: bool) -> None:
         ),
         ("engines generate", percent(summary.generating)),
         ("trainer trains", _trainer_text(summary)),
+        *([] if plan.critic is None else [("critic computes", percent(summary.critic))]),
         ("graders grade", percent(summary.grading)),
         ("what binds", binding(summary)),
         ("longest response", f"{summary.longest_s:.1f} s"),
         ("staleness", f"{summary.staleness:.2f}"),
         *((f"memory of {_device_of(name)}", memory_text(memory)) for name, memory in plan.engine_memories.items()),
         ("memory of a trainer's device", memory_text(plan.trainer)),
+        *([] if plan.critic is None else [("memory of the critic's device", memory_text(plan.critic))]),
         ("preempted responses", str(summary.preemptions)),
         ("cost of 1,000 steps", f"{plan.usd_per_1000_steps:,.0f} USD"),
     ):
@@ -203,10 +206,11 @@ def _document(found: Simulated) -> dict[str, Any]:
             for one in plan.allocation.rollout
         ],
         "trainer": {**plan.allocation.of_trainer, **plan.trainer.document},
+        **critic_document(plan),
         "bases": asdict(plan.bases),
         "interval_s": list(plan.interval_s),
         "draws": list(plan.draws),
-        **asdict(plan.summary),
+        **{name: value for name, value in asdict(plan.summary).items() if name != "critic"},
         "usd_per_1000_steps": plan.usd_per_1000_steps,
     }
 

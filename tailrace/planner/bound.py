@@ -39,6 +39,8 @@ class Bound:
     take. Else it is in `generation_s`."""
     training_s: float
     reference_s: float
+    critic_s: float
+    """Of the critic: of its values and of its updates."""
     grading_s: float
     weights_s: float
 
@@ -50,6 +52,7 @@ class Bound:
             "the longest response": self.longest_s,
             "training": self.training_s,
             "the reference": self.reference_s,
+            "the critic": self.critic_s,
             "graders": self.grading_s,
             "weights": self.weights_s,
         }
@@ -173,6 +176,10 @@ class Parts:
     """Claims in which a streaming trainer takes a step."""
     optimizer_s: float
     reference_s: float
+    values_s: float = 0.0
+    """Of the values that a critic gives."""
+    critic_s: float = 0.0
+    """Of the updates of a critic, with its optimizer."""
     grading_s: float
     """Of all gradings, by all graders."""
     grade_s: float
@@ -190,6 +197,8 @@ class Parts:
             training_s=trainer * self.training_s,
             optimizer_s=trainer * self.optimizer_s,
             reference_s=trainer * self.reference_s,
+            values_s=trainer * self.values_s,
+            critic_s=trainer * self.critic_s,
             publish_s=weights * self.publish_s,
             arrive_s=weights * self.arrive_s,
             install_s=weights * self.install_s,
@@ -202,7 +211,7 @@ class Bases:
 
     engines: Basis
     trainer: Basis
-    """A reference's, too."""
+    """A reference's and a critic's, too."""
     weights: Basis
 
     def spread(self, mode: Mode, table: Table, parts: Parts) -> tuple[float, float]:
@@ -222,35 +231,41 @@ class Bases:
 
 def bound(mode: Mode, table: Table, parts: Parts) -> Bound:
     """Return the seconds of a step in a mode."""
+    streams = mode.streaming and not table.whole_steps  # else training waits for the last response of its step
     if isinstance(parts.generation, Flow):
-        return _asynchronous(mode, parts, parts.generation)
+        return _asynchronous(mode, parts, parts.generation, streams=streams)
     generation = parts.generation
     weights = parts.publish_s + parts.arrive_s + parts.install_s
     if mode.colocated:
         works = (generation, parts.grade_s, parts.reference_s, parts.training_s, parts.optimizer_s, weights)
-        seconds = sum(works)
-    elif mode.streaming:
+        seconds = sum(works) + parts.values_s + parts.critic_s
+    elif streams:
         claims = _together(
             generation + parts.training_s / parts.claims,
             generation / parts.claims + parts.training_s,
             parts.reference_s,
+            parts.values_s + parts.critic_s,
             parts.grading_s,
         )
         seconds = claims + parts.grade_s + parts.optimizer_s + weights
     else:
-        seconds = critical_path(table.graph, _costs(table, parts, generation))[1] + weights
+        seconds = critical_path(table.graph, _costs(table, parts, generation, weights))[1]
     return _bound(parts, seconds=seconds, generation_s=generation, longest_s=0.0, weights_s=weights)
 
 
-def _asynchronous(mode: Mode, parts: Parts, flow: Flow) -> Bound:
-    """The step of pools that work at the same time. How long a response takes depends on how many are there."""
+def _asynchronous(mode: Mode, parts: Parts, flow: Flow, *, streams: bool) -> Bound:
+    """The step of pools that work at the same time. How long a response takes depends on how many are there.
+
+    `streams`: whether training begins before the last response of its step.
+    """
     weights = parts.publish_s + parts.install_s
-    claim_s = parts.training_s / (parts.claims if mode.streaming else 1.0)
+    claim_s = parts.training_s / (parts.claims if streams else 1.0)
     tail_s = parts.grade_s + claim_s + parts.optimizer_s + weights + parts.arrive_s
     others = (
         flow.generation_s + parts.install_s,
         parts.training_s + parts.optimizer_s + parts.publish_s,
         parts.reference_s,
+        parts.values_s + parts.critic_s,
         parts.grading_s,
     )
     seconds, longest = max(others), 0.0
@@ -268,6 +283,7 @@ def _bound(parts: Parts, *, seconds: float, generation_s: float, longest_s: floa
         longest_s=longest_s,
         training_s=parts.training_s + parts.optimizer_s,
         reference_s=parts.reference_s,
+        critic_s=parts.values_s + parts.critic_s,
         grading_s=parts.grading_s,
         weights_s=weights_s,
     )
@@ -281,11 +297,13 @@ def _together(*seconds: float) -> float:
     return float(longest * parts ** (1 / _SHARPNESS))
 
 
-def _costs(table: Table, parts: Parts, generation_s: float) -> Mapping[str, float]:
+def _costs(table: Table, parts: Parts, generation_s: float, weights_s: float) -> Mapping[str, float]:
     """What each task costs on the path of a whole batch. A grading waits for the last response alone."""
     return table.costs(
         rollout=generation_s,
         reward=parts.grade_s,
         reference=parts.reference_s,
-        actor=parts.training_s + parts.optimizer_s,
+        actor=parts.training_s + parts.optimizer_s + weights_s,
+        values=parts.values_s,
+        critic=parts.critic_s,
     )

@@ -3,18 +3,18 @@
     engines     every pool, number of devices and TP degree whose cache holds the longest sample
     trainer     every pool, number of devices, arrangement and size of micro-batches that fits; the quickest are kept
     reference   the fewest devices, of the trainer's pool, with which it is not what the step waits for
+    critic      the same: so that its updates take no longer than the trainer's, without its values or with them
     separated   x + y ≤ n in one pool; x ≤ m and y ≤ n in two
-    colocated   x = y, where the engine's cache has what the trainer leaves
+    colocated   x = y, where the engine's cache has what the trainer leaves; a critic is arranged like the trainer
 
 In an asynchronous run, and in a streaming one, the step is about the longer of generation and training, as in the
 paper. What is not known by arithmetic is left to the simulation.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from heapq import nsmallest
 from itertools import islice, product
 
 from tailrace.config.cluster import ROLLOUT
@@ -22,21 +22,15 @@ from tailrace.planner.bound import Bound, Flow, Generation, Parts, bound, togeth
 from tailrace.planner.modes import Mode
 from tailrace.planner.places import planned_places
 from tailrace.planner.problem import Problem
-from tailrace.planning.allocation import Allocation, Batches, Engines, layouts, tp_degrees
+from tailrace.planner.trainings import KEPT, Training, Trainings, sizes
+from tailrace.planning.allocation import Allocation, Engines, tp_degrees
 from tailrace.planning.hardware.base import Pool
-from tailrace.planning.memory import Memory, reference_memory, trainer_memory
-from tailrace.planning.packing import Lengths
+from tailrace.planning.memory import Memory, in_turns, reference_memory
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
-from tailrace.planning.step_times.training_setup import Layout, MicroBatch
-from tailrace.simulator.scenario import TrainerKind
+from tailrace.planning.step_times.training_setup import Layout, MicroBatch, TrainingSetup
 from tailrace.simulator.setup import arrivals_s, engines_like, install_s, publish_s, weights_bytes
-from tailrace.simulator.trainer import claim_of, update_s
 
-MICRO_BATCH_TOKENS = (8192, 16_384, 32_768, 65_536)
-"""Sizes of micro-batches to choose from."""
 MOST_GRADERS = 1024
-_KEPT = 2
-"""Arrangements of a trainer that are kept for a number of devices and a way to claim."""
 _KEPT_DEGREES = 2
 """TP degrees of engines that are kept for a number of devices."""
 _PEAK = 4.0
@@ -44,23 +38,23 @@ _PEAK = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """A trainer, and the seconds of its step."""
+class Others:
+    """The models beside a trainer's."""
 
-    pool: Pool
-    layout: Layout
-    micro_batch_tokens: int
-    memory: Memory
-    whole_s: float
-    """Of a step that it takes as a whole, without the optimizer."""
-    streamed_s: float
-    """The same in claims of a micro-batch for each rank: a pipeline is filled and emptied for each."""
-    claims: float
-    optimizer_s: float
+    reference: Layout | None = None
+    """Of the frozen model; None where there is none."""
+    reference_s: float = 0.0
+    """Seconds of a step."""
+    critic: Training | None = None
+    """None where there is none."""
+    values_s: float = 0.0
+    """Seconds of the values of a step."""
 
-    def seconds(self, *, streaming: bool) -> float:
-        """Seconds of a step."""
-        return (self.streamed_s if streaming else self.whole_s) + self.optimizer_s
+    @property
+    def devices(self) -> int:
+        """Those that they have, where none is shared."""
+        each = (self.reference, None if self.critic is None else self.critic.layout)
+        return sum(layout.devices for layout in each if layout is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,20 +69,14 @@ class Candidate:
     bound: Bound
     """Of the parts."""
     trainer: Memory
+    critic: Memory | None
+    """None where there is none."""
 
     @property
     def engines(self) -> Engines:
         """The engines of a plan, which has those of one kind."""
         (one,) = self.allocation.rollout
         return one
-
-
-def sizes(pool: Pool, most: int) -> list[int]:
-    """Numbers of devices of a pool to try: any in a node, then halves of nodes, about eight numbers for each doubling;
-    and `most`."""
-    found = set(range(1, 9)) | {number << exponent for exponent in range(most.bit_length()) for number in range(8, 16)}
-    half = max(1, pool.per_node // 2)
-    return sorted(size for size in found | {most} if size <= most and (size <= pool.per_node or size % half == 0))
 
 
 class Candidates:
@@ -98,8 +86,9 @@ class Candidates:
         self._problem = problem
         self._weights = weights_bytes(problem.config, problem.shape)
         self._longest = problem.load.batches.longest
+        self.trainer = Trainings(problem, problem.shape, problem.setup)
+        self.critic = None if problem.critic is None else Trainings(problem, problem.critic, problem.critic_setup)
         self.engines = cache(self._engines)
-        self.trainings = cache(self._trainings)
         self.degrees = cache(self._degrees)
         self._generated: dict[tuple[int, tuple[tuple[str, int, int, float, int], ...]], Flow | float] = {}
         self._arrivals: dict[tuple[str, int, tuple[tuple[str, int, int, int], ...]], float] = {}
@@ -126,34 +115,41 @@ class Candidates:
         """The candidates of a mode that generate on so many devices and train on so many."""
         if mode.colocated:
             return list(self._shared(mode, pool, trainer))
+        left = of_trainer.devices - trainer - (rollout if pool is of_trainer else 0)
         return [
-            self._candidate(mode, engines, training, *reference)
-            for training in self.quickest(of_trainer, trainer, streaming=mode.streaming)
-            if (reference := self._reference(training)) is not None
+            self._candidate(mode, engines, training, others)
+            for training in self.trainer.quickest(of_trainer, trainer, streaming=mode.streaming)
+            for others in self._others(training, left, streaming=mode.streaming)
             for engines in self._best_engines(mode, pool, rollout)
         ]
 
     def placed(self, mode: Mode, allocation: Allocation, micro_batch_tokens: int) -> Candidate | None:
         """An allocation in a mode; None where it does not fit, or the model has too few heads or layers for it."""
         shape, layout, (old,) = self._problem.shape, allocation.layout, allocation.rollout
-        if shape.heads % old.tp or shape.heads % layout.tp or layout.pp > shape.layers:
+        if shape.heads % old.tp or not self.trainer.allows(layout):
             return None
-        training = self.training(allocation.trainer, layout, micro_batch_tokens)
+        training = self.trainer.training(allocation.trainer, layout, micro_batch_tokens)
         engines = self._like(old.pool, engines=old.engines, tp=old.tp, dp=old.dp)
         if not training.memory.fits(allocation.trainer.device):
             return None
         if mode.colocated:
             return self._beside(mode, engines, training)
-        engines, reference = replace(engines, cache_tokens=engines.room(shape)), self._reference(training)
-        if reference is None or engines.cache_tokens < self._longest:
+        engines, pool = replace(engines, cache_tokens=engines.room(shape)), allocation.trainer
+        left = pool.devices - layout.devices - (engines.devices if engines.pool is pool else 0)
+        others = next(self._others(training, left, streaming=mode.streaming), None)
+        if others is None or engines.cache_tokens < self._longest:
             return None
-        return self._candidate(mode, engines, training, *reference)
+        return self._candidate(mode, engines, training, others)
 
     def of_allocation(self, mode: Mode, allocation: Allocation, micro_batch_tokens: int, graders: int) -> Candidate:
         """An allocation in a mode, whether it fits or not."""
-        training = self.training(allocation.trainer, allocation.layout, micro_batch_tokens)
-        reference_s = 0.0 if allocation.reference is None else self.reference_s(training, allocation.reference)
-        parts = self.parts(mode, allocation.rollout, training, reference_s)
+        pool, layout = allocation.trainer, allocation.critic
+        training = self.trainer.training(pool, allocation.layout, micro_batch_tokens)
+        critic = None
+        if self.critic is not None and layout is not None:
+            critic = self.critic.training(pool, layout, micro_batch_tokens)
+        others = self._with_seconds(training, allocation.reference, critic)
+        parts = self.parts(mode, allocation.rollout, training, others)
         parts = replace(parts, grading_s=self._problem.load.grading_s / graders)
         return Candidate(
             mode=mode,
@@ -163,13 +159,8 @@ class Candidates:
             parts=parts,
             bound=bound(mode, self._problem.table, parts),
             trainer=training.memory,
+            critic=None if critic is None else critic.memory,
         )
-
-    def training(self, pool: Pool, layout: Layout, micro_batch_tokens: int) -> Training:
-        """A trainer, whether it fits or not."""
-        largest = replace(self._problem.load.batches, micro_batch_tokens=micro_batch_tokens).largest
-        memory = trainer_memory(self._problem.setup(layout), largest)
-        return self._training(layout, pool, micro_batch_tokens, memory)
 
     def _like(self, pool: Pool, *, tp: int, dp: int = 1, engines: int = 1) -> Engines:
         """Engines of the recipe, without a cache."""
@@ -192,94 +183,16 @@ class Candidates:
                 found.append(replace(one, cache_tokens=one.room(self._problem.shape)))
         return found
 
-    def _trainings(self, pool_name: str, devices: int) -> list[Training]:
-        """Trainers that fit on so many devices; those with layers' inputs on the host only where no other does."""
-        pool = self._problem.cluster.pool(pool_name)
-        each = list(self.layouts(pool, devices))
-        if found := list(self._fitting(pool, each)):
-            return found
-        return list(self._fitting(pool, [replace(one, offload=True) for one in each if one.checkpointing == "full"]))
-
-    def layouts(self, pool: Pool, devices: int) -> Iterator[Layout]:
-        """The arrangements of a trainer on so many devices. Where the recipe says whether to recompute, only these."""
-        trainer = self._problem.config.trainer
-        is_free = "gradient_checkpointing" not in trainer.model_fields_set
-        for layout in layouts(self._problem.shape, pool, devices):
-            if is_free or trainer.gradient_checkpointing == (layout.checkpointing == "full"):
-                yield layout
-
-    def _fitting(self, pool: Pool, each: Iterable[Layout]) -> Iterator[Training]:
-        batches = self._problem.load.batches
-        for layout in each:
-            setup = self._problem.setup(layout)
-            for tokens in MICRO_BATCH_TOKENS:
-                own = replace(batches, micro_batch_tokens=tokens)
-                memory = trainer_memory(setup, own.largest)
-                if not memory.fits(pool.device):
-                    break  # larger ones take more
-                yield self._training(layout, pool, tokens, memory)
-                if batches.tokens / layout.dp <= tokens:
-                    break  # all is in one
-
-    def _training(self, layout: Layout, pool: Pool, tokens: int, memory: Memory) -> Training:
-        return training_of(
-            AnalyticTrainingTimes(self._problem.setup(layout), pool),
-            layout,
-            pool,
-            replace(self._problem.load.batches, micro_batch_tokens=tokens),
-            memory,
-            mini_batches=self._problem.config.mini_batches_per_step,
-            epochs=self._problem.config.trainer.epochs,
-        )
-
-    def played_s(self, training: Training, *, streaming: bool) -> float:
-        """Seconds in which a trainer takes the drawn steps in claims and micro-batches of their own lengths.
-
-        All samples are there when it begins, and each step is one mini-batch.
-        """
-        problem, layout = self._problem, training.layout
-        times = AnalyticTrainingTimes(problem.setup(layout), training.pool)
-        kind = TrainerKind(times=times, ranks=layout.dp, stages=layout.pp)
-        tokens, each = training.micro_batch_tokens, problem.config.groups_per_step
-        groups = [
-            [Lengths(number, script.prompt_tokens, script.tokens) for script in group]
-            for number, group in enumerate(problem.drawn.groups)
-        ]
-        seconds = 0.0
-        for first in range(0, len(groups), each):
-            claim, taken = claim_of(kind, tokens if streaming else None, each), list[Lengths]()
-            for group in groups[first : first + each]:
-                size = group[0].prompt_tokens + sum(one.response_tokens for one in group)
-                if claim.is_complete or not claim.fits(size, 1):
-                    seconds += update_s(kind, taken, tokens)
-                    claim, taken = claim_of(kind, tokens if streaming else None, each), []
-                claim.add(size, 1)
-                taken += group
-            seconds += update_s(kind, taken, tokens)
-        return seconds + problem.steps * training.optimizer_s
-
-    def quickest(self, pool: Pool, devices: int, *, streaming: bool) -> list[Training]:
-        """The quickest trainers, and of a streaming one also those that end soon after the last response."""
-        each = self.trainings(pool.name, devices)
-        orders = [lambda one: one.seconds(streaming=streaming)]
-        if streaming:
-            orders.append(lambda one: one.seconds(streaming=True) + one.streamed_s / one.claims)
-        found = [one for order in orders for one in nsmallest(_KEPT, each, key=order)]
-        return list({id(one): one for one in found}.values())
-
     def _separated(self, mode: Mode, rollout: Pool, trainer: Pool) -> Iterator[Candidate]:
         for devices in sizes(trainer, trainer.devices):
-            for training in self.quickest(trainer, devices, streaming=mode.streaming):
-                if (found := self._reference(training)) is None:
-                    continue
-                reference, reference_s = found
-                taken = devices + (reference.devices if reference else 0)
-                left = rollout.devices - taken if rollout is trainer else rollout.devices
-                if taken > trainer.devices or left < 1:
-                    continue
-                for size in sizes(rollout, left):
-                    for engines in self._best_engines(mode, rollout, size):
-                        yield self._candidate(mode, engines, training, reference, reference_s)
+            for training in self.trainer.quickest(trainer, devices, streaming=mode.streaming):
+                free = trainer.devices - devices - (rollout is trainer)
+                for others in self._others(training, free, streaming=mode.streaming):
+                    taken = devices + others.devices
+                    left = rollout.devices - taken if rollout is trainer else rollout.devices
+                    for size in sizes(rollout, left):
+                        for engines in self._best_engines(mode, rollout, size):
+                            yield self._candidate(mode, engines, training, others)
 
     def _best_engines(self, mode: Mode, pool: Pool, devices: int) -> list[Engines]:
         """The quickest few engines."""
@@ -296,53 +209,100 @@ class Candidates:
 
     def _shared(self, mode: Mode, pool: Pool, devices: int) -> Iterator[Candidate]:
         """Engines and a trainer that have the same devices."""
-        each = sorted(self.trainings(pool.name, devices), key=lambda one: one.seconds(streaming=mode.streaming))
+        each = sorted(self.trainer.all(pool.name, devices), key=lambda one: one.seconds(streaming=mode.streaming))
         for engines in self.engines(pool.name, devices):
             found = (self._beside(mode, engines, training) for training in each)
-            yield from islice((one for one in found if one is not None), _KEPT)
+            yield from islice((one for one in found if one is not None), KEPT)
 
     def _beside(self, mode: Mode, engines: Engines, training: Training) -> Candidate | None:
-        """Engines, a trainer and a reference on the same devices; None where the longest sample has no room."""
-        room, reference = self.room_beside(engines, training)
+        """Engines and all models that compute beside them on the same devices; None where the longest sample has no
+        room."""
+        room, reference, critic = self.room_beside(engines, training)
         if room < self._longest:
             return None
-        reference_s = 0.0 if reference is None else self.reference_s(training, reference)
-        return self._candidate(mode, replace(engines, cache_tokens=room), training, reference, reference_s)
+        others = self._with_seconds(training, reference, critic)
+        return self._candidate(mode, replace(engines, cache_tokens=room), training, others)
 
-    def room_beside(self, engines: Engines, training: Training) -> tuple[float, Layout | None]:
-        """Tokens in the cache of an engine that shares its devices with a trainer, and with a reference, of which the
-        arrangement is returned, too; none leaves its memory.
+    def room_beside(self, engines: Engines, training: Training) -> tuple[float, Layout | None, Training | None]:
+        """Tokens in the cache of an engine that shares its devices with a trainer, with a reference and with a critic,
+        which are returned, too; none leaves its memory.
 
-        The reference has the least TP degree with which the longest sample has room.
+        The reference has the least TP degree with which the longest sample has room. The critic is arranged like the
+        trainer; there is no room where its model has not the heads or layers for that.
         """
         shape, pool, devices = self._problem.shape, engines.pool, training.layout.devices
+        critic, taken = None, training.memory.peak
+        if self.critic is not None:
+            if not self.critic.allows(training.layout):
+                return 0.0, None, None
+            critic = self.critic.training(pool, training.layout, training.micro_batch_tokens)
+            taken = in_turns({"trainer": training.memory, "critic": critic.memory}).peak
         if not self._problem.table.reference:
-            return engines.room(shape, taken_bytes=training.memory.peak), None
+            return engines.room(shape, taken_bytes=taken), None, critic
         room, layout = 0.0, Layout()
         for tp in tp_degrees(shape, pool):
             if devices % tp == 0:
                 layout = Layout(tp=tp, dp=devices // tp)
                 setup = self._problem.setup(layout)
                 weights = setup.element_bytes * setup.parameters
-                room = engines.room(shape, taken_bytes=training.memory.peak + weights)
+                room = engines.room(shape, taken_bytes=taken + weights)
                 if room >= self._longest:
                     break
-        return room, layout
+        return room, layout, critic
 
-    def _reference(self, training: Training) -> tuple[Layout | None, float] | None:
-        """The reference's arrangement, where the algorithm has one, and its seconds of a step.
+    def _others(self, training: Training, free: int, *, streaming: bool) -> Iterator[Others]:
+        """Yield the models beside a trainer on so many free devices of its pool; nothing where they do not fit there.
+        Only of critics there may be several to choose from."""
+        reference = None
+        if self._problem.table.reference:
+            if (reference := self._reference(training)) is None:
+                return
+            free -= reference.devices
+        if self.critic is None:
+            if free >= 0:
+                yield self._with_seconds(training, reference, None)
+            return
+        if free < 1:
+            return
+        for critic in self._critics(self.critic, training, free, streaming=streaming):
+            yield self._with_seconds(training, reference, critic)
 
-        There are as many replicas as keep it below the trainer. None where it fits nowhere in a node.
-        """
-        if not self._problem.table.reference:
-            return None, 0.0
+    def _reference(self, training: Training) -> Layout | None:
+        """The arrangement of a reference of as many replicas as keep it below the trainer; None where it fits nowhere
+        in a node."""
         each = self.reference_layouts(training.pool, training.micro_batch_tokens)
         layout = next((one for one, memory in each if memory.fits(training.pool.device)), None)
         if layout is None:
             return None
-        one_s = self.reference_s(training, layout)
-        layout = replace(layout, dp=math.ceil(one_s / training.whole_s))
-        return layout, one_s / layout.dp
+        return replace(layout, dp=math.ceil(self._reference_s(training, layout) / training.whole_s))
+
+    def _critics(self, trainings: Trainings, training: Training, free: int, *, streaming: bool) -> Iterator[Training]:
+        """Yield the critics on the fewest devices whose updates take no longer than the trainer's, first without their
+        values, then with them; where no number of devices is enough, that on the most of them."""
+        most_s = training.seconds(streaming=streaming)
+        largest, yielded = None, False
+        for devices in sizes(training.pool, free):
+            each = trainings.alike(training.pool, devices, training)
+            if not each:
+                continue
+            largest = min(each, key=lambda one: one.seconds(streaming=streaming))
+            left_s = most_s - largest.seconds(streaming=streaming)
+            is_enough = left_s >= self._values_s(largest)
+            if is_enough or (left_s >= 0 and not yielded):
+                yield largest
+                yielded = True
+            if is_enough:
+                return
+        if largest is not None and not yielded:
+            yield largest
+
+    def _with_seconds(self, training: Training, reference: Layout | None, critic: Training | None) -> Others:
+        return Others(
+            reference=reference,
+            reference_s=0.0 if reference is None else self._reference_s(training, reference),
+            critic=critic,
+            values_s=0.0 if critic is None else self._values_s(critic),
+        )
 
     def reference_layouts(self, pool: Pool, micro_batch_tokens: int) -> list[tuple[Layout, Memory]]:
         """The arrangements of a replica of the reference on a pool with their memory, from few devices to many."""
@@ -350,13 +310,21 @@ class Candidates:
         each = [Layout(tp=tp) for tp in tp_degrees(self._problem.shape, pool)]
         return [(layout, reference_memory(self._problem.setup(layout), largest)) for layout in each]
 
-    def reference_s(self, training: Training, layout: Layout) -> float:
+    def _reference_s(self, training: Training, layout: Layout) -> float:
         """Seconds of a step of a reference on devices of the trainer's pool, whose replicas share what there is."""
-        batches, tokens = self._problem.load.batches, float(training.micro_batch_tokens)
-        setup = self._problem.setup(replace(layout, dp=1))
-        batch = MicroBatch(tokens=tokens, squares=tokens * batches.mean_length)
-        one_s = AnalyticTrainingTimes(setup, training.pool).log_probs_s([batch]) * batches.tokens / tokens
+        one_s = self._scores_s(self._problem.setup(replace(layout, dp=1)), training.pool, training.micro_batch_tokens)
         return one_s / layout.dp
+
+    def _values_s(self, critic: Training) -> float:
+        """Seconds of the values of a step."""
+        setup = self._problem.critic_setup(critic.layout)
+        return self._scores_s(setup, critic.pool, critic.micro_batch_tokens) / critic.layout.dp
+
+    def _scores_s(self, setup: TrainingSetup, pool: Pool, micro_batch_tokens: int) -> float:
+        """Seconds in which a model scores all samples of a step."""
+        batches, tokens = self._problem.load.batches, float(micro_batch_tokens)
+        batch = MicroBatch(tokens=tokens, squares=tokens * batches.mean_length)
+        return AnalyticTrainingTimes(setup, pool).log_probs_s([batch]) * batches.tokens / tokens
 
     def generation(self, rollout: tuple[Engines, ...], mode: Mode) -> Flow | float:
         """A step's generation; see `Parts`."""
@@ -380,15 +348,17 @@ class Candidates:
             self._generated[key] = found = together(list(zip(each, counts, strict=True)), ahead)
         return found
 
-    def parts(self, mode: Mode, rollout: tuple[Engines, ...], training: Training, reference_s: float) -> Parts:
+    def parts(self, mode: Mode, rollout: tuple[Engines, ...], training: Training, others: Others) -> Parts:
         """The parts of a step, without gradings."""
-        problem = self._problem
+        problem, critic = self._problem, others.critic
         return Parts(
             generation=self.generation(rollout, mode),
             training_s=training.seconds(streaming=mode.streaming) - training.optimizer_s,
             claims=training.claims,
             optimizer_s=training.optimizer_s,
-            reference_s=reference_s,
+            reference_s=others.reference_s,
+            values_s=others.values_s,
+            critic_s=0.0 if critic is None else critic.seconds(streaming=mode.streaming),
             grading_s=0.0,
             grade_s=problem.load.grade_s,
             publish_s=publish_s(self._weights, training.pool, training.layout),
@@ -396,11 +366,9 @@ class Candidates:
             install_s=max(install_s(self._weights, one.pool, one.tp) for one in rollout),
         )
 
-    def _candidate(
-        self, mode: Mode, engines: Engines, training: Training, reference: Layout | None, reference_s: float
-    ) -> Candidate:
-        problem, load, rollout = self._problem, self._problem.load, (engines,)
-        parts = self.parts(mode, rollout, training, reference_s)
+    def _candidate(self, mode: Mode, engines: Engines, training: Training, others: Others) -> Candidate:
+        problem, load, rollout, critic = self._problem, self._problem.load, (engines,), others.critic
+        parts = self.parts(mode, rollout, training, others)
         graders = problem.config.rewards.least_places
         found = bound(mode, problem.table, parts)
         if load.grading_s:
@@ -413,7 +381,8 @@ class Candidates:
                 rollout=rollout,
                 trainer=training.pool,
                 layout=training.layout,
-                reference=reference,
+                reference=others.reference,
+                critic=None if critic is None else critic.layout,
                 colocated=mode.colocated,
             ),
             micro_batch_tokens=training.micro_batch_tokens,
@@ -421,6 +390,7 @@ class Candidates:
             parts=parts,
             bound=found,
             trainer=training.memory,
+            critic=None if critic is None else critic.memory,
         )
 
     def _arrive_s(self, rollout: tuple[Engines, ...], training: Training) -> float:
@@ -432,34 +402,3 @@ class Candidates:
             found = max(arrivals_s(self._problem.cluster, allocation, self._weights))
             self._arrivals[key] = found
         return found
-
-
-def training_of(
-    times: AnalyticTrainingTimes,
-    layout: Layout,
-    pool: Pool,
-    batches: Batches,
-    memory: Memory,
-    *,
-    mini_batches: int,
-    epochs: int,
-) -> Training:
-    """Return a trainer with the seconds of its step, which goes so often through so many mini-batches."""
-    updates = mini_batches * epochs
-    own = batches.tokens / layout.dp / mini_batches
-    count = max(1, math.ceil(own / batches.micro_batch_tokens))
-    batch = MicroBatch(tokens=own / count, squares=own / count * batches.mean_length)
-    optimizer_s = times.optimizer_s()
-    stage_s = (times.step_s([batch]) - optimizer_s) / layout.pp
-    score_s = times.log_probs_s([batch]) if updates > 1 else 0.0
-    whole_s = updates * (count + layout.pp - 1) * stage_s + mini_batches * count * score_s
-    return Training(
-        pool=pool,
-        layout=layout,
-        micro_batch_tokens=batches.micro_batch_tokens,
-        memory=memory,
-        whole_s=whole_s,
-        streamed_s=count * layout.pp * stage_s if updates == 1 else whole_s,
-        claims=float(count),
-        optimizer_s=updates * optimizer_s,
-    )

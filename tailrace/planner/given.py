@@ -2,6 +2,7 @@
 
     rollout pools ──`places`──▶ pools of the cluster ──▶ engines, each pool's with its own TP, DP, batch and cache
     trainer       ──`places`──▶ all devices of its pool that are left, in the quickest arrangement that fits
+    critic        on devices of the trainer's pool: its `gpus`, or a part with which the two train as quickly as can be
 
 All else that a plan chooses is taken from the recipe.
 """
@@ -13,10 +14,11 @@ from tailrace.config.base import GIB
 from tailrace.config.cluster import ROLLOUT, pool_key
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, VllmEngineConfig
 from tailrace.errors import PlanError
-from tailrace.planner.candidates import Candidate, Candidates, Training
+from tailrace.planner.candidates import Candidate, Candidates
 from tailrace.planner.modes import Mode
 from tailrace.planner.places import rollout_place, trainer_place
 from tailrace.planner.problem import Problem
+from tailrace.planner.trainings import Training, sizes
 from tailrace.planning.allocation import Allocation, Engines
 from tailrace.planning.hardware.base import Pool
 from tailrace.planning.step_times.generation import ELEMENT_BYTES
@@ -66,13 +68,18 @@ def _colocated(problem: Problem) -> Allocation:
     engines = replace(engines, engines=pool.devices // engines.devices)
     space, needed = Candidates(problem), _needed(problem, engines)
     rooms = [(space.room_beside(engines, one), one) for one in _trainings(problem, pool, pool.devices)]
-    (room, reference), training = next((each for each in rooms if each[0][0] >= needed), max(rooms, key=_room))
-    engines = _cached(problem, engines, room, beside=" and its trainer")
-    return Allocation(rollout=(engines,), trainer=pool, layout=training.layout, reference=reference, colocated=True)
-
-
-def _room(each: tuple[tuple[float, Layout | None], Training]) -> float:
-    return each[0][0]
+    (room, reference, critic), training = next(
+        (each for each in rooms if each[0][0] >= needed), max(rooms, key=lambda each: each[0][0])
+    )
+    beside = " and its trainer" if problem.critic is None else ", its trainer and its critic"
+    return Allocation(
+        rollout=(_cached(problem, engines, room, beside=beside),),
+        trainer=pool,
+        layout=training.layout,
+        reference=reference,
+        critic=None if critic is None else critic.layout,
+        colocated=True,
+    )
 
 
 def _separated(problem: Problem) -> Allocation:
@@ -91,8 +98,42 @@ def _separated(problem: Problem) -> Allocation:
             f"{_counted(reference.dp, 'worker')} of the reference, of {reference.tp} {trainer.kind} each, would leave "
             "none for the trainer; change cluster.reference.workers, or use a larger cluster"
         )
-    layout = _trainings(problem, trainer, left)[0].layout
-    return Allocation(rollout=rollout, trainer=trainer, layout=layout, reference=reference)
+    critic = _critic(problem, trainer, left)
+    each = [one.layout for one in _trainings(problem, trainer, left - (0 if critic is None else critic.devices))]
+    layout = next(one for one in each if critic is None or one.checkpointing == critic.checkpointing)
+    return Allocation(rollout=rollout, trainer=trainer, layout=layout, reference=reference, critic=critic)
+
+
+def _critic(problem: Problem, pool: Pool, free: int) -> Layout | None:
+    """The arrangement of the critic, where there is one, on a part of the free devices; the trainer has the others.
+
+    Raises:
+        PlanError: there are too few devices for both, or the two do not fit.
+    """
+    space, task = Candidates(problem), problem.table.critic
+    if space.critic is None or task is None:
+        return None
+    own = int(problem.config.cluster.pool(task.pool).gpus)
+    if free < (needed := max(2, own + 1)):
+        raise PlanError(
+            f"trainer and critic take {needed} devices at least, and engines leave {free} {pool.kind}; change "
+            f"{pool_key(task.pool)}.gpus or {pool_key(ROLLOUT)}.workers, or use a larger cluster"
+        )
+    tokens, streaming = problem.config.trainer.micro_batch_tokens, problem.config.pipeline.streaming
+    found: list[tuple[float, Layout]] = []
+    for devices in [own] if own else sizes(pool, free - 1):
+        for training in space.trainer.quickest_of(pool, free - devices, tokens, streaming=streaming):
+            if critics := space.critic.alike(pool, devices, training):
+                critic = min(critics, key=lambda one: one.seconds(streaming=streaming))
+                seconds = max(one.seconds(streaming=streaming) for one in (training, critic))
+                found.append((seconds, critic.layout))
+                break
+    if not found:
+        raise PlanError(
+            f"the trainer of {problem.shape.name} and the critic do not fit on {_counted(free, pool.kind)} together; "
+            f"change {pool_key(task.pool)}.gpus, or use a larger cluster"
+        )
+    return min(found, key=lambda one: one[0])[1]
 
 
 def _alone(problem: Problem, pool: Pool) -> Layout:
@@ -123,15 +164,14 @@ def _trainings(problem: Problem, pool: Pool, devices: int) -> list[Training]:
     Raises:
         PlanError: none fits; the message says by how much the nearest one does not.
     """
-    space, trainer = Candidates(problem), problem.config.trainer
-    each = [space.training(pool, layout, trainer.micro_batch_tokens) for layout in space.layouts(pool, devices)]
-    fitting = [one for one in each if one.memory.fits(pool.device)]
-    if not fitting:
-        min(each, key=lambda one: one.memory.peak).memory.check(pool.device, f"each of {devices} {pool.kind}")
+    trainings, tokens = Candidates(problem).trainer, problem.config.trainer.micro_batch_tokens
     streaming = problem.config.pipeline.streaming
-    quick = sorted(fitting, key=lambda one: one.seconds(streaming=streaming))
+    quick = trainings.quickest_of(pool, devices, tokens, streaming=streaming)
+    if not quick:
+        each = [trainings.training(pool, layout, tokens) for layout in trainings.layouts(pool, devices)]
+        min(each, key=lambda one: one.memory.peak).memory.check(pool.device, f"each of {devices} {pool.kind}")
     first, rest = quick[:_PLAYED], quick[_PLAYED:]
-    return [*sorted(first, key=lambda one: space.played_s(one, streaming=streaming)), *rest]
+    return [*sorted(first, key=lambda one: trainings.played_s(one, streaming=streaming)), *rest]
 
 
 def _check_devices(engines: Sequence[Engines], pool: Pool, needed: int) -> None:

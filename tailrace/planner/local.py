@@ -16,10 +16,12 @@ from tailrace.config.overrides import merged
 from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError
 from tailrace.planner.modes import Mode, modes_of
+from tailrace.planner.problem import Table
 from tailrace.planner.recipe import without
 from tailrace.planner.trial import summarized
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.machine import MachineProfile
+from tailrace.simulator.scenario import Scenario
 from tailrace.simulator.setup import scenario_here
 from tailrace.simulator.summary import Summary
 from tailrace.workloads.replay import Replay
@@ -114,9 +116,12 @@ def local_plans(problem: LocalProblem, *, search_modes: bool = False) -> list[Lo
         search_modes: whether to choose the mode even where the recipe gives one.
 
     Raises:
-        PlanError: none fits in memory.
+        PlanError: none fits in memory, or see `scenario_of_machine`.
     """
-    plans = [plan for mode in modes_of(problem.config, search=search_modes) for plan in _plans(problem, mode)]
+    modes = modes_of(problem.config, search=search_modes)
+    if len(modes) > 1 and Table.of(problem.config).critic is not None:
+        modes = tuple(mode for mode in modes if mode.colocated)
+    plans = [plan for mode in modes for plan in _plans(problem, mode)]
     if not plans:
         needed = problem.needed_bytes(problem.config) / GIB
         raise PlanError(
@@ -159,10 +164,38 @@ def as_it_is_s(problem: LocalProblem) -> float | None:
 
 def _summary(problem: LocalProblem, config: RunConfig) -> Summary:
     return summarized(
-        lambda steps: scenario_here(config, problem.shape, problem.profile, steps=steps),
+        lambda steps: scenario_of_machine(config, problem.shape, problem.profile, steps=steps),
         problem.drawn,
         groups=config.groups_per_step,
         ahead=config.pipeline.max_staleness,
+    )
+
+
+def scenario_of_machine(config: RunConfig, shape: ModelShape, profile: MachineProfile, *, steps: int) -> Scenario:
+    """Return the scenario of a recipe on the machine that was profiled.
+
+    Raises:
+        PlanError: it has a critic that was not measured, or see `scenario_here`.
+    """
+    table = Table.of(config)
+    if table.critic is not None and config.pipeline.placement != "colocated":
+        raise PlanError(
+            "a critic on this machine is simulated with pipeline.placement=colocated alone: profiles have no critic "
+            "beside separate workers"
+        )
+    if table.critic_path not in (None, config.model.path):
+        raise PlanError(
+            f"the critic begins as {table.critic_path}, and the profile is of {profile.model}; both have to be one "
+            "model here: leave out algorithm.critic.path"
+        )
+    return scenario_here(
+        config,
+        shape,
+        profile,
+        steps=steps,
+        reference=bool(table.reference) and config.pipeline.placement == "colocated",
+        critic=table.critic is not None,
+        whole_steps=table.whole_steps,
     )
 
 

@@ -8,22 +8,20 @@ from dataclasses import dataclass
 
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.hardware import DeviceConfig, DType
-from tailrace.errors import PlanError
 from tailrace.planner.bound import Bound, Flow, Generation, Parts, bound, together
-from tailrace.planner.candidates import Training, training_of
 from tailrace.planner.modes import Mode
-from tailrace.planner.problem import Table
-from tailrace.planner.run_memory import largest_update
 from tailrace.planner.sized_run import SizedRun, padded
+from tailrace.planner.trainings import Training, training_of
 from tailrace.planning.dispatch.costs import StepCosts
 from tailrace.planning.engine_size import EngineSize
 from tailrace.planning.hardware.base import Link, Pool
+from tailrace.planning.memory import trainer_memory
 from tailrace.planning.step_times.base import Additive, MixedStepTimes
 from tailrace.planning.step_times.basis import Basis, Source
 from tailrace.planning.step_times.generation import ELEMENT_BYTES, AnalyticStepTimes
 from tailrace.planning.step_times.sources import source_of
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
-from tailrace.planning.step_times.training_setup import MicroBatch
+from tailrace.planning.step_times.training_setup import MicroBatch, TrainingSetup
 from tailrace.simulator.setup import install_s, weights_bytes
 
 _NO_TIME = Additive(StepCosts(base=0.0, each=0.0, context=0.0, prefill=0.0))
@@ -81,24 +79,25 @@ class _Looking:
         )
 
     def _training(self) -> Training:
-        run = self.run
-        pool = self._pool(self._part(run.config.cluster.trainer))
-        times, memory = self._training_times(pool), largest_update(run)
-        config = run.config
+        return self._trained(self.run.setup, self.run.config.cluster.trainer)
+
+    def _trained(self, setup: TrainingSetup, compute: PoolConfig) -> Training:
+        """The trainer of a model, in a worker of the pool `compute`."""
+        run, pool = self.run, self._pool(self._part(compute))
         return training_of(
-            times,
-            run.setup.layout,
+            self._training_times(setup, pool),
+            setup.layout,
             pool,
             run.load.batches,
-            memory,
-            mini_batches=config.mini_batches_per_step,
-            epochs=config.trainer.epochs,
+            trainer_memory(setup, run.load.batches.largest),
+            mini_batches=run.config.mini_batches_per_step,
+            epochs=run.config.trainer.epochs,
         )
 
-    def _training_times(self, pool: Pool) -> AnalyticTrainingTimes:
+    def _training_times(self, setup: TrainingSetup, pool: Pool) -> AnalyticTrainingTimes:
         """Rates that were measured are those that matrix products reached here: nothing is lost on top."""
         inefficiency = 1.0 if self.machine.is_measured else None
-        return AnalyticTrainingTimes(self.run.setup, pool, inefficiency=inefficiency)
+        return AnalyticTrainingTimes(setup, pool, inefficiency=inefficiency)
 
     def _source(self, name: str, size: EngineSize) -> Source:
         """The steps of a pool's engines."""
@@ -128,10 +127,9 @@ class _Looking:
         return Generation(times, self.run.load, tp=size.tp, slots=size.slots, cache_tokens=room)
 
     def _bound(self, generation: Flow | float, training: Training) -> Bound | None:
-        try:
-            table = Table.of(self.run.config)
-        except PlanError:  # another model is trained, too, whose size is not known
+        if (table := self.run.table) is None:
             return None
+        values_s, critic_s = self._critic_s()
         config, weights = self.run.config, weights_bytes(self.run.config, self.run.shape)
         pool, apart = self._pool(1.0), self.run.separated and not self.run.here
         parts = Parts(
@@ -140,6 +138,8 @@ class _Looking:
             claims=training.claims,
             optimizer_s=training.optimizer_s,
             reference_s=self._reference_s() if table.reference else 0.0,
+            values_s=values_s,
+            critic_s=critic_s,
             grading_s=0.0,
             grade_s=0.0,
             publish_s=install_s(weights, pool, 1) if self.run.separated else 0.0,  # as long as the way back
@@ -155,13 +155,26 @@ class _Looking:
             else 0.0
         )
 
+    def _critic_s(self) -> tuple[float, float]:
+        """Seconds of the values of a step, and of the critic's updates."""
+        run = self.run
+        if run.critic is None or run.table is None or run.table.critic is None:
+            return 0.0, 0.0
+        training = self._trained(run.critic, run.pools[run.table.critic.pool])
+        return self._scores_s(run.critic, training.pool), training.seconds(streaming=run.config.pipeline.streaming)
+
     def _reference_s(self) -> float:
-        run, batches = self.run, self.run.load.batches
+        run = self.run
         each = [run.pools[name] for name in run.scoring if name in run.pools] if run.separated else []
         workers = sum(pool.workers for pool in each) or 1
-        times = self._training_times(self._pool(min((self._part(pool) for pool in each), default=1.0)))
+        pool = self._pool(min((self._part(pool) for pool in each), default=1.0))
+        return self._scores_s(run.setup, pool) / workers
+
+    def _scores_s(self, setup: TrainingSetup, pool: Pool) -> float:
+        """Seconds in which a model scores all samples of a step."""
+        batches = self.run.load.batches
         batch = MicroBatch(tokens=batches.tokens, squares=batches.tokens * batches.mean_length)
-        return times.log_probs_s([batch]) / workers
+        return self._training_times(setup, pool).log_probs_s([batch])
 
     def _size(self, name: str) -> EngineSize:
         size = self.run.sizes[name]
@@ -177,11 +190,17 @@ class _Looking:
             return 1.0
         threads = float(min(pool.threads_each, total))
         if self.run.here:
-            rollout = list(self.run.config.cluster.rollout.each.values())
-            both = [*rollout, self.run.config.cluster.trainer]
-            beside = both if self.run.config.pipeline.max_staleness else rollout if pool in rollout else [pool]
+            rollout, training = list(self.run.config.cluster.rollout.each.values()), self._training_pools()
+            same = [group for group in (rollout, training) if any(one is pool for one in group)]
+            beside = [*rollout, *training] if self.run.config.pipeline.max_staleness else [*same, [pool]][0]
             threads *= min(1.0, total / sum(each.workers * min(each.threads_each, total) for each in beside))
         return threads / total
+
+    def _training_pools(self) -> list[PoolConfig]:
+        """Those of the models that are trained at the same time."""
+        table = self.run.table
+        critic = [] if table is None or table.critic is None else [self.run.pools[table.critic.pool]]
+        return [self.run.config.cluster.trainer, *critic]
 
     def _pool(self, compute: float, memory: float = 1.0, *, ranks: int = 1) -> Pool:
         """A worker's devices. `compute`, `memory`: the parts of a CPU's rates that each of them has."""

@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.algorithms.table import Generate, Grade, Score, Train
+from tailrace.algorithms.table import Compute, Generate, Grade, Score, TableTask
+from tailrace.config.algorithm import CriticConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError
 from tailrace.planner.load import Load
@@ -14,6 +15,7 @@ from tailrace.planning.allocation import Engines
 from tailrace.planning.critical_path import Graph, graph_of
 from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.model_shape.base import ModelShape
+from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.step_times.basis import Source
 from tailrace.planning.step_times.sources import calibrated, check_profile, source_of
 from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
@@ -43,38 +45,69 @@ class Table:
     reward: tuple[str, ...]
     reference: tuple[str, ...]
     """Tasks that score with the initial weights."""
+    values: tuple[str, ...]
+    """Tasks that score with the critic."""
     actor: str
+    critic: TableTask | None
+    """The task that trains the critic; None where there is none."""
+    critic_path: str | None
+    """Directory of the critic's initial weights; None: those of the policy."""
+    whole_steps: bool
+    """Whether advantages are computed of all samples of a training step together."""
 
     @classmethod
     def of(cls, config: RunConfig) -> "Table":
         """That of a recipe's algorithm.
 
         Raises:
-            PlanError: it trains, or scores with, another model than the policy, for which there are no costs yet.
+            PlanError: it trains another model than the policy and one critic, for which there are no costs yet.
         """
         algorithm = make_algorithm(config.resolved_algorithm)
         work = {task.name: task.work for task in algorithm.tasks}
-        others = [name for name, one in work.items() if isinstance(one, Score) and one.of is not None]
-        others += [task.name for task, _ in algorithm.other_models()]
-        if others:
+        others = algorithm.other_models()
+        critics = [(task, one.make_trainer) for task, one in others if isinstance(one.make_trainer, CriticConfig)]
+        if unknown := [task.name for task, _ in others if task.name not in [critic.name for critic, _ in critics[:1]]]:
             raise PlanError(
-                f"the algorithm's task {others[0]!r} has a model of its own, which is neither planned for nor "
+                f"the algorithm's task {unknown[0]!r} has a model of its own, which is neither planned for nor "
                 "simulated; use algorithm.type=grpo, and leave it devices"
             )
+        critic, own = critics[0] if critics else (None, None)
         (rollout,) = (name for name, one in work.items() if isinstance(one, Generate))
-        (actor,) = (name for name, one in work.items() if isinstance(one, Train))
         return cls(
             graph=graph_of(task.spec for task in algorithm.tasks),
             rollout=rollout,
             reward=tuple(name for name, one in work.items() if isinstance(one, Grade)),
-            reference=tuple(name for name, one in work.items() if isinstance(one, Score)),
-            actor=actor,
+            reference=tuple(name for name, one in work.items() if one == Score()),
+            values=tuple(name for name, one in work.items() if isinstance(one, Score) and one.of is not None),
+            actor=algorithm.policy_task()[0].name,
+            critic=critic,
+            critic_path=None if own is None else own.path,
+            whole_steps=any(isinstance(one, Compute) and one.of == "step" for one in work.values()),
         )
 
-    def costs(self, *, rollout: float, reward: float, reference: float, actor: float) -> Mapping[str, float]:
+    def costs(
+        self, *, rollout: float, reward: float, reference: float, actor: float, values: float, critic: float
+    ) -> Mapping[str, float]:
         """Seconds of each task."""
-        kinds = ((self.reward, reward), (self.reference, reference), ((self.rollout,), rollout), ((self.actor,), actor))
+        kinds = (
+            ((self.rollout,), rollout),
+            (self.reward, reward),
+            (self.reference, reference),
+            (self.values, values),
+            ((self.actor,), actor),
+            (() if self.critic is None else (self.critic.name,), critic),
+        )
         return {name: seconds for names, seconds in kinds for name in names}
+
+    def critic_shape(self, policy: ModelShape) -> ModelShape | None:
+        """The model of the critic, where there is one. `policy`: that of the policy.
+
+        Raises:
+            PlanError: its directory has none.
+        """
+        if self.critic is None:
+            return None
+        return policy if self.critic_path is None else find_shape(self.critic_path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +145,15 @@ class Problem:
         together.
 
         Raises:
-            PlanError: a sample is too long, the algorithm has a model beside the policy, or the profile is of other
-                devices or another model.
+            PlanError: a sample is too long, the algorithm has a model beside policy and critic, or the critic's is
+                not known, or the profile is of other devices or another model.
             TraceError: the workload has no such groups.
         """
         if profile is not None:
             check_profile(profile, shape, cluster.pools)
         steps = steps or _few(config.trainer.train_batch_size)
         drawn = draw_steps(workload, config, shape, steps=steps)
-        Table.of(config)
+        Table.of(config).critic_shape(shape)
         return cls(
             config=config,
             shape=shape,
@@ -136,6 +169,11 @@ class Problem:
     def table(self) -> Table:
         """The algorithm's table."""
         return Table.of(self.config)
+
+    @cached_property
+    def critic(self) -> ModelShape | None:
+        """The model of the critic, where there is one."""
+        return self.table.critic_shape(self.shape)
 
     @cached_property
     def load(self) -> Load:
@@ -155,6 +193,11 @@ class Problem:
     def setup(self, layout: Layout) -> TrainingSetup:
         """The trainer, or its reference, in an arrangement."""
         return training_setup(self.config, self.shape, layout)
+
+    def critic_setup(self, layout: Layout) -> TrainingSetup:
+        """The critic in an arrangement."""
+        assert self.critic is not None, "there is one"
+        return training_setup(self.config, self.critic, layout, head="value")
 
     def source(self, engines: Engines) -> Source:
         """The steps of engines, at all TP degrees that they may have."""

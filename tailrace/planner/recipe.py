@@ -50,7 +50,7 @@ def recipe_values(values: Mapping[str, Any], config: RunConfig, plan: Plan) -> d
         "engine": _engine(config, plan),
     }
     if not mode.colocated:
-        changes["cluster"] = _cluster(config, candidate)
+        changes["cluster"] = _cluster(config, plan)
         changes["queue"] = _queue(config, plan)
     if candidate.engines.tp * candidate.engines.dp == 1:
         kept = without(without(kept, "engine", "adaptive_tp"), "engine", "link")
@@ -99,8 +99,8 @@ def _engine(config: RunConfig, plan: Plan) -> dict[str, Any]:
     return {}
 
 
-def _cluster(config: RunConfig, candidate: Candidate) -> dict[str, Any]:
-    allocation, engines = candidate.allocation, candidate.engines
+def _cluster(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    allocation, engines = plan.allocation, plan.candidate.engines
     trainer = allocation.trainer
     apart = engines.pool.datacentre != trainer.datacentre
     pools: dict[str, Any] = {
@@ -117,6 +117,9 @@ def _cluster(config: RunConfig, candidate: Candidate) -> dict[str, Any]:
             "gpus": float(allocation.reference.tp),
             **_place(trainer, apart),
         }
+    if allocation.critic is not None:
+        critic = {"gpus": float(min(allocation.critic.devices, trainer.per_node)), **_place(trainer, apart)}
+        pools["pools"] = {plan.critic_pool: critic}
     return {"address": config.cluster.address or "auto", **pools}
 
 
@@ -157,6 +160,8 @@ def _comments(config: RunConfig, plan: Plan) -> Iterator[str]:
         yield "Colocated, Tailrace has engine and trainer in one process, which has one device for the trainer."
     if config.engine.type not in ("native",) and engines.tp > 1:
         yield f"The engine {config.engine.type!r} has no key for TP here: give it its degree in its own way."
+    if allocation.critic is not None and allocation.critic.devices > 1:
+        yield f"Tailrace's own critic has one device, and this plan's has {allocation.critic.devices}."
     if allocation.reference is not None and allocation.reference.tp > 1:
         yield "Tailrace's own reference has one device; this plan gives each of its workers several."
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from tailrace.config.cluster import ROLLOUT
 from tailrace.errors import PlanError
-from tailrace.planner.candidates import MICRO_BATCH_TOKENS, Candidates
+from tailrace.planner.candidates import Candidates
 from tailrace.planner.modes import Mode
 from tailrace.planner.problem import Problem
+from tailrace.planner.trainings import MICRO_BATCH_TOKENS
 from tailrace.planning.allocation import best_layout, least_tp
 from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.step_times.training_setup import Layout
@@ -31,12 +32,14 @@ def _lacking(problem: Problem, pool: Pool) -> str:
     batches = replace(problem.load.batches, micro_batch_tokens=MICRO_BATCH_TOKENS[0])
     try:
         least_tp(engines_like(problem.config, ROLLOUT, pool), problem.shape, tokens=batches.longest)
-        best_layout(problem.shape, pool, pool.devices, batches, problem.setup(Layout()).dtype)
+        for shape in (problem.shape, *([] if problem.critic is None else [problem.critic])):
+            best_layout(shape, pool, pool.devices, batches, problem.setup(Layout()).dtype)
     except PlanError as error:
         return str(error).rpartition(";")[0]
+    who, both = ("engines and trainer", "both") if problem.critic is None else ("engines, trainer and critic", "all")
     return (
-        f"engines and trainer of {problem.shape.name} each fit on {pool.devices} {pool.kind}, but there is no split of "
-        "these devices on which both fit"
+        f"{who} of {problem.shape.name} each fit on {pool.devices} {pool.kind}, but there is no split of these devices "
+        f"on which {both} fit"
     )
 
 

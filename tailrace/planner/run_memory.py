@@ -47,14 +47,9 @@ def memory_of(run: SizedRun) -> RunMemory:
     return RunMemory(workers=parts, others=_others(run))
 
 
-def largest_update(run: SizedRun) -> Memory:
-    """Return the memory of the trainer with the largest micro-batch."""
-    return trainer_memory(run.setup, run.load.batches.largest)
-
-
 def _workers(run: SizedRun) -> Iterator[Worker]:
     if run.has_known_trainer:
-        yield Worker(name="trainer", count=1, memory=largest_update(run))
+        yield Worker(name="trainer", count=1, memory=trainer_memory(run.setup, run.load.batches.largest))
     for name, size in run.sizes.items():
         if size is not None and size.has_model:
             called = "engine" if name == ROLLOUT else f"engine of {name}"
@@ -64,6 +59,8 @@ def _workers(run: SizedRun) -> Iterator[Worker]:
         memory = reference_memory(run.setup, MicroBatch(tokens=tokens, squares=0.0))
         count = sum(run.pools[name].workers for name in run.scoring) if run.separated else 1
         yield Worker(name="reference", count=count, memory=memory)
+    if run.critic is not None:
+        yield Worker(name="critic", count=1, memory=trainer_memory(run.critic, run.load.batches.largest))
 
 
 def _rank(run: SizedRun, size: EngineSize) -> Memory:

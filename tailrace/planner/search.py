@@ -204,7 +204,8 @@ def _changes(problem: Problem, best: Plan) -> Iterator[tuple[str, Trial]]:
         more = min(generates.per_node, allocation.rollout_devices)
         yield from _with_more(problem, best, f"{more} more {generates.kind} for generation", rollout=more)
         more = min(trains.per_node, allocation.layout.devices)
-        yield from _with_more(problem, best, f"{more} more {trains.kind} for training", trainer=more)
+        critic = "" if allocation.critic is None else ", and what the critic then needs"
+        yield from _with_more(problem, best, f"{more} more {trains.kind} for training{critic}", trainer=more)
         ahead = replace(best.mode, max_staleness=best.mode.max_staleness + 1)
         yield "staleness + 1", (problem, replace(best.candidate, mode=ahead))
     faster = problem.on(_linked(problem.cluster, 2.0))

@@ -9,7 +9,9 @@ from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.table import Score
 from tailrace.config.cluster import ROLLOUT, PoolConfig
 from tailrace.config.run import RunConfig
+from tailrace.errors import PlanError
 from tailrace.planner.load import Load
+from tailrace.planner.problem import Table
 from tailrace.planning.allocation import Batches
 from tailrace.planning.engine_size import EngineSize
 from tailrace.planning.model_shape.base import ModelShape
@@ -63,6 +65,24 @@ class SizedRun:
     def sizes(self) -> Mapping[str, EngineSize | None]:
         """The engines of the pools that have workers."""
         return {name: self.engines[name] for name in self.rollout_workers}
+
+    @cached_property
+    def table(self) -> Table | None:
+        """The algorithm's; None where it trains a model whose size is not known."""
+        try:
+            return Table.of(self.config)
+        except PlanError:
+            return None
+
+    @cached_property
+    def critic(self) -> TrainingSetup | None:
+        """The critic, on one device; None where there is none whose size is known.
+
+        Raises:
+            PlanError: its directory has no model.
+        """
+        shape = None if self.table is None else self.table.critic_shape(self.shape)
+        return None if shape is None else training_setup(self.config, shape, self.setup.layout, head="value")
 
     @cached_property
     def scoring(self) -> frozenset[str]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from tailrace.config.run import RunConfig
-from tailrace.events import Event, Sink
+from tailrace.events import Sink
 from tailrace.planner.bound import Bases, Bound
 from tailrace.planner.candidates import Candidate, Candidates
 from tailrace.planner.modes import Mode
@@ -15,7 +15,6 @@ from tailrace.planner.problem import Problem, repeated
 from tailrace.planning.allocation import Allocation
 from tailrace.planning.memory import Memory
 from tailrace.planning.step_times.training import training_basis
-from tailrace.registers.events import EventKind
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.scenario import Scenario
 from tailrace.simulator.setup import TRANSFER_BASIS, scenario_of
@@ -44,6 +43,10 @@ class Plan:
     """On each device of an engine, by the pool of the recipe."""
     trainer: Memory
     """On each device of the trainer."""
+    critic: Memory | None
+    """On each device of the critic; None where there is none."""
+    critic_pool: str
+    """The pool of the recipe that trains it; empty where there is none."""
 
     @property
     def mode(self) -> Mode:
@@ -164,6 +167,8 @@ def planned(problem: Problem, candidate: Candidate, summary: Summary) -> Plan:
         draws=draws_spread(problem, candidate),
         engine_memories=engine_memories(problem, candidate),
         trainer=candidate.trainer,
+        critic=candidate.critic,
+        critic_pool="" if problem.table.critic is None else problem.table.critic.pool,
     )
 
 
@@ -207,8 +212,7 @@ def summarized(scenario: Callable[[int], Scenario], drawn: Replay, *, groups: in
 
 def summing_of(drawn: Replay, *, groups: int, ahead: int) -> Summing:
     """A sink that sums up the steps that count; for the arguments see `played`."""
-    counted = counted_steps(drawn, groups=groups, ahead=ahead)
-    return Summing(counted.start, len(counted))
+    return Summing(counted_steps(drawn, groups=groups, ahead=ahead).start)
 
 
 def counted_steps(drawn: Replay, *, groups: int, ahead: int) -> range:
@@ -244,8 +248,9 @@ def played(
     run = SimulatedRun(
         scenario(end + ahead),
         repeated(drawn, (end + ahead) * groups),
-        sinks=(*sinks, lambda event: _stop_after(end, event, run)),
+        sinks=sinks,
         samples=samples,
+        trained=end,
     )
     run.run()
     return run
@@ -261,12 +266,9 @@ def scenario_for(problem: Problem, candidate: Candidate, steps: int) -> Scenario
         steps=steps,
         longest=problem.load.batches.longest,
         times=problem.source,
+        critic=problem.critic,
+        whole_steps=problem.table.whole_steps,
     )
-
-
-def _stop_after(steps: int, event: Event, run: SimulatedRun) -> None:
-    if event.task == EventKind.STEP and event.step == steps - 1:
-        run.agenda.stop()
 
 
 def document(plan: Plan) -> Mapping[str, Any]:
@@ -278,6 +280,7 @@ def document(plan: Plan) -> Mapping[str, Any]:
         "rollout": {**plan.candidate.engines.document, "utilisation": plan.summary.generating, **plan.engine.document},
         "trainer": {**allocation.of_trainer, "utilisation": plan.summary.training, **plan.trainer.document},
         "reference_devices": 0 if reference is None else reference.devices,
+        **critic_document(plan),
         "micro_batch_tokens": plan.candidate.micro_batch_tokens,
         "graders": plan.candidate.graders,
         "step_s": plan.step_s,
@@ -291,4 +294,19 @@ def document(plan: Plan) -> Mapping[str, Any]:
         "usd_per_1000_steps": plan.usd_per_1000_steps,
         "usd_per_million_tokens": plan.usd_per_million_tokens,
         "kwh_per_1000_steps": plan.kwh_per_1000_steps,
+    }
+
+
+def critic_document(plan: Plan) -> Mapping[str, Any]:
+    """The figures of the critic, for machines; nothing where there is none."""
+    layout = plan.allocation.critic
+    if layout is None or plan.critic is None:
+        return {}
+    return {
+        "critic": {
+            "devices": layout.devices,
+            **asdict(layout),
+            "utilisation": plan.summary.critic,
+            **plan.critic.document,
+        }
     }

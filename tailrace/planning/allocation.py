@@ -105,6 +105,8 @@ class Allocation:
     layout: Layout
     reference: Layout | None = None
     """The arrangement of the frozen model, on devices of the trainer's pool; None where there is none."""
+    critic: Layout | None = None
+    """The same of a critic, which is trained, too."""
     colocated: bool = False
     """Whether engines and trainer have the same devices, in turns."""
 
@@ -116,10 +118,10 @@ class Allocation:
     @property
     def devices(self) -> int:
         """Devices of the run."""
-        reference = 0 if self.reference is None else self.reference.devices
+        others = [one.devices for one in (self.layout, self.reference, self.critic) if one is not None]
         if self.colocated:
-            return max(self.rollout_devices, self.layout.devices, reference)
-        return self.rollout_devices + self.layout.devices + reference
+            return max(self.rollout_devices, *others)
+        return self.rollout_devices + sum(others)
 
     @property
     def trainer_devices(self) -> int:

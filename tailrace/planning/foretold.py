@@ -31,6 +31,8 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Seconds in which something was graded."""
     reference_s: NotNegative
     """Seconds in which the reference scored something."""
+    critic_s: NotNegative = 0.0
+    """Seconds in which a model beside the policy computed, such as a critic."""
     training_s: NotNegative
     """Seconds in which the trainer computed."""
     weights_s: NotNegative
@@ -94,7 +96,7 @@ class Foretold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     replicas: Annotated[int, Meta(ge=1)]
     """Replicas of an engine."""
     memory: dict[str, Peak] = {}
-    """By the kind of worker: rollout, trainer."""
+    """By the kind of worker: rollout, trainer, critic."""
 
     def decode_s(self, figures: StepFigures) -> float:
         """Seconds of a decode step of a batch as it was in a run, by the plan's step times."""

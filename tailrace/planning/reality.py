@@ -7,10 +7,12 @@ most, in the logarithm of its ratio:
     part               assumptions about the work                        assumptions about the time of a unit of work
     training           samples, lengths, prompts                         a trained token, the optimizer
     waits for samples  samples, lengths, the longest response, engines,  a decode step of the batch that there was, a
-                       how full they are                                 grading, a token for the reference
+                       how full they are                                 grading, a token for reference or critic
        while engines   lengths, the longest response, engines            the way of weights to an engine
        idle, too
     weights                                                              the trainer's part of their way
+
+A step ends with the critic's update, too. So where the trainer did other things, it may have waited for that.
 """
 
 import math
@@ -21,7 +23,7 @@ from typing import Literal
 from tailrace.planning.foretold import Foretold, StepFigures
 
 About = Literal["work", "times"]
-Part = Literal["training", "generation", "reward", "reference", "idle", "weights", "other"]
+Part = Literal["training", "generation", "reward", "reference", "critic", "idle", "weights", "other"]
 
 _RIGHT = 0.05
 """A step that is off by no more is as foretold, and an assumption that is off by no more is right."""
@@ -83,13 +85,16 @@ def _part(foretold: StepFigures, measured: StepFigures, sign: float) -> Part:
         "other": _other_s(measured) - _other_s(foretold),
     }
     part = max(spent, key=lambda name: sign * spent[name])
-    if part != "generation":
+    if part not in ("generation", "other"):
         return part
     before: dict[Part, float] = {
         "generation": measured.generation_s - foretold.generation_s,
         "reward": measured.reward_s - foretold.reward_s,
         "reference": measured.reference_s - foretold.reference_s,
+        "critic": measured.critic_s - foretold.critic_s,
     }
+    if part == "other":
+        return "critic" if sign * before["critic"] >= _MOSTLY * sign * spent["other"] else "other"
     longest = max(before, key=lambda name: sign * before[name])
     return longest if sign * before[longest] >= _MOSTLY * sign * spent["generation"] else "idle"
 
@@ -117,10 +122,10 @@ def _of_work(foretold: Foretold, plan: StepFigures, run: StepFigures) -> Iterato
     lengths = _log(run.response_tokens, plan.response_tokens)
     longest = _log(run.longest_tokens, plan.longest_tokens) - lengths
     prompts = _log(run.trained_tokens, plan.trained_tokens) - samples - lengths
-    each: Sequence[Part] = ("training", "generation", "reference", "reward")
+    each: Sequence[Part] = ("training", "generation", "reference", "critic", "reward")
     for part in each:
         yield _work(part, samples, f"a step had {_pair(run.samples, plan.samples)} responses")
-    each = ("training", "generation", "reference", "idle")
+    each = ("training", "generation", "reference", "critic", "idle")
     for part in each:
         size = "longer" if lengths > 0 else "shorter"
         text = f"responses were {size}, {_pair(run.response_tokens, plan.response_tokens)} tokens in the mean"
@@ -156,6 +161,9 @@ def _of_times(foretold: Foretold, plan: StepFigures, run: StepFigures) -> Iterat
     scored, foreseen = run.reference_s / run.trained_tokens, plan.reference_s / plan.trained_tokens
     text = f"the reference took {_pair(1e6 * scored, 1e6 * foreseen)} µs a token"
     yield _time("reference", _log(scored, foreseen), text)
+    scored, foreseen = run.critic_s / run.trained_tokens, plan.critic_s / plan.trained_tokens
+    text = f"the critic took {_pair(1e6 * scored, 1e6 * foreseen)} µs a token"
+    yield _time("critic", _log(scored, foreseen), text)
 
 
 def _work(part: Part, effect: float, text: str) -> Assumption:

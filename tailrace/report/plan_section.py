@@ -18,6 +18,7 @@ STAGES: Mapping[str, str] = {
     "install_s": "an engine takes weights in",
     "reward_s": "something is graded",
     "reference_s": "the reference scores",
+    "critic_s": "the critic computes",
     "training_s": "the trainer computes",
     "weights_s": "the trainer hands weights on",
     "waiting_s": "the trainer waits for samples",
@@ -34,7 +35,7 @@ _WORK: Mapping[str, str] = {
     "batch": "responses of an engine at a time",
     "staleness": "staleness, versions",
 }
-_KINDS = {"rollout": "an engine's device", "trainer": "the trainer's device"}
+_KINDS = {"rollout": "an engine's device", "trainer": "the trainer's device", "critic": "the critic's device"}
 
 
 def plan_section(run: RunData, foretold: Foretold | None) -> list[Section]:

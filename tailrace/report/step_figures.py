@@ -4,6 +4,8 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from tailrace.events import Event
 from tailrace.planning.foretold import StepFigures
 from tailrace.registers.events import EventKind
@@ -19,12 +21,13 @@ def figures_of(run: RunData, steps: Sequence[Event] | None = None) -> StepFigure
 
     None where no step has ended, or the run has not told where its time went (`observe.breakdown`).
     """
-    counted = list(run.steps[1:] or run.steps if steps is None else steps)
+    counted = _whole(run, run.steps[1:] or run.steps if steps is None else steps)
     numbers = {step_of(step) for step in counted}
     responses = [event for event in run.samples if event.step in numbers and event.tokens and event.end > event.start]
     workers = breakdown_of(run.of(EventKind.BREAKDOWN), counted)
     engines = [one for one in workers if has_engine(one.worker) or one.worker == "engine"]
     trainer = [one for one in workers if kind_of(one.worker) == "trainer"]
+    others = [one for one in workers if one not in trainer and _told([one], "update") > 0]
     elapsed = _seconds(counted)
     if not (responses and trainer and _told(engines, "generation") > 0 and elapsed > 0):
         return None
@@ -35,10 +38,21 @@ def figures_of(run: RunData, steps: Sequence[Event] | None = None) -> StepFigure
         batch=_seconds(responses) / _told(engines, "generation"),
         arrival_s=_arrival_s(run, counted),
         staleness=statistics.fmean(step.metrics.get("staleness_mean", 0.0) for step in counted),
+        critic_s=_told(others, "update") / len(counted),
         **_of_workers(engines, trainer, elapsed / len(counted)),
         **_of_tasks([event for event in run.spans if event.step in numbers], len(counted)),
         **_of_responses(responses, len(counted)),
     )
+
+
+def _whole(run: RunData, steps: Sequence[Event]) -> list[Event]:
+    """Steps that end when every model has been trained: the event of a step ends with the policy."""
+    others = {
+        step_of(event): event.end
+        for event in run.of(EventKind.OPTIMIZER)
+        if event.step is not None and event.actor != "trainer"
+    }
+    return [replace(step, end=max(step.end, others.get(step_of(step), step.end))) for step in steps]
 
 
 def _of_workers(engines: Sequence[WorkerTime], trainer: Sequence[WorkerTime], step_s: float) -> dict[str, float]:

@@ -59,7 +59,7 @@ class Agenda:
         """Have an action happen in `seconds`."""
         return self.at(self.now + seconds, action)
 
-    def start(self, process: Process) -> None:
+    def start(self, process: Generator[Any, None, Any]) -> None:
         """Drive a process from now on."""
 
         def resume() -> None:

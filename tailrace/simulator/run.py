@@ -1,32 +1,39 @@
 """A run in simulated time: the main loop of `run.pipeline`, with work that takes time and computes nothing.
 
-    prompts ─▶ service ─▶ engines ─▶ graders ─▶ (reference) ─▶ trainer ─▶ weights ─▶ engines
-       ▲                                                                     │
-       └──────── prompts of later steps, as soon as weights admit them ◀─────┘
+    prompts ─▶ service ─▶ engines ─▶ graders, (reference), (values) ─▶ advantages ─▶ trainer ─▶ weights ─▶ engines
+       ▲                                                                   └───────▶ (critic)     │
+       └───────── prompts of later steps, as soon as weights admit them ◀─────────────────────────┘
 
     part        waits for
-    prompts     weights that are at most `max_staleness` updates older than those their step trains
+    prompts     weights that are at most `max_staleness` updates older than those their step trains; the critic's update
     engines     prompts, and the weights that may begin them
     graders     responses; a free grader
-    reference   whole groups that are graded; a turn, where it is colocated
+    reference   the responses of whole groups; a turn, where it is colocated
+    values      the same; a turn at the critic's devices
+    advantages  gradings and scores of a group, or of all of its step
     trainer     the groups of its step: all of them, or, streaming, a micro-batch's worth
+    critic      the same; it trains beside the trainer
 
 It emits the events of a real run, so that everything which reads those reads these.
 """
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import heapreplace
 from typing import Any
 
+from tailrace.activity import Activity
 from tailrace.errors import PlanError
 from tailrace.events import Event, Sink
 from tailrace.host.collector import spared
 from tailrace.planning.admission import oldest_version, staleness
 from tailrace.planning.dispatch.factory import make_policy
 from tailrace.registers.events import EventKind
+from tailrace.registers.phases import Work
+from tailrace.simulator.advantages import SimulatedAdvantages
 from tailrace.simulator.agenda import Agenda, Change, Process, Turns
 from tailrace.simulator.devices import Devices
 from tailrace.simulator.engines import SimulatedEngine
@@ -34,10 +41,10 @@ from tailrace.simulator.fleet import SimulatedFleet
 from tailrace.simulator.lengths import SimulatedLengths
 from tailrace.simulator.log import VirtualLog
 from tailrace.simulator.samples import Group, Response
-from tailrace.simulator.scenario import Elastic, EngineKind, Scenario, Scorer
-from tailrace.simulator.scorer import ColocatedScorer, SeparatedScorer, SimulatedScorer
+from tailrace.simulator.scenario import Elastic, EngineKind, Scenario, Scorer, TrainerKind
+from tailrace.simulator.scorer import SeparatedScorer, SharingScorer, SimulatedScorer, tell_reference, tell_values
 from tailrace.simulator.service import SimulatedService
-from tailrace.simulator.trainer import SimulatedTrainer
+from tailrace.simulator.trainer import SimulatedPublisher, SimulatedTrainer
 from tailrace.workloads.replay import Replay
 
 
@@ -61,10 +68,17 @@ class SimulatedRun:
     """Call `run` once."""
 
     def __init__(
-        self, scenario: Scenario, replay: Replay, *, sinks: tuple[Sink, ...] = (), samples: bool = True
+        self,
+        scenario: Scenario,
+        replay: Replay,
+        *,
+        sinks: tuple[Sink, ...] = (),
+        samples: bool = True,
+        trained: int | None = None,
     ) -> None:
         """`replay`: the lengths of all groups, at least as many as the run takes. `samples`: whether each response
-        has an event; where the run chooses the number of engines, each has.
+        has an event; where the run chooses the number of engines, each has. `trained`: steps after which it ends, by
+        default all of the scenario.
 
         Raises:
             PlanError: a cache does not hold the longest sample.
@@ -72,6 +86,7 @@ class SimulatedRun:
         self.agenda = Agenda()
         self.log = VirtualLog(self.agenda, sinks)
         self._scenario = scenario
+        self._trained = scenario.steps if trained is None else trained
         self._replay = replay
         self._longest = replay.longest_response
         _check_caches(scenario, replay.longest_sample)
@@ -91,19 +106,25 @@ class SimulatedRun:
             for _ in range(kind.engines):
                 self._make_engine(kind)
         self._service = self._make_service()
-        present = self._service.engines
-        devices = Devices(self.agenda, present) if scenario.placement == "colocated" else None
+        self._admitted = 0
+        """The version whose prompts have been let in last; all models have been trained so far."""
+        self._advanced = Change(self.agenda)
+        devices = Devices(self.agenda, self._service.engines) if scenario.placement == "colocated" else None
         trainer_log = self._log_of("trainer-0")
-        self._trainer = SimulatedTrainer(
-            self.agenda, scenario, present, trainer_log, devices=devices, turned=self._turned
+        self._trainer = self._make_trainer(scenario.trainer, trainer_log, "trainer", devices)
+        self._publisher = SimulatedPublisher(
+            self.agenda, scenario, self._service.engines, trainer_log, self._trainer.activity
         )
+        self._activities = [self._trainer.activity]
+        """Those of all workers but engines."""
         if scenario.elastic is not None:
             self._follow(scenario.elastic, trainer_log)
         self._free_graders = [0.0] * scenario.graders
         self._groups: dict[int, Group] = {}
-        self._after_grading = self._trainer.let_train
-        if scenario.reference is not None:
-            self._after_grading = self._make_scorer(scenario.reference, devices).score
+        self._advantages = SimulatedAdvantages(self.agenda, scenario, self._let_train)
+        self._critic: SimulatedTrainer | None = None
+        self._scorers: list[SimulatedScorer] = []
+        self._make_others(devices)
 
     def _make_service(self) -> SimulatedService:
         scenario = self._scenario
@@ -128,12 +149,62 @@ class SimulatedRun:
         for log in (self.log, trainer_log):
             log.listen(fleet.see)
 
-    def _make_scorer(self, kind: Scorer, devices: Devices | None) -> SimulatedScorer:
-        budget, then = self._scenario.micro_batch_tokens, self._trainer.let_train
+    def _make_trainer(self, kind: TrainerKind, log: VirtualLog, name: str, devices: Devices | None) -> SimulatedTrainer:
+        return SimulatedTrainer(
+            self.agenda,
+            self._scenario,
+            kind,
+            self._service.engines,
+            log,
+            name=name,
+            devices=devices,
+            turned=self._turned,
+        )
+
+    def _make_others(self, devices: Devices | None) -> None:
+        """Make the models beside the policy. `devices`: those that all models have in turns; None where they do not."""
+        reference, critic = self._scenario.reference, self._scenario.critic
+        if reference is not None:
+            self._scorers.append(self._make_reference(reference, devices))
+        if critic is not None:
+            self._make_critic(critic, devices or Devices(self.agenda))
+
+    def _make_reference(self, kind: Scorer, devices: Devices | None) -> SimulatedScorer:
         if devices is None:
-            return SeparatedScorer(self.agenda, kind, self.log, budget, then)
-        most = self._scenario.groups_per_step
-        return ColocatedScorer(self.agenda, kind, self.log, budget, then, devices=devices, most_groups=most)
+            budget = self._scenario.micro_batch_tokens
+            return SeparatedScorer(self.agenda, kind, self.log, budget, self._advantages.take)
+        activity = Activity(self.log, "reference", breakdown=True)
+        self._activities.append(activity)
+        return self._sharing(kind, partial(tell_reference, self.log), devices, activity, "reference")
+
+    def _make_critic(self, kind: TrainerKind, devices: Devices) -> None:
+        """Make the critic, which gives values and is trained on its devices in turns."""
+        log = self._log_of("critic")
+        self._critic = self._make_trainer(kind, log, "critic", devices)
+        self._activities.append(self._critic.activity)
+        values = Scorer(times=kind.times, workers=kind.ranks)
+        tell = partial(tell_values, log)
+        self._scorers.append(self._sharing(values, tell, devices, self._critic.activity, "update"))
+
+    def _sharing(
+        self,
+        kind: Scorer,
+        tell: Callable[[Sequence[Group], float], None],
+        devices: Devices,
+        activity: Activity,
+        phase: Work,
+    ) -> SharingScorer:
+        return SharingScorer(
+            self.agenda,
+            kind,
+            tell,
+            self._scenario.micro_batch_tokens,
+            self._advantages.take,
+            devices=devices,
+            most_groups=self._scenario.groups_per_step,
+            activity=activity,
+            phase=phase,
+        )
 
     @property
     def moved(self) -> int:
@@ -170,7 +241,7 @@ class SimulatedRun:
     def _join(self, kind: EngineKind) -> SimulatedEngine:
         """Make an engine that joins the run: it has loaded, and the newest weights are on their way to it."""
         engine = self._make_engine(replace(kind, starts_s=0.0))
-        self._trainer.send_to(engine)
+        self._publisher.send_to(engine)
         return engine
 
     def run(self) -> None:
@@ -185,8 +256,8 @@ class SimulatedRun:
         scenario = self._scenario
         for step in range(scenario.steps):
             needed = oldest_version(step, scenario.max_staleness)
-            while self._trainer.version < needed:
-                yield self._trainer.published
+            while self._admitted < needed:
+                yield self._advanced
             yield scenario.hop_s
             self._service.generate([self._group(step, number, needed) for number in range(scenario.groups_per_step)])
 
@@ -222,7 +293,8 @@ class SimulatedRun:
             for sample, (script, each) in enumerate(zip(scripts, expected, strict=True))
         ]
         tokens = scripts[0].prompt_tokens + sum(response.tokens for response in responses)
-        self._groups[group] = Group(group, step, responses, len(responses), tokens)
+        size = len(responses)
+        self._groups[group] = Group(group, step, responses, size, size, 1 + len(self._scorers), tokens)
         return responses
 
     def _grade(self, response: Response, engine: SimulatedEngine) -> None:
@@ -231,10 +303,18 @@ class SimulatedRun:
         if self._tells_samples:
             self._tell_sample(response, engine)
         arrived = self.agenda.now + self._scenario.hop_s
+        self._score_if_whole(self._groups[response.group], arrived)
         start = max(arrived, self._free_graders[0])
         end = start + (response.script.reward_s or self._scenario.grade_s)
         heapreplace(self._free_graders, end)
         self.agenda.at(end, lambda: self._graded(response, start))
+
+    def _score_if_whole(self, group: Group, arrived: float) -> None:
+        """Have a group scored once its last response has ended."""
+        group.generating -= 1
+        if not group.generating:
+            for scorer in self._scorers:
+                self.agenda.at(arrived, partial(scorer.score, group))
 
     def _graded(self, response: Response, start: float) -> None:
         if self._tells_samples:
@@ -252,13 +332,29 @@ class SimulatedRun:
         group.missing -= 1
         if not group.missing:
             del self._groups[response.group]
-            self.agenda.after(2 * self._scenario.hop_s, lambda: self._after_grading(group))  # by way of the advantages
+            self._advantages.take(group)
+
+    def _let_train(self, group: Group) -> None:
+        """Let every model be trained on a group."""
+        self._trainer.let_train(group)
+        if self._critic is not None:
+            self._critic.let_train(group)
 
     def _train(self) -> Process:
-        for step in range(self._scenario.steps):
+        """Train every model for one step after the other, at the same time."""
+        for step in range(self._trained):
             start = self.agenda.now
+            if self._critic is not None:
+                self.agenda.start(self._critic.train(step))
             groups = yield from self._trainer.train(step)
+            yield from self._publisher.publish(step + 1)
             self._tell_step(step, start, groups)
+            while self._critic is not None and self._critic.trained_steps <= step:
+                yield self._critic.trained
+            self._admitted = step + 1
+            self._advanced.tell()
+        if self._critic is not None:  # it may have gone on after the last step
+            self._tell_times()
         self.agenda.stop()
 
     def _emit(self, kind: EventKind, actor: str, start: float, **fields: Any) -> None:
@@ -282,11 +378,16 @@ class SimulatedRun:
             },
         )
 
-    def _tell_step(self, step: int, start: float, groups: Sequence[Group]) -> None:
+    def _tell_times(self) -> None:
+        """Tell where the time of each worker went since the last call."""
         for engine in self.engines:
             if engine.in_hand or not engine.is_leaving:
                 engine.activity.emit()
-        self._trainer.activity.emit()
+        for activity in self._activities:
+            activity.emit()
+
+    def _tell_step(self, step: int, start: float, groups: Sequence[Group]) -> None:
+        self._tell_times()
         responses = [response for group in groups for response in group.responses]
         tokens = [sum(turn.generated_tokens for turn in response.script.turns) for response in responses]
         ages = [staleness(step, response.first_version) for response in responses]

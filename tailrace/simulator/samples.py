@@ -50,8 +50,12 @@ class Group:
     number: int
     step: int
     responses: list[Response]
+    generating: int
+    """Responses that have not ended."""
     missing: int
     """Responses that have not been graded."""
+    needed: int
+    """What its advantages still need: all gradings, and the scores of each model."""
     tokens: int
     """Of all; the prompt counts once."""
 

@@ -93,7 +93,7 @@ class TrainerTimes(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerKind:
-    """The trainer of the policy."""
+    """The trainer of a model."""
 
     times: TrainerTimes
     ranks: int = 1
@@ -142,6 +142,10 @@ class Scenario:
     elastic: Elastic | None = None
     trainer: TrainerKind
     reference: Scorer | None = None
+    critic: TrainerKind | None = None
+    """The trainer of a model that gives values, and is trained beside the policy."""
+    whole_steps: bool = False
+    """Whether advantages are computed of all samples of a training step together."""
     graders: int = 1
     grade_s: float = 0.0
     """Seconds of a grading, where the workload does not say."""

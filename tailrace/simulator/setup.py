@@ -24,7 +24,7 @@ from tailrace.planning.step_times.predicted_profile import degrees_of, predicted
 from tailrace.planning.step_times.sources import source_of
 from tailrace.planning.step_times.trainer_profile import ProfiledTrainer
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
-from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
+from tailrace.planning.step_times.training_setup import Head, Layout, TrainingSetup
 from tailrace.simulator.scenario import Elastic, EngineKind, Rearranging, Scenario, Scorer, TrainerKind
 from tailrace.types import CacheForm
 
@@ -63,10 +63,10 @@ def engines_like(config: RunConfig, name: str, pool: Pool, *, tp: int = 1, dp: i
     )
 
 
-def training_setup(config: RunConfig, shape: ModelShape, layout: Layout) -> TrainingSetup:
-    """The trainer of a recipe, or its reference, in an arrangement."""
+def training_setup(config: RunConfig, shape: ModelShape, layout: Layout, *, head: Head = "chunks") -> TrainingSetup:
+    """The trainer of a recipe, its reference, or its critic, whose head is `value`, in an arrangement."""
     return TrainingSetup(
-        shape=shape, layout=layout, dtype="bfloat16" if config.trainer.precision == "bf16" else "float32"
+        shape=shape, layout=layout, head=head, dtype="bfloat16" if config.trainer.precision == "bf16" else "float32"
     )
 
 
@@ -84,11 +84,14 @@ def scenario_of(
     steps: int,
     longest: int = 0,
     times: Callable[[Engines], MixedStepTimes] | None = None,
+    critic: ModelShape | None = None,
+    whole_steps: bool = False,
 ) -> Scenario:
     """Return the scenario of a recipe.
 
     `longest`: tokens of the longest sample, which engines hold under all TP degrees that they change to. `times`: the
-    steps of engines; by default see `source_of`.
+    steps of engines; by default see `source_of`. `critic`: the model of the critic, where the allocation has one.
+    `whole_steps`: see `Scenario`.
 
     Raises:
         PlanError: there is no link between two pools.
@@ -118,6 +121,8 @@ def scenario_of(
         placement="colocated" if allocation.colocated else "separated",
         elastic=_elastic(config, allocation, every),
         reference=_reference(config, shape, allocation),
+        critic=None if critic is None else _critic(config, critic, allocation),
+        whole_steps=whole_steps,
     )
 
 
@@ -277,6 +282,14 @@ def _reference(config: RunConfig, shape: ModelShape, allocation: Allocation) -> 
     return Scorer(times=AnalyticTrainingTimes(setup, allocation.trainer), workers=allocation.reference.dp)
 
 
+def _critic(config: RunConfig, shape: ModelShape, allocation: Allocation) -> TrainerKind:
+    """The trainer of a critic, whose weights engines do not get."""
+    layout = allocation.critic
+    assert layout is not None, "a critic has devices"
+    times = AnalyticTrainingTimes(training_setup(config, shape, layout, head="value"), allocation.trainer)
+    return TrainerKind(times=times, ranks=layout.dp, stages=layout.pp)
+
+
 def arrivals_s(cluster: Cluster, allocation: Allocation, weights: float) -> list[float]:
     """Seconds from the publication of so many bytes of weights until each engine has them, with those that may join.
 
@@ -322,10 +335,20 @@ def _rate(pool: Pool, devices: int) -> float:
     return devices * pool.network.bytes_per_s / FAN_OUT
 
 
-def scenario_here(config: RunConfig, shape: ModelShape, profile: MachineProfile, *, steps: int) -> Scenario:
+def scenario_here(
+    config: RunConfig,
+    shape: ModelShape,
+    profile: MachineProfile,
+    *,
+    steps: int,
+    reference: bool = False,
+    critic: bool = False,
+    whole_steps: bool = False,
+) -> Scenario:
     """Return the scenario of a recipe on the machine that was profiled: one engine, and one trainer.
 
-    Colocated, both have all cores, in turns; else each has half of them.
+    Colocated, both have all cores, in turns; else each has half of them. `reference`, `critic`: whether there is one of
+    the same model, which is then colocated, too. `whole_steps`: see `Scenario`.
 
     Raises:
         PlanError: there was no such engine among those that were measured.
@@ -348,6 +371,12 @@ def scenario_here(config: RunConfig, shape: ModelShape, profile: MachineProfile,
     publication_s = 0.0 if colocated else trainer.weights_s
     base = _played(
         config, steps, engines=(kind,), trainer=TrainerKind(times=ProfiledTrainer(trainer), publish_s=publication_s)
+    )
+    base = replace(
+        base,
+        reference=Scorer(times=ProfiledTrainer(trainer)) if reference else None,
+        critic=TrainerKind(times=ProfiledTrainer(trainer, gives_values=True)) if critic else None,
+        whole_steps=whole_steps,
     )
     if colocated:
         return base

@@ -26,6 +26,8 @@ class Summary:
     """Part of the time in which an engine computes; the mean of the engines."""
     training: float
     """Part of the time in which the trainer computes."""
+    critic: float
+    """Part of the time in which a critic computes; 0 where there is none."""
     waiting_for_samples: float
     """Part of the time in which the trainer waits for samples."""
     grading: float
@@ -43,21 +45,23 @@ class Summary:
 class Summing:
     """A sink that sums up a run."""
 
-    def __init__(self, warm_up: int, count: int | None = None) -> None:
-        """`warm_up`: steps that do not count. `count`: steps after these that do; by default all."""
+    def __init__(self, warm_up: int) -> None:
+        """`warm_up`: steps that do not count."""
         self._warm_up = warm_up
-        self._end = None if count is None else warm_up + count
         self._steps: list[Event] = []
+        self._ends: list[float] = []
+        """When each step has ended, and another model's part of it, too."""
         self._shares: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._longest: dict[int, float] = defaultdict(float)
         self._graded_s = 0.0
 
     def __call__(self, event: Event) -> None:
         """Take in an event."""
-        if self._end is not None and len(self._steps) == self._end:
-            return
+        if event.task == EventKind.OPTIMIZER and event.step == len(self._steps) - 1:
+            self._ends[-1] = event.end  # another model is trained for longer than the policy
         if event.task == EventKind.STEP:
             self._steps.append(event)
+            self._ends.append(event.end)
         elif event.task == EventKind.BREAKDOWN and len(self._steps) >= self._warm_up:
             for phase, seconds in event.metrics.items():
                 self._shares[event.actor][phase] += seconds
@@ -69,7 +73,7 @@ class Summing:
     def summary(self, *, preemptions: int, graders: int = 1) -> Summary:
         """The figures; the run has ended. `graders`: how many there are."""
         counted = self._steps[self._warm_up :]
-        ends = [0.0, *(event.end for event in self._steps)]
+        ends = [0.0, *self._ends]
         seconds = ends[-1] - ends[self._warm_up]
         engine, trainer = self._parts("engine"), self._parts("trainer")
         return Summary(
@@ -79,6 +83,7 @@ class Summing:
             tokens_per_s=_sum(event.tokens for event in counted) / seconds,
             generating=engine.get("generation", 0.0),
             training=trainer.get("update", 0.0),
+            critic=self._parts("critic").get("update", 0.0),
             waiting_for_samples=trainer.get("data", 0.0),
             grading=self._graded_s / (graders * seconds),
             weights=trainer.get("weights", 0.0) + trainer.get("weight_transfer", 0.0),
@@ -102,6 +107,7 @@ def binding(summary: Summary) -> str:
     stages = {
         "generation": summary.generating,
         "training": summary.training,
+        "the critic": summary.critic,
         "grading": summary.grading,
         "the way of weights": summary.weights,
     }

@@ -1,8 +1,9 @@
-"""The trainer in simulated time: it claims the groups of its step, computes, and hands its weights on.
+"""A trainer in simulated time: it claims the groups of its step, and computes. The policy's weights are handed on.
 
     let_train ──▶ ready ──claim: all of a step, or a micro-batch's worth──▶ update ──▶ optimizer ──▶ weights ──▶ engines
 
 Where it has a machine with engines together, each slows the other down. Where it has the same devices, they take turns.
+The trainer of a critic is like the policy's, but engines get none of its weights.
 """
 
 from collections import Counter, deque
@@ -39,32 +40,35 @@ def update_s(trainer: TrainerKind, samples: Sequence[Lengths], budget: int) -> f
 
 
 class SimulatedTrainer:
-    """The trainer of the policy."""
+    """The trainer of a model."""
 
     def __init__(
         self,
         agenda: Agenda,
         scenario: Scenario,
+        kind: TrainerKind,
         engines: Sequence[SimulatedEngine],
         log: VirtualLog,
         *,
+        name: str,
         devices: Devices | None,
         turned: Change,
     ) -> None:
-        """`engines`: those of the moment. `devices`: those that it has in turns; None where it has its own.
+        """`engines`: those of the moment. `name`: of its worker. `devices`: those that it has in turns; None where it
+        has its own.
 
         `turned`: told when an engine begins or ends to compute.
         """
-        self.version = 0
-        """Of the weights that it has published."""
-        self._sent = 0
-        """The newest version that is on its way to engines, or there."""
-        self.published = Change(agenda)
-        self.activity = Activity(log, "trainer", breakdown=True)
+        self.activity = Activity(log, name, breakdown=True)
+        self.trained_steps = 0
+        """Steps whose update it has made."""
+        self.trained = Change(agenda)
         self._agenda = agenda
         self._scenario = scenario
+        self._kind = kind
         self._engines = engines
         self._log = log
+        self._name = name
         self._devices = devices
         self._turned = turned
         self._ready: dict[int, deque[Group]] = {}
@@ -78,14 +82,9 @@ class SimulatedTrainer:
         self._ready_tokens[group.step] += group.tokens
         self._arrived.tell()
 
-    def send_to(self, engine: SimulatedEngine) -> None:
-        """Have the newest weights go to an engine."""
-        if version := self._sent:
-            self._agenda.after(engine.kind.arrive_s, lambda: engine.arrive(version))
-
     def train(self, step: int) -> Generator[Any, None, list[Group]]:
-        """Train on the groups of a step, and publish the weights. Return the groups."""
-        scenario, times = self._scenario, self._scenario.trainer.times
+        """Train on the groups of a step. Return them."""
+        scenario, times = self._scenario, self._kind.times
         yield scenario.step_s
         once = scenario.mini_batches * scenario.epochs == 1
         groups: list[Group] = []
@@ -104,7 +103,8 @@ class SimulatedTrainer:
                 part = groups[first : first + size]
                 yield from self._compute(step, EventKind.ACTOR, self._update_s(part), part)
                 yield from self._compute(step, EventKind.OPTIMIZER, times.optimizer_s(), [])
-        yield from self._publish(step + 1)
+        self.trained_steps = step + 1
+        self.trained.tell()
         return groups
 
     def _claim(self, step: int, taken: int) -> Generator[float | Change, None, list[Group]]:
@@ -127,7 +127,7 @@ class SimulatedTrainer:
     def _claimable(self, step: int, ready: deque[Group], missing: int) -> list[Group]:
         """The groups that it would be handed now; empty while it waits. See `Claim`."""
         scenario = self._scenario
-        claim = claim_of(scenario.trainer, scenario.micro_batch_tokens if scenario.streaming else None, missing)
+        claim = claim_of(self._kind, scenario.micro_batch_tokens if scenario.streaming else None, missing)
         if not claim.is_reached_by(self._ready_tokens[step], len(ready)):
             return []
         groups: list[Group] = []
@@ -150,12 +150,12 @@ class SimulatedTrainer:
 
     def _update_s(self, groups: Sequence[Group]) -> float:
         samples = [one for group in groups for one in group.lengths]
-        return update_s(self._scenario.trainer, samples, self._scenario.micro_batch_tokens)
+        return update_s(self._kind, samples, self._scenario.micro_batch_tokens)
 
     def _score_s(self, groups: Sequence[Group]) -> float:
-        trainer, samples = self._scenario.trainer, [one for group in groups for one in group.lengths]
-        each = rank_micro_batches(samples, trainer.ranks, self._scenario.micro_batch_tokens)
-        return max(sum(map(trainer.times.score_s, batches)) for batches in each)
+        samples = [one for group in groups for one in group.lengths]
+        each = rank_micro_batches(samples, self._kind.ranks, self._scenario.micro_batch_tokens)
+        return max(sum(map(self._kind.times.score_s, batches)) for batches in each)
 
     def _compute(self, step: int, kind: EventKind, seconds: float, groups: Sequence[Group]) -> Process:
         """Work. Where others have the same devices, it takes its turn."""
@@ -169,7 +169,18 @@ class SimulatedTrainer:
             self._devices.leave()
         samples = sum(len(group.responses) for group in groups)
         tokens = sum(one.tokens for group in groups for one in group.responses)
-        self._emit(kind, start, step=step, version=step, samples=samples or None, tokens=tokens or None)
+        self._log.emit(
+            Event(
+                task=kind,
+                actor=self._name,
+                start=start,
+                end=self._agenda.now,
+                step=step,
+                version=step,
+                samples=samples or None,
+                tokens=tokens or None,
+            )
+        )
 
     def _work(self, seconds: float) -> Process:
         """Compute. Where it shares a machine with engines, each slows the other down."""
@@ -187,28 +198,52 @@ class SimulatedTrainer:
         for engine in self._engines:
             engine.keep_pace(1.0)
 
-    def _publish(self, version: int) -> Process:
+
+class SimulatedPublisher:
+    """Hands the policy's weights on to engines."""
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        scenario: Scenario,
+        engines: Sequence[SimulatedEngine],
+        log: VirtualLog,
+        activity: Activity,
+    ) -> None:
+        """`engines`: those of the moment. `activity`: the trainer's."""
+        self._sent = 0
+        """The newest version that is on its way to engines, or there."""
+        self._agenda = agenda
+        self._scenario = scenario
+        self._engines = engines
+        self._log = log
+        self._activity = activity
+
+    def send_to(self, engine: SimulatedEngine) -> None:
+        """Have the newest weights go to an engine."""
+        if version := self._sent:
+            self._agenda.after(engine.kind.arrive_s, lambda: engine.arrive(version))
+
+    def publish(self, version: int) -> Process:
         """Hand the weights on, and wait for the engines where the mode says so."""
         scenario = self._scenario
         if scenario.trainer.publish_s:
             start = self._agenda.now
-            self.activity.enter("weight_transfer")
+            self._activity.enter("weight_transfer")
             yield scenario.trainer.publish_s
-            self.activity.leave("weight_transfer")
-            self._emit(EventKind.WEIGHTS_PUBLISH, start, version=version)
+            self._activity.leave("weight_transfer")
+            self._emit(EventKind.WEIGHTS_PUBLISH, start, version)
         self._sent = version
         for engine in self._engines:
             self.send_to(engine)
         if scenario.weights == "synchronous":
             start = self._agenda.now
-            self.activity.enter("weights")
+            self._activity.enter("weights")
             for engine in list(self._engines):
                 while engine.version < version and not engine.is_leaving:
                     yield engine.installed
-            self.activity.leave("weights")
-            self._emit(EventKind.WEIGHTS_WAIT, start, version=version)
-        self.version = version
-        self.published.tell()
+            self._activity.leave("weights")
+            self._emit(EventKind.WEIGHTS_WAIT, start, version)
 
-    def _emit(self, kind: EventKind, start: float, **fields: Any) -> None:
-        self._log.emit(Event(task=kind, actor="trainer", start=start, end=self._agenda.now, **fields))
+    def _emit(self, kind: EventKind, start: float, version: int) -> None:
+        self._log.emit(Event(task=kind, actor="trainer", start=start, end=self._agenda.now, version=version))

@@ -13,6 +13,8 @@ from tailrace.events import read_events
 from tailrace.planner.given import given
 from tailrace.planner.trial import simulate as planned
 from tailrace.registers.events import EventKind
+from tailrace.report.run_data import load_run
+from tailrace.report.step_figures import figures_of
 from tests.conftest import Command
 from tests.planner.problems import problem_of
 
@@ -188,7 +190,7 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert done.stderr.count("\n") == 1
 
 
-PPO = """
+OWN = """
 from tailrace.algorithms.grpo import Grpo
 from tailrace.algorithms.table import TableTask, Train, training_batches
 from tailrace.config.algorithm import GrpoConfig
@@ -206,8 +208,34 @@ class Ppo(Grpo):
 """
 
 
-def test_a_critic_is_refused(simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "simulated_ppo.py").write_text(PPO)
+def test_the_events_of_a_critic_are_those_of_a_run(simulate: Simulate, tmp_path: Path) -> None:
+    ppo = ("algorithm={type: ppo, group_size: 4}", "pipeline.max_staleness=0", "--report", str(tmp_path / "run"))
+    done = simulate(*ppo, "--json", model="Qwen2.5-1.5B")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["critic"]["devices"] + found["trainer"]["devices"] == 4
+    assert 0 < found["critic"]["utilisation"] < 1
+    run = load_run(tmp_path / "run")
+    assert {(event.actor, event.worker) for event in run.of(EventKind.OPTIMIZER)} == {
+        ("trainer", "trainer-0"),
+        ("critic", "critic"),
+    }
+    values = [event for event in run.spans if event.task == "values"]
+    assert sum(event.samples or 0 for event in values) == 128 * len(run.steps)
+    assert {(event.actor, event.worker) for event in values} == {("trainer", "critic")}
+    figures = figures_of(run, run.steps)
+    assert figures is not None
+    assert figures.critic_s == pytest.approx(found["critic"]["utilisation"] * figures.step_s, rel=0.01)
+    assert figures.step_s == pytest.approx(found["step_s"], rel=0.01)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "values" in page
+    assert "critic" in page
+
+
+def test_a_model_beside_policy_and_critic_is_refused(
+    simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "simulated_ppo.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     recipe = (
         "{output_dir: run, model: {path: x}, prompts: {source: {type: jsonl, path: x}}, rewards: {grader: {type: "

@@ -22,6 +22,9 @@ VALUES: dict[str, Any] = {
     "trainer": {"train_batch_size": 64},
 }
 
+PPO = "algorithm={type: ppo, group_size: 4}"
+"""The override for an algorithm with a critic."""
+
 
 def config_of(*overrides: str) -> RunConfig:
     """A recipe that leaves the mode open."""

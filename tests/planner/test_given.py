@@ -23,7 +23,7 @@ from tailrace.planning.step_times.sources import check_profile
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.setup import arrivals_s
 from tailrace.simulator.summary import Summing
-from tests.planner.problems import problem_of
+from tests.planner.problems import PPO, problem_of
 from tests.planning.tp_profiles import KEY, made_profile
 
 SEPARATED = ("pipeline.placement=separated", "queue.type=service", "sampling.max_new_tokens=65536")
@@ -210,6 +210,16 @@ def test_a_pool_of_the_name_has_to_have_what_the_recipe_asks_for(three: Callable
             "raise cluster.rollout.pools.wide.engine.kv_cache_gib",
         ),
         (
+            "8xH100",
+            (PPO, "cluster.rollout.workers=7"),
+            "trainer and critic take 2 devices at least, and engines leave 1 H100",
+        ),
+        (
+            "8xH100",
+            (PPO, "cluster.pools.critic.gpus=7"),
+            "trainer and critic take 8 devices at least, and engines leave 7 H100",
+        ),
+        (
             "2xH100",
             ("algorithm.kl.coefficient=0.1", "cluster.reference.workers=1"),
             "1 worker of the reference, of 1 H100 each, would leave none for the trainer",
@@ -242,6 +252,33 @@ def test_the_reference_has_devices_that_the_trainer_does_not_have() -> None:
     assert found.devices == 8
 
 
+def test_a_critic_shares_the_devices_that_are_left_with_the_trainer() -> None:
+    found = allocated("8xH100", PPO, "cluster.rollout.workers=2")
+    assert found.critic is not None
+    assert found.critic.devices + found.layout.devices == 6
+    assert abs(found.critic.devices - found.layout.devices) <= 2
+    assert found.devices == 8
+
+
+def test_a_critic_has_the_devices_that_the_recipe_gives_it() -> None:
+    found = allocated("8xH100", PPO, "cluster.rollout.workers=2", "cluster.pools.critic.gpus=1")
+    assert found.critic is not None
+    assert (found.critic.devices, found.layout.devices) == (1, 5)
+
+
+def test_a_critic_of_another_model_has_the_sizes_of_its_directory() -> None:
+    """A larger critic takes more devices, and more memory."""
+    own, larger = (
+        given(problem_of("8xH100", *SEPARATED, PPO, *path)) for path in ((), ("algorithm.critic.path=Qwen2.5-7B",))
+    )
+    assert own.allocation.critic is not None
+    assert larger.allocation.critic is not None
+    assert larger.allocation.critic.devices > own.allocation.critic.devices
+    assert larger.parts.critic_s > own.parts.critic_s
+    with pytest.raises(PlanError, match=r"the model 'nowhere' is neither a directory with a config\.json"):
+        problem_of("8xH100", PPO, "algorithm.critic.path=nowhere")
+
+
 def test_an_engine_that_joins_a_pool_is_like_the_others_there_and_has_devices_from_the_beginning() -> None:
     wide = "cluster.rollout.pools.wide={workers: 1, max_workers: 3, engine: {tp: 2, max_batch_size: 32}}"
     problem = problem_of("16xH100", *SEPARATED, wide)
@@ -259,10 +296,13 @@ def sequential(*recipe: str) -> Problem:
     return problem_of("8xH100", *SEPARATED, "trainer.micro_batch_tokens=16384", *recipe)
 
 
-@pytest.mark.parametrize("kl", ["algorithm.kl.coefficient=0", "algorithm.kl.coefficient=0.1"])
+@pytest.mark.parametrize(
+    "algorithm", [("algorithm.kl.coefficient=0",), ("algorithm.kl.coefficient=0.1",), (PPO,)], ids=str
+)
 @pytest.mark.parametrize("mode", USUAL[1:], ids=str)
-def test_a_recipe_has_the_parts_of_the_same_plan_and_so_its_interval(mode: Mode, kl: str) -> None:
-    problem = problem_of("4xH100", *SEPARATED, *(f"pipeline.{key}={value}" for key, value in mode.values.items()), kl)
+def test_a_recipe_has_the_parts_of_the_same_plan_and_so_its_interval(mode: Mode, algorithm: tuple[str, ...]) -> None:
+    keys = (f"pipeline.{key}={value}" for key, value in mode.values.items())
+    problem = problem_of("4xH100", *SEPARATED, *keys, *algorithm)
     for one in Candidates(problem).of(mode):
         recipe = config_of(problem.config, one)
         assert with_allocation(replace(problem, config=recipe), one.allocation).parts == one.parts
@@ -319,6 +359,15 @@ def test_colocated_the_engine_has_what_trainer_and_reference_leave(kl: str) -> N
     weights = 0.0 if reference is None else 2 * problem.setup(reference).parameters
     (engine,) = engine_memories(problem, candidate).values()
     taken = engine.peak + candidate.trainer.peak + weights
+    assert 0.8 * 80e9 < taken <= candidate.allocation.trainer.device.memory_bytes - CONTEXT_BYTES
+
+
+def test_colocated_the_engine_has_what_trainer_and_critic_leave() -> None:
+    problem = problem_of("8xH100", "pipeline.placement=colocated", PPO, model="Qwen2.5-7B")
+    candidate = given(problem)
+    assert candidate.critic is not None
+    (engine,) = engine_memories(problem, candidate).values()
+    taken = engine.peak + candidate.trainer.peak + sum(candidate.critic.held.values())
     assert 0.8 * 80e9 < taken <= candidate.allocation.trainer.device.memory_bytes - CONTEXT_BYTES
 
 
@@ -421,7 +470,7 @@ def test_an_engine_may_have_a_part_of_the_only_node() -> None:
 def test_no_trainer_has_a_replica_in_two_nodes_of_six() -> None:
     (pool,) = open_cluster("8xH100").pools
     pool = replace(pool, nodes=2, per_node=6)
-    found = {one.tp for one in Candidates(problem_of(Cluster(pools=(pool,)))).layouts(pool, 12)}
+    found = {one.tp for one in Candidates(problem_of(Cluster(pools=(pool,)))).trainer.layouts(pool, 12)}
     assert found == {1, 2, 3, 6}
 
 
@@ -442,7 +491,7 @@ def test_more_memory_makes_no_trainer_slower(streaming: bool) -> None:
         problem = problem_of(
             cluster, *SEPARATED, streams, workers, "engine={type: native, tp: 2}", model="Qwen2.5-7B", steps=2
         )
-        space, allocation = Candidates(problem), given(problem).allocation
+        space, allocation = Candidates(problem).trainer, given(problem).allocation
         training = space.training(pool, allocation.layout, problem.config.trainer.micro_batch_tokens)
         seconds.append(space.played_s(training, streaming=streaming))
     assert seconds == sorted(seconds, reverse=True)

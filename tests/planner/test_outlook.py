@@ -67,9 +67,13 @@ def memory(config: RunConfig) -> RunMemory:
     return memory_of(sized(config, SHAPE, 10, 20))
 
 
-def separated(address: str | None = None, cluster: Any = (), **pipeline: Any) -> RunConfig:
+def separated(address: str | None = None, cluster: Any = (), algorithm: Any = None, **pipeline: Any) -> RunConfig:
+    changes = {} if algorithm is None else {"algorithm": algorithm}
     return config(
-        pipeline={"placement": "separated", **pipeline}, cluster={"address": address, **dict(cluster)}, **SERVICE
+        pipeline={"placement": "separated", **pipeline},
+        cluster={"address": address, **dict(cluster)},
+        **SERVICE,
+        **changes,
     )
 
 
@@ -104,6 +108,40 @@ def test_a_kl_penalty_adds_the_reference() -> None:
     assert with_kl.bound is not None
     assert without.bound is not None
     assert with_kl.bound.reference_s > 0 == without.bound.reference_s
+
+
+PPO: dict[str, Any] = {"algorithm": {"type": "ppo", "group_size": 4}}
+
+
+def test_a_critic_in_the_same_process_holds_as_much_as_the_trainer_and_has_its_turns() -> None:
+    ppo, without = config(**PPO), config(algorithm={"type": "grpo", "group_size": 4})
+    (worker,) = memory(ppo).workers
+    assert worker.name == "trainer and engine and critic"
+    held = worker.memory.instants[worker.memory.worst]
+    training = sum(held[f"{name} of the critic"] for name in ("weights", "gradients", "moments"))
+    assert training == pytest.approx(16 * SHAPE.parameters, rel=0.01)  # its head is the embedding, too
+    trained, alone = look(ppo).bound, look(without).bound
+    assert trained is not None
+    assert alone is not None
+    assert trained.critic_s > 0
+    assert trained.seconds == pytest.approx(alone.seconds + trained.critic_s)
+
+
+def test_a_separate_critic_has_a_process_of_its_own_and_trains_beside_the_trainer() -> None:
+    both = separated(cluster={"pools": {"critic": {"cpus": 2}}}, **PPO)
+    found = memory(both)
+    assert count(found, "critic") == 1
+    assert peak(found, "critic") > 16 * SHAPE.parameters
+    bound = look(both, machine=machine(threads=8)).bound
+    alone = look(separated(), machine=machine(threads=8)).bound
+    assert bound is not None
+    assert alone is not None
+    assert alone.seconds < bound.seconds < alone.seconds + bound.critic_s
+
+
+def test_a_critic_of_another_model_has_its_sizes() -> None:
+    other = config(algorithm={"type": "ppo", "group_size": 4, "critic": {"path": "Qwen2.5-0.5B"}})
+    assert memory(other).total_bytes - memory(config(**PPO)).total_bytes > 16 * 0.3e9
 
 
 def test_each_reference_worker_has_the_frozen_weights_and_a_process() -> None:

@@ -53,6 +53,24 @@ def test_a_written_recipe_is_accepted_by_a_dry_run(
     assert "time:" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("mode", USUAL, ids=str)
+def test_a_written_recipe_with_a_critic_is_accepted_by_a_dry_run(
+    mode: Mode, tmp_path: Path, tiny_model: TinyModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ppo, sampling = {"type": "ppo", "group_size": 2}, {"max_new_tokens": 20_000}
+    path = written(values_of(tmp_path, tiny_model("llama"), algorithm=ppo, sampling=sampling), mode, tmp_path)
+    assert yaml.safe_load(path.read_text()).get("cluster", {}).get("pools", {}).keys() <= {"critic"}
+    config = load_config(path, ["device=cpu", "engine.kv_cache_gib=0.01", "sampling.max_new_tokens=12"])
+    if not mode.colocated:
+        assert config.cluster.pool("critic").gpus >= 1
+        assert "Tailrace's own critic has one device, and this plan's has" in path.read_text()
+    print_plan(config, resume=False)
+    shown = capsys.readouterr().out
+    assert "# time: about" in shown
+    assert "critic" in "".join(line for line in shown.splitlines() if line.startswith("#   "))
+    assert "is not known" not in shown
+
+
 def test_a_written_recipe_says_what_was_planned(tmp_path: Path, tiny_model: TinyModel) -> None:
     path = written(values_of(tmp_path, tiny_model("llama")), USUAL[3], tmp_path)
     text, recipe = path.read_text(), yaml.safe_load(path.read_text())

@@ -12,8 +12,9 @@ from tailrace.planner.modes import USUAL
 from tailrace.planner.processes import one_by_one, side_by_side
 from tailrace.planner.search import front
 from tailrace.planner.trial import Objective, Plan, simulate
+from tailrace.planning.allocation import Allocation
 from tailrace.planning.hardware.clusters import open_cluster
-from tests.planner.problems import problem_of
+from tests.planner.problems import PPO, problem_of
 
 CLUSTER = """
 pools:
@@ -22,6 +23,9 @@ pools:
 links:
   - {{between: [here, there], gb_s: {gb_s}, ms: 10}}
 """
+
+
+SERVICE = "queue.type=service"
 
 
 def everything(problem: Problem) -> list[Plan]:
@@ -48,6 +52,33 @@ def test_the_search_finds_what_simulating_everything_finds(
     assert found.enumerated == len(all_plans)
     assert len(found.plans) == 24
     assert found.best.value(objective) <= 1.03 * best
+
+
+def every_split(problem: Problem, mode: Mode) -> list[float]:
+    """Seconds of a step under every split of the devices among engines, trainer and critic, whatever the planner leaves
+    out."""
+    space, (pool,) = Candidates(problem), problem.cluster.pools
+    assert space.critic is not None
+    return [
+        simulate(problem, space.of_allocation(mode, allocation, training.micro_batch_tokens, 1)).step_s
+        for trains in range(1, pool.devices - 1)
+        for gives in range(1, pool.devices - trains)
+        for training in space.trainer.quickest(pool, trains, streaming=mode.streaming)
+        for critic in space.critic.alike(pool, gives, training)
+        for engines in space.engines(pool.name, pool.devices - trains - gives)
+        for allocation in [Allocation(rollout=(engines,), trainer=pool, layout=training.layout, critic=critic.layout)]
+    ]
+
+
+@pytest.mark.parametrize("mode", [Mode(placement="separated"), Mode(placement="separated", max_staleness=1)], ids=str)
+def test_with_a_critic_the_search_finds_what_every_split_of_the_devices_finds(mode: Mode) -> None:
+    problem = problem_of("4xH100", PPO, *(f"pipeline.{key}={value}" for key, value in mode.values.items()), SERVICE)
+    found = plan(problem)
+    assert found.best.step_s <= 1.03 * min(every_split(problem, mode))
+    allocation = found.best.allocation
+    assert allocation.critic is not None
+    assert allocation.devices == allocation.rollout_devices + allocation.layout.devices + allocation.critic.devices
+    assert found.best.bound.critic_s > 0
 
 
 def test_the_best_of_each_mode_is_simulated(small: Problem) -> None:

@@ -94,6 +94,14 @@ def test_two_assumptions_are_named_where_both_were_wrong() -> None:
     assert "; besides, a decode step of 20 responses" in text or "; besides, responses were longer" in text
 
 
+def test_a_critic_that_holds_the_step_up_is_named() -> None:
+    """The trainer waits for it at the end of a step, or for its values before."""
+    plan = foretold(figures=figures(critic_s=4.0))
+    slow = figures(step_s=13.0, critic_s=8.0)
+    assert "the critic took 303 instead of 152 µs a token" in verdict(plan, slow)
+    assert "the critic took" in verdict(plan, figures(step_s=13.0, waiting_s=9.2, critic_s=8.0))
+
+
 def test_a_step_as_foretold_is_right_whatever_its_parts() -> None:
     assert verdict(foretold(), FIGURES).endswith("10 s were foretold, from 9 to 11 s. The plan was right.")
     within = verdict(foretold(), generating(0.8, token_s=0.024))

@@ -174,6 +174,86 @@ def test_colocated_workers_of_a_reference_share_what_they_score() -> None:
     assert scored.end - scored.start == pytest.approx(15 / 400)
 
 
+CRITIC = TrainerKind(times=Paced(50.0))
+
+
+def test_a_critic_gives_values_before_the_advantages_and_trains_beside_the_policy() -> None:
+    """Groups of 13 and 15 tokens get values as they come, at 200 tokens a second, and are trained on at 50 a second.
+
+    The second step begins to generate when the critic has been trained, too, which takes longer than the policy.
+    """
+    _, events = played(replace(SMALL, critic=CRITIC), lengths([3], [5], [2], [2]))
+    first, last = 1.02 + 2 * 1.2, 1.02 + 2 * 1.2 + 2 * 1.1
+    values = [(e.start, e.end, e.step, e.worker, e.actor, e.version) for e in events if e.task == "values"]
+    expected: list[Any] = [
+        (pytest.approx(first), pytest.approx(first + 13 / 200), 0, "critic", "trainer", None),
+        (pytest.approx(last), pytest.approx(last + 15 / 200), 0, "critic", "trainer", None),
+    ]
+    assert values[:2] == expected
+    trained = [e for e in events if e.task in (EventKind.ACTOR, EventKind.OPTIMIZER) and e.step == 0]
+    spent = {(e.task, e.actor): (e.start, e.end) for e in trained}
+    begun = last + 15 / 200
+    times: dict[Any, Any] = {
+        ("actor", "trainer"): (pytest.approx(begun), pytest.approx(begun + 0.28)),
+        ("optimizer", "trainer"): (pytest.approx(begun + 0.28), pytest.approx(begun + 2.28)),
+        ("actor", "critic"): (pytest.approx(begun), pytest.approx(begun + 0.56)),
+        ("optimizer", "critic"): (pytest.approx(begun + 0.56), pytest.approx(begun + 2.56)),
+    }
+    assert spent == times
+    (step, _) = (event for event in events if event.task == EventKind.STEP)
+    assert step.end == pytest.approx(begun + 2.28 + 0.75 + 0.5 + 0.25)
+
+
+def test_prompts_wait_for_the_update_of_a_critic() -> None:
+    slow = TrainerKind(times=Paced(5.0))
+    _, events = played(replace(SMALL, critic=slow), lengths([3], [5], [2], [2]))
+    ended = next(e.end for e in events if e.task == EventKind.OPTIMIZER and e.actor == "critic")
+    assert ended > next(e.end for e in events if e.task == EventKind.STEP)
+    assert min(e.start for e in events if e.task == EventKind.SAMPLE and e.step == 1) == pytest.approx(ended)
+
+
+def test_a_colocated_critic_takes_turns_with_engine_and_trainer() -> None:
+    """The engine stands still for the values of the first group; then the two models are trained in turns."""
+    _, events = played(replace(SMALL, steps=1, placement="colocated", critic=CRITIC), lengths([3], [5]))
+    first = 1.02 + 2 * 1.2  # the shorter one has ended; a step of the longer one is under way
+    work = [e for e in events if e.task in ("values", EventKind.ACTOR, EventKind.OPTIMIZER)]
+    values, others = work[:2], work[2:]
+    assert [values[0].start, values[0].end] == pytest.approx([first + 1.1, first + 1.1 + 13 / 200])
+    assert [values[1].start, values[1].end] == pytest.approx([values[0].end + 1.1, values[0].end + 1.1 + 15 / 200])
+    assert sorted((e.task, e.actor) for e in others) == [
+        (task, actor) for task in ("actor", "optimizer") for actor in ("critic", "trainer")
+    ]
+    assert [e.start for e in others] == [values[1].end, *(e.end for e in others[:-1])]
+
+
+def test_a_critic_goes_through_the_same_epochs_and_mini_batches() -> None:
+    scenario = replace(SMALL, mini_batches=2, epochs=2, critic=CRITIC)
+    _, events = played(scenario, lengths([3], [5], [2], [2]))
+    each = {
+        actor: [e.tokens for e in events if e.task == EventKind.ACTOR and e.step == 0 and e.actor == actor]
+        for actor in ("trainer", "critic")
+    }
+    assert each["critic"] == each["trainer"] == [8, 3, 5, 3, 5]
+
+
+@pytest.mark.parametrize("critic", [None, CRITIC])
+def test_advantages_of_whole_steps_wait_for_the_last_response(critic: TrainerKind | None) -> None:
+    scenario = replace(SMALL, streaming=True, micro_batch_tokens=13, critic=critic)
+    _, events = played(replace(scenario, whole_steps=True), lengths([3], [5], [2], [2]))
+    last = max(e.end for e in events if e.task in (EventKind.SAMPLE, "values") and e.step == 0)
+    actors = [e.start for e in events if e.task == EventKind.ACTOR and e.step == 0]
+    assert min(actors) == last
+    of_groups = [e.start for e in played(scenario, lengths([3], [5], [2], [2]))[1] if e.task == EventKind.ACTOR]
+    assert min(of_groups) < last
+
+
+def test_what_scores_waits_for_no_grading() -> None:
+    scenario = replace(SMALL, steps=1, grade_s=50.0, reference=REFERENCE, critic=CRITIC)
+    _, events = played(scenario, lengths([3], [5]))
+    assert all(e.end < 50.0 for e in events if e.task in ("values", EventKind.REFERENCE))
+    assert all(e.start > 50.0 for e in events if e.task == EventKind.ACTOR)
+
+
 def test_tools_make_a_response_wait_and_its_next_turn_computes_only_what_they_return() -> None:
     script = Script(
         prompt_tokens=10,
@@ -321,6 +401,8 @@ SCENARIOS = st.builds(
     ).map(tuple),
     trainer=st.builds(TrainerKind, times=st.just(Paced()), ranks=st.integers(1, 3), publish_s=st.floats(0, 2)),
     reference=st.none() | st.builds(Scorer, times=st.just(Paced()), workers=st.integers(1, 2)),
+    critic=st.none() | st.builds(TrainerKind, times=st.just(Paced(50.0)), ranks=st.integers(1, 2)),
+    whole_steps=st.booleans(),
     graders=st.integers(1, 4),
     grade_s=st.floats(0, 3),
     hop_s=st.floats(0, 0.1),
@@ -354,6 +436,11 @@ def check_conservation(scenario: Scenario, replay: Replay) -> list[Event]:
     assert made == Counter((group, number) for group in range(count) for number in range(scenario.group_size))
     assert sum(event.tokens or 0 for event in samples) == sum(s.tokens for group in replay.groups for s in group)
     assert [event.step for event in steps] == list(range(scenario.steps))
+    if scenario.critic is not None:
+        valued = [event for event in events if event.task == "values"]
+        updated = [event for event in events if event.task == EventKind.OPTIMIZER and event.actor == "critic"]
+        assert sum(event.samples or 0 for event in valued) == count * scenario.group_size
+        assert len(updated) == sum(e.task == EventKind.OPTIMIZER and e.actor == "trainer" for e in events)
     assert sum(event.samples or 0 for event in steps) == count * scenario.group_size
     assert all(event.metrics["staleness_max"] <= scenario.max_staleness for event in steps)
     return events

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tailrace.simulator.run import SimulatedRun
-from tailrace.simulator.scenario import Scenario
+from tailrace.simulator.scenario import Scenario, TrainerKind
 from tailrace.simulator.summary import Summary, Summing, binding
 from tailrace.workloads.replay import Replay
 from tests.simulator.test_run import SMALL, Paced, lengths
@@ -25,6 +25,16 @@ def test_shares_are_of_the_time_that_counts() -> None:
     assert found.weights * found.step_s * 2 == pytest.approx(2 * 1.5)
     assert found.samples_per_s == pytest.approx(4 / (2 * found.step_s))
     assert found.tokens_per_s == pytest.approx(12 / (2 * found.step_s))
+
+
+def test_a_step_ends_when_the_critic_has_been_trained_too() -> None:
+    slow = replace(SMALL, critic=TrainerKind(times=Paced(5.0)))
+    found = summed(slow, lengths([3], [5], [2], [2]))
+    generated, trained = 1.02 + 2 * 1.2 + 2 * 1.1 + 1.02 + 1.2, (28 + 24) / 5 + 2 * 2.0
+    values = (15 + 24) / 20  # of the second group, and of both
+    assert 2 * found.step_s == pytest.approx(generated + values + trained)
+    assert found.critic == pytest.approx((trained + (28 + 24) / 20) / (2 * found.step_s))
+    assert binding(found) == "the critic"
 
 
 def test_steps_of_the_warm_up_do_not_count() -> None:

@@ -55,9 +55,10 @@ class TrainerProfile(msgspec.Struct, frozen=True, kw_only=True):
 class ProfiledTrainer:
     """A trainer that takes as long as the one of a profile."""
 
-    def __init__(self, profile: TrainerProfile) -> None:
-        self._update = _Fit(profile.update)
-        self._score = _Fit(profile.score)
+    def __init__(self, profile: TrainerProfile, *, gives_values: bool = False) -> None:
+        """`gives_values`: whether it is a critic of the same model: one value takes no time, in the place of logits."""
+        self._update = _Fit(profile.update, has_logits=not gives_values)
+        self._score = _Fit(profile.score, has_logits=not gives_values)
         self._optimizer_s = profile.optimizer_s
 
     def update_s(self, micro_batch: Sequence[GroupPart]) -> float:
@@ -79,7 +80,8 @@ class ProfiledTrainer:
 
 
 class _Fit:
-    def __init__(self, points: Sequence[MicroBatchPoint]) -> None:
+    def __init__(self, points: Sequence[MicroBatchPoint], *, has_logits: bool) -> None:
+        self._has_logits = has_logits
         rows = np.array([(1.0, point.tokens, point.scored, point.pairs) for point in points])
         seconds = np.array([point.seconds for point in points])
         scale = rows.max(axis=0)  # columns differ by orders of magnitude
@@ -90,7 +92,7 @@ class _Fit:
     def seconds(self, parts: Sequence[GroupPart]) -> float:
         base, token, scored, pair = self._costs
         tokens, of_responses, pairs = _amounts(parts)
-        return base + token * tokens + scored * of_responses + pair * pairs
+        return base + token * tokens + scored * of_responses * self._has_logits + pair * pairs
 
 
 def _amounts(parts: Sequence[GroupPart]) -> tuple[int, int, float]:

@@ -39,3 +39,5 @@ def test_times_that_follow_the_form_are_found_again(
     times = ProfiledTrainer(profile(costs))
     assert times.update_s([part]) == pytest.approx(expected, rel=1e-3)
     assert times.error == pytest.approx(0, abs=1e-4)
+    critic = ProfiledTrainer(profile(costs), gives_values=True)
+    assert critic.update_s([part]) == pytest.approx(expected - scored * sum(responses), rel=1e-3)
