@@ -14,7 +14,7 @@ from tailrace.trainer.base import UpdateResult
 
 
 class Critic(SingleTrainer):
-    """Any supported model with a value head, which begins at 0."""
+    """Any supported model with a value head, which begins at 0, in place of the head that gives tokens."""
 
     def load_model(self, dtype: torch.dtype) -> PreTrainedModel:
         """See `Scorer.load_model`."""
@@ -22,6 +22,7 @@ class Critic(SingleTrainer):
         head = torch.nn.Linear(model.config.hidden_size, 1, bias=False, dtype=dtype, device=self._device)
         torch.nn.init.zeros_(head.weight)
         model.value_head = head
+        model.set_output_embeddings(torch.nn.Identity())  # type: ignore[no-untyped-call]
         return model
 
     def score(self, hidden_NH: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
