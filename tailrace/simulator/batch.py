@@ -123,6 +123,8 @@ class Batch:
     _computing: deque[Sequence] = field(default_factory=deque)
     _ends: list[tuple[int, int, Sequence]] = field(default_factory=list)
     """A heap: the step with which a sequence ends, its arrival, and it. Those that left are skipped."""
+    _ends_at: dict[Sequence, int] = field(default_factory=dict)
+    """Of what decodes here: the step with which each ends. Others of the heap have left, maybe for another replica."""
     _decoding: int = 0
     _tokens: int = 0
     """Cached tokens of all that decodes; a shared prompt counts for each."""
@@ -353,12 +355,12 @@ class Batch:
         return self.cache_tokens - self.held_tokens
 
     def _running(self) -> list[Sequence]:
-        return [*self._computing, *(entry[2] for entry in self._ends if self._is_live(entry))]
+        return [*self._computing, *self._ends_at]
 
     def _is_live(self, entry: tuple[int, int, Sequence]) -> bool:
         """Whether an entry of the heap is of a sequence that decodes since then."""
         end, _, sequence = entry
-        return sequence.is_decoding and end == sequence.joined + sequence.length
+        return self._ends_at.get(sequence) == end
 
     def _release(self, sequence: Sequence) -> None:
         """Take a running sequence out."""
@@ -367,6 +369,7 @@ class Batch:
             self._decoding -= 1
             self._tokens -= sequence.prompt + sequence.made
             sequence.is_decoding = False
+            del self._ends_at[sequence]
         else:
             self._computing.remove(sequence)
             sequence.to_compute = 0
@@ -457,4 +460,5 @@ class Batch:
         self._tokens += sequence.prompt + sequence.made
         sequence.is_decoding = True
         sequence.joined = self._step - sequence.made
-        heappush(self._ends, (sequence.joined + sequence.length, sequence.arrival, sequence))
+        self._ends_at[sequence] = end = sequence.joined + sequence.length
+        heappush(self._ends, (end, sequence.arrival, sequence))

@@ -187,3 +187,22 @@ def test_a_stretch_has_no_more_steps_than_it_may() -> None:
     decoded = engine.decoded
     assert decoded is not None
     assert (decoded.steps, decoded.sequences, decoded.context_tokens) == (3, 1, 11)
+
+
+def test_a_sequence_that_goes_on_at_another_replica_does_not_end_here() -> None:
+    """There it would end with the step of the same number."""
+    here, there = batch(), batch()
+    stays, goes, other = (Sequence(prompt=1, length=length) for length in (9, 5, 9))
+    for engine, sequences in ((here, (stays, goes)), (there, (other,))):
+        for sequence in sequences:
+            engine.add(sequence)
+        engine.begin()
+        engine.end()
+    here.remove(goes)
+    there.add(goes)
+    there.begin()
+    there.end()
+    here.begin()
+    assert here.end().ended == [stays]
+    assert there.begin() is not None
+    assert there.end().ended == [goes]
