@@ -265,6 +265,11 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
+def counted(count: int, noun: str) -> str:
+    """Write a count with its noun: 1 step, 1,000 steps."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def one_line(error: BaseException) -> str:
     """The message of an error on one line, without control characters; its type's name where the message is empty."""
     return printable(" ".join(str(error).split())) or type(error).__name__

@@ -10,9 +10,10 @@ from tailrace.bench.compare import Comparison
 from tailrace.bench.figures import STAGES
 from tailrace.bench.setup import Setup
 from tailrace.bench.single import Result
+from tailrace.errors import counted
 from tailrace.registers.phases import PHASES, Phase
 from tailrace.report.tables import figures_table
-from tailrace.report.text import counted, number, percent
+from tailrace.report.text import number, percent
 from tailrace.report.workers import STATE_TITLES
 
 _LEAST = 0.01

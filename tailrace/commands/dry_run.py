@@ -17,7 +17,7 @@ from tailrace.config.recipe_text import write_yaml
 from tailrace.config.rewards import ModelReward
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
-from tailrace.errors import ConfigError, ModelNotHere, PlanError, quoted
+from tailrace.errors import ConfigError, ModelNotHere, PlanError, counted, quoted
 from tailrace.host.compute import prepare_torch
 from tailrace.models.info import describe_model
 from tailrace.planner.outlook import Machine, Outlook, outlook
@@ -28,7 +28,7 @@ from tailrace.planning.memory import CONTEXT_BYTES, RESERVED, Memory
 from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.planning.model_shape.hugging_face import read_shape
 from tailrace.planning.step_times.basis import Kind
-from tailrace.report.text import counted, duration
+from tailrace.report.text import duration
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.graders import Graders
 from tailrace.run.checks import check_place, check_recipe

@@ -29,14 +29,13 @@ from tailrace.config.generate import EvalConfig
 from tailrace.engine.checks import check_context
 from tailrace.engine.factory import make_backend
 from tailrace.engine.opening import open_engine
-from tailrace.errors import ConfigError, first_error
+from tailrace.errors import ConfigError, counted, first_error
 from tailrace.events import EventLog
 from tailrace.host.compute import prepare_torch
 from tailrace.host.interrupt import INTERRUPTED, Interrupt
 from tailrace.models.tokenizer import ResponseText
 from tailrace.prompts.load import load_evaluated, source_key
 from tailrace.report.tables import figures_table
-from tailrace.report.text import counted
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.graders import Graders
 from tailrace.run.evaluation import (

@@ -18,7 +18,7 @@ import msgspec
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
-from tailrace.errors import PlanError, UserError
+from tailrace.errors import PlanError, UserError, counted
 from tailrace.events import Event
 from tailrace.models.resolve import resolve_model
 from tailrace.planner.candidates import Candidate
@@ -41,7 +41,6 @@ from tailrace.planning.step_times.machine import MachineProfile, read_machine_pr
 from tailrace.planning.step_times.trainer_profile import ProfiledTrainer
 from tailrace.report.run_data import RunData, load_run, step_of
 from tailrace.report.step_figures import figures_of
-from tailrace.report.text import counted
 from tailrace.run.directory import RunDirectory
 from tailrace.simulator.drawing import draw_steps
 from tailrace.simulator.scenario import EngineKind, Scenario

@@ -19,7 +19,7 @@ from tailrace.config.base import GIB
 from tailrace.config.load import changed_recipe, load_for_cluster
 from tailrace.config.overrides import override_values
 from tailrace.config.run import RunConfig
-from tailrace.errors import PlanError, did_you_mean
+from tailrace.errors import PlanError, counted, did_you_mean
 from tailrace.planner.modes import USUAL, modes_of
 from tailrace.planner.problem import Problem
 from tailrace.planner.processes import Simulate, Trial, side_by_side
@@ -33,7 +33,7 @@ from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.model_shape.catalogue import find_shape, model_path
 from tailrace.planning.tp_profile import TPProfile
 from tailrace.report.front import Point, front_svg
-from tailrace.report.text import counted, number, percent
+from tailrace.report.text import number, percent
 from tailrace.workloads.samplers.factory import open_workload
 
 OBJECTIVES: tuple[Objective, ...] = ("time", "cost", "energy")

@@ -27,14 +27,14 @@ from tailrace.config.load import changed_recipe, load_config
 from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
 from tailrace.engine.core import EngineCore
-from tailrace.errors import PlanError
+from tailrace.errors import PlanError, counted
 from tailrace.host.compute import prepare_torch
 from tailrace.host.cpu import cpu_name, usable_cores
 from tailrace.planner.local import LocalPlan, LocalProblem, as_it_is_s, local_plans
 from tailrace.planner.run_memory import memory_of
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.machine import read_machine_profile
-from tailrace.report.text import counted, number
+from tailrace.report.text import number
 from tailrace.run.inputs import load_inputs
 from tailrace.simulator.drawing import draw_steps
 from tailrace.types import IntArray, Request, Sample

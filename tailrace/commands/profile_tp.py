@@ -36,13 +36,13 @@ from tailrace.engine.adaptive_tp.profile_plan import Plan, Points, make_plan
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.model.weights import checkpoint_weights
 from tailrace.engine.ranks.factory import stage
-from tailrace.errors import UserError
+from tailrace.errors import UserError, counted
 from tailrace.host.compute import prepare_torch
 from tailrace.models.architecture import read_architecture
 from tailrace.models.resolve import resolve_model
 from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, ProfileKey, SwitchCost, TPProfile
 from tailrace.planning.tp_verdict import SwitchReport
-from tailrace.report.text import counted, duration
+from tailrace.report.text import duration
 
 LOG_PERIOD_S = 10.0
 ALL_REDUCES = 100

@@ -18,7 +18,7 @@ from rich.table import Table
 from tailrace.commands.files import check_apart, check_new_file
 from tailrace.config.model import ModelConfig
 from tailrace.config.rollout import FeaturesLengths, HistoryLengths, LambdarankLengths, LengthsConfig, ModelLengths
-from tailrace.errors import ConfigError, UserError, one_line
+from tailrace.errors import ConfigError, UserError, counted, one_line
 from tailrace.host.whole_file import whole_file
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import load_tokenizer
@@ -27,7 +27,6 @@ from tailrace.planning.lengths.base import Asked, Finished, LengthPredictor
 from tailrace.planning.lengths.ranker import pack
 from tailrace.prompts.task_name import task_name
 from tailrace.report.tables import figures_table
-from tailrace.report.text import counted
 from tailrace.run.lengths import make_lengths
 from tailrace.workloads.files import read_trace
 

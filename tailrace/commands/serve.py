@@ -18,13 +18,12 @@ from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.config.generate import ServeConfig
 from tailrace.config.rollout import LOOPBACK
-from tailrace.errors import UserError, first_error
+from tailrace.errors import UserError, counted, first_error
 from tailrace.events import EventLog
 from tailrace.host.cpu import usable_cores
 from tailrace.host.interrupt import Interrupt
 from tailrace.models.tokenizer import ResponseText
 from tailrace.registers import run_files
-from tailrace.report.text import counted
 from tailrace.rollout.base import EnginePort
 from tailrace.rollout.http.app import Endpoint, Limits
 from tailrace.rollout.http.asked import Reader

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tailrace.engine.base import EngineStats
-from tailrace.report.text import counted, duration, number
+from tailrace.errors import counted
+from tailrace.report.text import duration, number
 from tailrace.types import Sample
 
 BAR_PERIOD_S = 0.5

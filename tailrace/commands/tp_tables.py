@@ -2,8 +2,9 @@
 
 from rich.table import Table
 
+from tailrace.errors import counted
 from tailrace.planning.tp_profile import ProfileKey, TPProfile
-from tailrace.report.text import counted, number
+from tailrace.report.text import number
 
 
 def title(key: ProfileKey) -> str:

@@ -8,10 +8,10 @@ import msgspec
 from rich.console import Console
 
 from tailrace.commands.files import check_apart, check_new_file
-from tailrace.errors import UserError, one_line
+from tailrace.errors import UserError, counted, one_line
 from tailrace.host.whole_file import whole_file
 from tailrace.report.tables import figures_table
-from tailrace.report.text import counted, interval, number, percent, signed_percent
+from tailrace.report.text import interval, number, percent, signed_percent
 from tailrace.workloads.characterization.description import Description
 from tailrace.workloads.characterization.distribution import Distribution
 from tailrace.workloads.characterization.trend import TrendFigures

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 
 from tailrace.commands.files import check_apart, check_new_file
-from tailrace.report.text import counted
+from tailrace.errors import counted
 from tailrace.workloads.files import check_name, write_trace
 from tailrace.workloads.importers.factory import import_trace
 from tailrace.workloads.trace import Provenance, Trace

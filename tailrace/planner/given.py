@@ -13,7 +13,7 @@ from dataclasses import replace
 from tailrace.config.base import GIB
 from tailrace.config.cluster import ROLLOUT, pool_key
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, VllmEngineConfig
-from tailrace.errors import PlanError
+from tailrace.errors import PlanError, counted
 from tailrace.planner.candidates import Candidate, Candidates
 from tailrace.planner.modes import Mode
 from tailrace.planner.places import rollout_place, trainer_place
@@ -62,7 +62,7 @@ def _colocated(problem: Problem) -> Allocation:
     engines = _like(problem, ROLLOUT, pool)
     if engines.devices > pool.devices:
         raise PlanError(
-            f"an engine takes {_counted(engines.devices, 'device')}, engine.tp {engines.tp} times engine.dp "
+            f"an engine takes {counted(engines.devices, 'device')}, engine.tp {engines.tp} times engine.dp "
             f"{engines.dp}, and there are {pool.devices} {pool.kind}; use fewer for each, or a larger cluster"
         )
     engines = replace(engines, engines=pool.devices // engines.devices)
@@ -95,7 +95,7 @@ def _separated(problem: Problem) -> Allocation:
     left = trainer.devices - sum(one.devices for one in rollout if one.pool is trainer)
     if reference is not None and (left := left - reference.devices) < 1:
         raise PlanError(
-            f"{_counted(reference.dp, 'worker')} of the reference, of {reference.tp} {trainer.kind} each, would leave "
+            f"{counted(reference.dp, 'worker')} of the reference, of {reference.tp} {trainer.kind} each, would leave "
             "none for the trainer; change cluster.reference.workers, or use a larger cluster"
         )
     critic = _critic(problem, trainer, left)
@@ -130,7 +130,7 @@ def _critic(problem: Problem, pool: Pool, free: int) -> Layout | None:
                 break
     if not found:
         raise PlanError(
-            f"the trainer of {problem.shape.name} and the critic do not fit on {_counted(free, pool.kind)} together; "
+            f"the trainer of {problem.shape.name} and the critic do not fit on {counted(free, pool.kind)} together; "
             f"change {pool_key(task.pool)}.gpus, or use a larger cluster"
         )
     return min(found, key=lambda one: one[0])[1]
@@ -184,7 +184,7 @@ def _check_devices(engines: Sequence[Engines], pool: Pool, needed: int) -> None:
     if taken + needed <= pool.devices:
         return
     each = " and ".join(
-        f"{_counted(one.most_engines, 'engine')} of {_counted(one.tp * one.dp, 'device')}" for one in engines
+        f"{counted(one.most_engines, 'engine')} of {counted(one.tp * one.dp, 'device')}" for one in engines
     )
     keys = ", ".join(f"{pool_key(one.name)}.{'workers' if one.most is None else 'max_workers'}" for one in engines)
     leaves = f", which leaves {max(0, pool.devices - taken)} for the trainer" if needed else ""
@@ -192,10 +192,6 @@ def _check_devices(engines: Sequence[Engines], pool: Pool, needed: int) -> None:
     raise PlanError(
         f"{each} {take} {taken} of {pool.devices} {pool.kind}{leaves}; change {keys}, engine.tp or engine.dp"
     )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _like(problem: Problem, name: str, pool: Pool) -> Engines:

@@ -8,6 +8,7 @@ from tailrace.config.base import GIB
 from tailrace.config.overrides import merged
 from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
+from tailrace.errors import counted
 from tailrace.planner.candidates import Candidate
 from tailrace.planner.trial import Plan
 from tailrace.planning.hardware.base import Pool
@@ -139,7 +140,7 @@ def _queue(config: RunConfig, plan: Plan) -> dict[str, Any]:
 def _comments(config: RunConfig, plan: Plan) -> Iterator[str]:
     allocation, engines, layout = plan.allocation, plan.candidate.engines, plan.allocation.layout
     low, high = plan.interval_s
-    devices = f"{allocation.devices} device{'' if allocation.devices == 1 else 's'}"
+    devices = counted(allocation.devices, "device")
     yield f"A plan: {plan.mode}, {devices}, {plan.step_s:.1f} s a step ({low:.1f} to {high:.1f})."
     yield (
         f"Engines: {engines.engines} of TP {engines.tp} and DP {engines.dp} on {engines.devices} {engines.pool.kind}."

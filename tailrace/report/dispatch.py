@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from tailrace.errors import counted
 from tailrace.events import Event
 from tailrace.registers.events import BLUE, GREEN, GREY, ORANGE, RED, EventKind
 from tailrace.report.charts import Figure, Section, axis, drawn
 from tailrace.report.figures import step_axis
 from tailrace.report.run_data import RunData, metric_series, shown_step
-from tailrace.report.text import counted, duration, number, setting
+from tailrace.report.text import duration, number, setting
 
 _LONGEST = {20: "fifth", 10: "tenth", 5: "twentieth"}
 """The percentages of the longest responses whose recall is told."""

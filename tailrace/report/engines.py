@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tailrace.errors import counted
 from tailrace.events import Event
 from tailrace.registers.events import BLUE, GREEN, GREY, ORANGE, RED, EventKind
 from tailrace.report.charts import Figure, Section, axis, right_axis, thinned
 from tailrace.report.run_data import RunData, shown_step
 from tailrace.report.step_times import StepTime, step_times
-from tailrace.report.text import counted, duration, number, value_at
+from tailrace.report.text import duration, number, value_at
 
 _SHOWN = 40
 """Maximum number of changes in the table, the newest ones."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tailrace.errors import counted
 from tailrace.events import Event
 from tailrace.planning.foretold import Foretold, read_foretold
 from tailrace.registers import run_files
@@ -34,7 +35,7 @@ from tailrace.report.run_data import (
 from tailrace.report.sample_page import page_text, sample_pages
 from tailrace.report.sample_text import figures as sample_figures
 from tailrace.report.sample_text import reward_words, visible
-from tailrace.report.text import counted, duration, number, setting, write, write_change
+from tailrace.report.text import duration, number, setting, write, write_change
 from tailrace.report.timeline import timeline
 from tailrace.report.worker_figures import worker_sections
 from tailrace.report.workers import restarts, worker_of

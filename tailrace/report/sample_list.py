@@ -7,10 +7,9 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from tailrace.errors import UserError
+from tailrace.errors import UserError, counted
 from tailrace.report.sample_text import Group, figures, grouped, load_samples, place_title, reward_words, visible
 from tailrace.report.samples import SampleRecord
-from tailrace.report.text import counted
 
 _HEAD, _TAIL = 18, 6
 """Lines that are shown of the beginning and the end of a long text."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from tailrace.errors import UserError
+from tailrace.errors import UserError, counted
 from tailrace.registers import run_files
 from tailrace.report.samples import SampleRecord, read_samples
-from tailrace.report.text import counted, number
+from tailrace.report.text import number
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"

@@ -58,11 +58,6 @@ def value_at(config: Any, key: str) -> Any:
     return value
 
 
-def counted(count: int, noun: str) -> str:
-    """Write a count with its noun: 1 step, 1,000 steps."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def duration(seconds: float) -> str:
     """Write a duration: 3725.4 as 1 h 02 min, 65 as 1 min 05 s, 1.25 as 1.2 s."""
     if round(seconds, 1) < 10:
