@@ -32,7 +32,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm setup-oracle quickstart test test-vllm test-oracle test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-algorithms bench-dispatch bench-elastic bench-serve bench-simulator bench-plan-local bench-workloads bench-breakdown reproduce-papers chaos clean
+.PHONY: help setup setup-vllm setup-oracle quickstart test test-vllm test-oracle test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-algorithms bench-quickstart bench-dispatch bench-elastic bench-serve bench-simulator bench-plan-local bench-workloads bench-breakdown reproduce-papers chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -111,6 +111,9 @@ bench-pipeline: $(READY) ## the modes of a run, one core for each pool, and the 
 
 bench-algorithms: $(READY) ## every algorithm on a small model, synchronous and with stale responses
 	$(BIN)/python benchmarks/bench_algorithms.py
+
+bench-quickstart: $(READY) ## what the quickstart reaches, and its time, beside the recipe grpo; three seeds
+	$(BIN)/python benchmarks/bench_quickstart.py
 
 bench-dispatch: $(READY) ## what knowing lengths gains: two real engines, sixteen in virtual time, recall
 	$(BIN)/python benchmarks/bench_dispatch.py
