@@ -142,7 +142,7 @@ def test_degrees_that_are_wrong_in_different_ways_are_told_apart() -> None:
 )
 def test_many_steps_at_once_take_what_each_takes(steps: list[tuple[int, int, int]], tp: int) -> None:
     def step_s(degree: int, size: int, tokens: int, replicas: int) -> float:
-        return 0.01 / degree + 1e-3 * size**0.5 + 1e-5 * tokens**0.8 * replicas
+        return 0.01 / degree + 1e-3 * math.sqrt(size) + 1e-5 * math.pow(tokens, 0.8) * replicas
 
     predictor = CorrectedPredictor(LatencyPredictor(made_profile(step_s, ranks=4, degrees=(1, 2))))
     predictor.observe(1, 2, 60, 3, 0.1)
