@@ -19,6 +19,8 @@ from tailrace.planning.latency import CorrectedPredictor
 from tailrace.types import IntArray
 
 Bools = npt.NDArray[np.bool_]
+_LEAST_LEFT = 1e-6
+"""The least tokens that are left: the longest response may end before others, and 0 · infinity is no number."""
 
 
 class Course(NamedTuple):
@@ -37,7 +39,7 @@ class Course(NamedTuple):
     rms: Floats
     """[S] root mean square of their contexts."""
     stretch: Floats
-    """[S] tokens that the longest response has still to make, over those where all sequences advance alike."""
+    """[S] tokens that the longest response has still to make, over those where all sequences advance alike; above 0."""
 
 
 def moments(unfinished: int) -> list[int]:
@@ -86,7 +88,7 @@ def course(
         seconds = np.array([0.0, *(state.seconds for state in reached), states[-1].seconds])
         left = np.array([even.ends[-1], *(_longest(state) for state in reached)])
     left_alike = even.ends[-1] - np.where(done > 0, even.ends[done - 1], 0.0)
-    stretch = np.where(left_alike > 0, left / np.maximum(left_alike, 1.0), 1.0)
+    stretch = np.where(left_alike > 0, np.maximum(left, _LEAST_LEFT) / np.maximum(left_alike, 1.0), 1.0)
     return Course(seconds, runs_s, np.array(at, np.float64), tokens[done], np.sqrt(mean_square[done]), stretch)
 
 

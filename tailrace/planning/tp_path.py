@@ -64,7 +64,7 @@ class Paths:
 
         Args:
             seconds: [S + 1] seconds until each moment and the end, with that degree alone.
-            stretch: [S] the factor on seconds of steps after a switch at each moment.
+            stretch: [S] the factor on seconds of steps after a switch at each moment, above 0.
         """
         degree = self._degrees.index(first)
         ways_s = self._switch_s[:, degree] + self._margin_s + seconds[:-1, None] + stretch[:, None] * self._rest_s

@@ -113,3 +113,17 @@ def test_the_tokens_of_those_that_are_left_have_grown() -> None:
 
 def test_an_engine_without_sequences_is_done() -> None:
     assert seen([[], [], [], []], at=[0]).seconds.tolist() == [0.0, 0.0]
+
+
+@given(REPLICAS.filter(any))
+def test_something_is_left_at_every_moment_even_if_the_longest_response_ends_first(replicas: list[list[Work]]) -> None:
+    """What cannot run takes for ever, and 0 times that would be no number."""
+    at = moments(sum(map(len, replicas)))
+    found = course(predictor(apart), 1, replicas, [], slots=8, cache_tokens=math.inf, at=at)
+    assert (found.stretch > 0).all()
+
+
+def test_the_longest_response_ends_first_where_it_is_alone() -> None:
+    replicas: list[list[Work]] = [[(10, 60)], [(10, 55)] * 6, [], []]
+    found = course(predictor(apart), 1, replicas, [], slots=8, cache_tokens=math.inf, at=moments(7))
+    assert 0 < found.stretch[1] < 1e-3
