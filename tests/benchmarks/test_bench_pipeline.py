@@ -71,7 +71,7 @@ def test_what_a_machine_may_lack_is_found_before_the_first_turn(
 
 
 def test_each_turn_beside_trl_is_compared_with_the_steps_of_trl_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {"quickstart-colocated": iter((8.0, 2.0, 30.0)), "quickstart-fully_async": iter((4.0, 3.0, 16.0))}
+    rates = {"grpo-colocated": iter((8.0, 2.0, 30.0)), "grpo-fully_async": iter((4.0, 3.0, 16.0))}
     seconds = iter((99.0, *[8.0] * 4, *[32.0] * 4, *[4.0] * 4))  # 4, 1 and 8 samples/s after the warm-up
     order: list[str] = []
 
@@ -96,7 +96,7 @@ def test_each_turn_beside_trl_is_compared_with_the_steps_of_trl_after_it(monkeyp
             "samples_per_s": {"trl": 4.0, "colocated": 8.0, "fully_async": 4.0},
         },
     }
-    assert order == ["trl", *["quickstart-colocated", "trl", "trl", "quickstart-fully_async", "trl", "trl"] * 3, "stop"]
+    assert order == ["trl", *["grpo-colocated", "trl", "trl", "grpo-fully_async", "trl", "trl"] * 3, "stop"]
 
 
 @pytest.mark.parametrize(
