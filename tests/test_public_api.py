@@ -25,6 +25,7 @@ PUBLIC = {
     "tailrace.transfer.queue.adapters.experience": {"Experience"},
     "tailrace.transfer.queue.adapters.group": {"GroupLoader"},
     "tailrace.transfer.queue.adapters.tensors": {"Pad"},
+    "tailrace.transfer.queue.processes.added": {"add_unit", "remove_unit"},
     # algorithms
     "tailrace.algorithms.advantages": {"group_normalized"},
     "tailrace.algorithms.base": {"Algorithm"},

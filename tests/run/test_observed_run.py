@@ -305,6 +305,7 @@ def test_the_register_of_metrics_has_all_that_runs_tell_and_nothing_else(observe
             registered.setdefault(kind, set()).add(entry.name)
     told["step"] |= {"ratio_overflow", "rollout_overflow"}  # of ratios that would overflow
     told["step"] |= {"correction_masked", "rejected_tokens", "rejected_samples", "remade_groups"}  # of other recipes
+    told["step"].add("kl_coefficient")  # of an adaptive penalty
     told["step"] |= {"critic/explained_variance", "critic/value_loss", "critic/<figure>"}
     for task in ("step", "evaluation", "reward"):
         told.setdefault(task, set()).add("spent/<what>")  # of a judge

@@ -58,7 +58,7 @@ async def test_each_look_at_the_queue_is_an_event_until_it_is_closed(log: EventL
         "ready/rollout": 2.0, "leased/rollout": 4.0, "waiting/rollout": 0.0,
         "ready/sink": 0.0, "leased/sink": 0.0, "waiting/sink": 6.0,
         "expired/rollout": 0.0, "expired/sink": 0.0,
-        "rows": 6.0, "bytes": float(stored), "lost_groups": 0.0,
+        "rows": 6.0, "bytes": float(stored), "lost_groups": 0.0, "lacking_rows": 0.0,
     }  # fmt: skip
 
 
