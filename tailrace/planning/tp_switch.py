@@ -183,23 +183,21 @@ class SwitchController:
         degrees = tuple(courses)
         run_s = np.array([courses[tp].runs_s for tp in degrees]).T
         later_s = self._costs.later_s(courses, snapshot.kv_bytes_per_token)
-        found: dict[tuple[Set[int], int], Paths] = {}
+        alike: dict[tuple[Set[int], int], Paths] = {}
+        """The paths of the degrees after which there are the same groups, and which return to the same degree."""
+        found = {}
         for tp in degrees:
             known, home_tp = _after(snapshot, tp), snapshot.home_tp or tp
-            if (known.groups, home_tp) not in found:
+            if (known.groups, home_tp) not in alike:
                 groups_s = [[self._costs.groups_s(a, b, known.groups) for b in degrees] for a in degrees]
                 back_s = [
-                    self._return_s(known, tp, home_tp) + margin_s * self._goes_back(tp, home_tp) for tp in degrees
+                    self._return_s(known, last, home_tp) + margin_s * self._goes_back(last, home_tp) for last in degrees
                 ]
-                found[known.groups, home_tp] = Paths(
+                alike[known.groups, home_tp] = Paths(
                     degrees, at, run_s, later_s + groups_s, np.array(back_s), margin_s=margin_s
                 )
-        return {
-            tp: found[_after(snapshot, tp).groups, snapshot.home_tp or tp].path(
-                tp, courses[tp].seconds, courses[tp].stretch
-            )
-            for tp in degrees
-        }
+            found[tp] = alike[known.groups, home_tp].path(tp, courses[tp].seconds, courses[tp].stretch)
+        return found
 
     def _candidate(
         self,
