@@ -133,13 +133,12 @@ class GraderProcess:
     async def kill(self) -> None:
         """End the process with all that its grader has started, and reap it. Calling it twice is harmless."""
         self._killed = True
-        if self._process.returncode is None:
-            self._process.terminate()  # its guard kills the rest
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_REAP_LIMIT_S):
-                    await self._process.wait()
-        if self._process.returncode is None:
-            kill_group(self._process.pid)
+        for end in (_terminate, kill_group):
+            if self._process.returncode is None:
+                end(self._process.pid)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_REAP_LIMIT_S):
+                        await self._process.wait()
         if self._process.returncode in (None, -signal.SIGKILL):  # its guard may have been killed, and killed nothing
             await asyncio.to_thread(kill_all, lambda: living(self._has_mark))
         tasks = {self._hearing, *({self._listening} if self._listening else ())} - {asyncio.current_task()}
@@ -190,3 +189,13 @@ class GraderProcess:
         while chunk := await stderr.read(65536):
             self._lines.add(chunk)
         self._lines.end()
+
+
+def _terminate(guard: int) -> None:
+    """Ask a guard to end, and with it all that it guards.
+
+    `Process.terminate` would look first whether the guard has ended, and so reap it; asyncio would then miss its
+    status, and report exit code 255.
+    """
+    with suppress(ProcessLookupError):
+        os.kill(guard, signal.SIGTERM)

@@ -174,8 +174,8 @@ class Site:
         self.now = 0.0
         self.start()
 
-    def start(self) -> None:
-        """Start a new controller on the journal of the one before. All units join it."""
+    def start(self, *, away: Sequence[FakeUnit] = ()) -> None:
+        """Start a new controller on the journal of the one before. All units join it, except those that are away."""
         self.end()
         for unit in self.units:
             unit.copies.clear()
@@ -189,7 +189,8 @@ class Site:
             journal=self._journal,
         )
         for unit in self.units:
-            self.join(unit)
+            if unit not in away:
+                self.join(unit)
 
     def end(self) -> None:
         """Release the journal, as the death of a controller does."""

@@ -9,6 +9,7 @@ from tailrace.errors import (
     PeerLost,
     QueueError,
     StaleRowError,
+    UserError,
 )
 from tailrace.planning.balance import partition
 from tailrace.transfer.queue.base import RowId
@@ -27,6 +28,7 @@ from tailrace.transfer.queue.messages import (
     Remake,
     Renew,
     Restore,
+    Retire,
     pack,
     row_ids,
     unpack,
@@ -314,6 +316,24 @@ def test_no_unit_gets_the_number_of_one_that_has_died(tmp_path: Path) -> None:
             queue.start()
         numbers.append(unit.number)
     assert numbers == [0, 1, 2, 3]
+
+
+def test_a_unit_may_leave_while_the_others_have_not_come_back_after_a_restart(tmp_path: Path) -> None:
+    queue = site(tmp_path, 2)
+    first, second = queue.units
+    rows = store(queue, group(1, 2))
+    queue.start(away=[second])
+    queue.ask(Retire(first.name))
+    queue.tick(1.0)
+    queue.join(first)
+    assert queue.units == [first, second], "it waits for the other to take its rows"
+    queue.join(second)
+    while first in queue.units:
+        queue.copy()
+        queue.join(first)
+    assert second.parts == {PartId(*row, 0) for row in rows}
+    with pytest.raises(UserError, match=f"^{second.name} is the last unit of the queue; add another one first$"):
+        queue.ask(Retire(second.name))
 
 
 def test_groups_that_are_leased_bar_nobody_after_a_restart(tmp_path: Path) -> None:

@@ -166,12 +166,13 @@ class Units:
         """Have a unit leave; harmless where it is to leave already.
 
         Raises:
-            UserError: there is no such unit, or it is the last.
+            UserError: there is no such unit, or it is the last. A unit from before the controller restarted counts,
+                though it has not come back yet.
         """
         unit = self._names.get(name)
         if unit is None:
             raise UserError(f"the queue has no unit {name!r}; its units are {', '.join(self._names)}")
-        if not any(other is not unit for other in self.staying):
+        if not any(other is not unit and not other.leaving for other in self._units.values()):
             raise UserError(f"{name} is the last unit of the queue; add another one first")
         self._let_leave(unit)
 
