@@ -32,7 +32,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm setup-oracle quickstart test test-vllm test-oracle test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-algorithms bench-quickstart bench-dispatch bench-elastic bench-serve bench-simulator bench-plan-local bench-workloads bench-breakdown reproduce-papers chaos clean
+.PHONY: help setup setup-vllm setup-oracle quickstart test test-long test-vllm test-oracle test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-algorithms bench-quickstart bench-dispatch bench-elastic bench-serve bench-simulator bench-plan-local bench-workloads bench-breakdown reproduce-papers chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -57,6 +57,9 @@ quickstart: $(READY) ## train SmolLM2-135M on two-number sums, six minutes on 2 
 
 test: $(READY) ## the tests, one process for each core; any warning is an error
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 10
+
+test-long: $(READY) ## the tests, the longest at full length: all rounds of killed processes, a million rows and so on
+	TAILRACE_LONG_TESTS=1 $(MAKE) --no-print-directory test
 
 test-vllm: $(VLLM_READY) ## the tests of the vLLM engine
 	$(VLLM_VENV)/bin/pytest tests/engine/test_vllm.py tests/engine/test_conformance.py -k vllm

@@ -24,10 +24,11 @@ from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
 from tests.config.test_places import put, sections
 from tests.conftest import Command, TinyModel
+from tests.helpers.effort import effort
 from tests.helpers.runs import write_prompts
 
 SEED = 7
-RECIPES = 200
+RECIPES = effort(200, 60)
 LIMIT_S = 60
 
 SECTIONS = list(sections(Place(schema=RunConfig)))

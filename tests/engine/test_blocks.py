@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tailrace.engine.scheduling.blocks import BlockManager, Match, Node
+from tests.helpers.effort import effort
 
-BOOKS = 100
+BOOKS = effort(100, 20)
 OPERATIONS = 10_000
 
 
@@ -197,7 +198,7 @@ def live(books: Books, chance: random.Random, *, greed: float, alphabet: int, fo
             books.end(chance.randrange(len(books.holders)))
 
 
-def test_a_million_random_operations_leak_no_block_and_find_no_wrong_token() -> None:
+def test_very_many_random_operations_leak_no_block_and_find_no_wrong_token() -> None:
     operations = []
 
     @settings(max_examples=BOOKS, database=None)
@@ -211,7 +212,7 @@ def test_a_million_random_operations_leak_no_block_and_find_no_wrong_token() -> 
         operations.append(books.operations)
 
     run()
-    assert sum(operations) >= BOOKS * OPERATIONS == 1_000_000
+    assert sum(operations) >= BOOKS * OPERATIONS
 
 
 def manager_with(*sequences: list[int], blocks: int = 8) -> tuple[BlockManager, list[list[int]]]:

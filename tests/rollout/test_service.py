@@ -18,10 +18,11 @@ from tailrace.rollout.base import EngineFacts
 from tailrace.rollout.local import LocalPort
 from tailrace.rollout.service import GenerationService
 from tailrace.types import Request
+from tests.helpers.effort import effort
 from tests.rollout.world import World, tokens_of
 from tests.transfer.virtual_time import virtual_time
 
-SEEDS = 1000
+SEEDS, PARTS = effort(1000, 240), effort(4, 1)
 
 
 def played(seed: int) -> World:
@@ -52,10 +53,10 @@ def check(world: World) -> None:
             assert told == sample.response_ids[: len(told)].tolist()
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_each_request_is_answered_once_with_its_own_tokens(part: int) -> None:
     happened: Counter[str] = Counter()
-    for seed in range(part, SEEDS, 4):
+    for seed in range(part, SEEDS, PARTS):
         try:
             world = played(seed)
             check(world)

@@ -13,6 +13,7 @@ from tailrace.config.algorithm import AdaptiveKl
 from tailrace.events import read_events
 from tailrace.planning.kl_control import next_coefficient
 from tests.conftest import TinyModel
+from tests.helpers.effort import LONG
 from tests.helpers.faulty_run import KINDS, Faults, rows_of_steps, run
 from tests.helpers.runs import small_run, steps_of, write_prompts
 
@@ -24,7 +25,7 @@ MODES: list[tuple[dict[str, Any], str]] = [
 ]
 ALGORITHMS: list[dict[str, Any]] = [{"type": "grpo"}, {"type": "dapo", "dynamic_sampling": {"max_attempts": 3}}]
 """DAPO throws about a third of its groups away with this grader, and has other prompts in their places."""
-SEEDS = range(4)
+SEEDS = range(4) if LONG else (1, 2)
 """The seeds of runs with workers in this process, one for each mode; every second one has DAPO."""
 SEEDS_OF_PROCESSES = (135,)
 """The seeds of runs with worker processes, which take long to start."""

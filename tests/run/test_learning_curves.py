@@ -11,6 +11,7 @@ import pytest
 from tailrace.cluster.local import LocalCluster
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.run.train import train
+from tests.helpers.effort import effort
 from tests.helpers.runs import small_run, steps_of, write_prompts
 
 MODES: dict[str, dict[str, Any]] = {
@@ -18,7 +19,7 @@ MODES: dict[str, dict[str, Any]] = {
     "one_step": {"placement": "separated", "max_staleness": 1},
     "fully_asynchronous": {"placement": "separated", "max_staleness": 1, "streaming": True},
 }
-SEEDS = range(2)
+SEEDS = range(effort(2, 1))
 STEPS, LAST = 18, 5
 """The steps of a run, and the number of last steps whose mean is its final reward."""
 NOISE = 0.05

@@ -6,10 +6,13 @@ import random
 import pytest
 
 from tailrace.host.virtual_loop import VirtualLoop
+from tests.helpers.effort import effort
 from tests.tasks.schedules import Run, Saved, Schedule, versions
 
-SCHEDULES = 2000
+SCHEDULES = effort(2000, 240)
 CHUNKS = 4
+OBSERVED = effort(60, 20)
+RESUMED = effort(80, 20)
 
 
 def check(run: Run) -> None:
@@ -77,7 +80,7 @@ def test_no_schedule_trains_on_anything_staler_than_the_bound_or_waits_for_ever(
 def test_steps_train_while_an_evaluation_goes_on() -> None:
     overlaps = evaluated = 0
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        for seed in range(60):
+        for seed in range(OBSERVED):
             run = runner.run(gone(Schedule.drawn(seed)))
             spans = {task: [event for event in run.events if event.task == task] for task in ("evaluation", "actor")}
             evaluated += bool(spans["evaluation"])
@@ -86,7 +89,7 @@ def test_steps_train_while_an_evaluation_goes_on() -> None:
                 for one in spans["evaluation"]
                 for other in spans["actor"]
             )
-    assert overlaps == evaluated > 30
+    assert overlaps == evaluated > OBSERVED / 2
 
 
 async def gone(schedule: Schedule) -> Run:
@@ -131,6 +134,6 @@ async def interrupted(schedule: Schedule, *, save: bool) -> int:
 def test_interrupted_and_resumed_runs_train_on_every_row_once_within_the_bound(save: bool) -> None:
     starts = 0
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        for seed in range(SCHEDULES, SCHEDULES + 80):
+        for seed in range(2000, 2000 + RESUMED):
             starts += runner.run(interrupted(Schedule.drawn(seed), save=save))
-    assert starts > 40
+    assert starts > RESUMED / 2

@@ -29,6 +29,7 @@ from tailrace.transfer.queue.messages import (
 )
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.storage.base import PartId
+from tests.helpers.effort import effort
 from tests.transfer.controller.fakes import FakeUnit, Site
 from tests.transfer.machine import LEASE_S, QueueMachine
 
@@ -174,4 +175,4 @@ class ControllerMachine(QueueMachine):
 
 
 TestControllerEqualsAScan = ControllerMachine.TestCase
-TestControllerEqualsAScan.settings = settings(max_examples=120, stateful_step_count=40)
+TestControllerEqualsAScan.settings = settings(max_examples=effort(120, 40), stateful_step_count=40)

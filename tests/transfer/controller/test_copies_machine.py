@@ -19,6 +19,7 @@ from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.rows.control_plane import ControlPlane
 from tailrace.transfer.queue.storage.base import PartId
+from tests.helpers.effort import effort
 from tests.transfer.controller.fakes import FakeUnit, Site
 from tests.transfer.controller.talk import claim, stats, store
 from tests.transfer.controller.test_controller_machine import ints, one_run
@@ -237,4 +238,4 @@ class UnitsMachine(RuleBasedStateMachine):
 
 
 TestUnitsComeAndGo = UnitsMachine.TestCase
-TestUnitsComeAndGo.settings = settings(max_examples=150, stateful_step_count=50)
+TestUnitsComeAndGo.settings = settings(max_examples=effort(150, 40), stateful_step_count=50)

@@ -17,6 +17,7 @@ from tailrace.transfer.queue.client.look import retire_unit
 from tailrace.transfer.queue.processes import vitals
 from tailrace.transfer.queue.processes.added import add_unit
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
+from tests.helpers.effort import effort
 from tests.helpers.waiting import until
 from tests.transfer.faults.chaos import UNITS, Chaos, chaos
 from tests.transfer.faults.rows import GROUP_SIZE, TABLE
@@ -60,7 +61,7 @@ def check(hand: Chaos, groups: int) -> None:
 def test_rows_outlive_all_but_their_unit_and_groups_that_died_with_it_are_put_again(
     tmp_path: Path, shared: Path
 ) -> None:
-    rounds = 90
+    rounds = effort(90, 24)
     storage = ArenaStorageConfig(directory=str(shared))
     with (
         QueueProcesses(settings(storage, unit_limit_s=2 * SILENCE_S), TABLE, tmp_path) as processes,
@@ -73,7 +74,7 @@ def test_rows_outlive_all_but_their_unit_and_groups_that_died_with_it_are_put_ag
 
 
 def test_no_group_is_lost_with_a_unit_when_there_are_two_of_each_row(tmp_path: Path, shared: Path) -> None:
-    rounds = 60
+    rounds = effort(60, 15)
     storage = ArenaStorageConfig(directory=str(shared))
     with (
         QueueProcesses(settings(storage, replicas=2), TABLE, tmp_path) as processes,
@@ -87,7 +88,7 @@ def test_no_group_is_lost_with_a_unit_when_there_are_two_of_each_row(tmp_path: P
 
 
 def test_no_group_is_lost_with_a_unit_whose_storage_lasts(tmp_path: Path, redis_url: str) -> None:
-    rounds = 60
+    rounds = effort(60, 15)
     with (
         QueueProcesses(settings(RedisStorageConfig(url=redis_url)), TABLE, tmp_path) as processes,
         chaos(processes, groups=4 * rounds, seed=3) as hand,
@@ -100,7 +101,7 @@ def test_no_group_is_lost_with_a_unit_whose_storage_lasts(tmp_path: Path, redis_
 
 
 def test_no_group_is_lost_with_a_unit_that_leaves_while_others_are_killed(tmp_path: Path, shared: Path) -> None:
-    rounds = 24
+    rounds = effort(24, 10)
     storage = ArenaStorageConfig(directory=str(shared))
     with (
         QueueProcesses(settings(storage), TABLE, tmp_path) as processes,
@@ -108,7 +109,7 @@ def test_no_group_is_lost_with_a_unit_that_leaves_while_others_are_killed(tmp_pa
         add_unit(processes.address, AddedUnitConfig(storage=storage), log=tmp_path / "added.log", name="added"),
     ):
         for number in range(rounds):
-            if number == 6:
+            if number == rounds // 4:
                 retire_unit(processes.address, "unit-0", limit_s=TIMEOUT_S)
             hand.round(units_may_die=lambda: False)
         until(lambda: "unit-0" not in processes.pids)

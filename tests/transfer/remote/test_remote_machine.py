@@ -19,6 +19,7 @@ from tailrace.transfer.queue.client import shared_memory as client_memory
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.unit import service as unit_service
 from tailrace.types import Value
+from tests.helpers.effort import effort
 from tests.transfer.client.servers import Make, Served, arena, memory, serving
 from tests.transfer.machine import LEASE_S, QueueMachine
 from tests.transfer.remote.clock import Clock
@@ -137,7 +138,7 @@ class ArenaMachine(RemoteMachine):
             self.patches.close()
 
 
-SETTINGS = settings(max_examples=15, stateful_step_count=40)
+SETTINGS = settings(max_examples=effort(15, 6), stateful_step_count=40)
 TestOverTcp = TcpMachine.TestCase
 TestOverTcp.settings = SETTINGS
 TestThroughSharedMemory = ArenaMachine.TestCase
