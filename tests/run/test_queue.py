@@ -261,7 +261,7 @@ def test_a_run_learns_the_same_wherever_its_queue_is_and_goes_on_with_another(
 
 @pytest.mark.parametrize(("placement", "queue"), [("colocated", "local"), ("separated", "service")])
 def test_a_run_whose_recipe_chooses_policies_ends_with_every_step(
-    tmp_path: Path, tiny_model: TinyModel, placement: str, queue: str
+    tmp_path: Path, tiny_model: TinyModel, local: object, placement: str, queue: str
 ) -> None:
     prompts = write_prompts(tmp_path / "prompts.jsonl")
     policies = {

@@ -44,14 +44,14 @@ def test_a_trainer_whose_device_hangs_is_killed_and_changes_nothing(
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train(small_run(whole, tiny_model("llama"), prompts), resume=False)
     cluster: dict[str, Any] = {kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward")}
-    cluster["computation_limit_s"] = 20.0
+    cluster["computation_limit_s"] = 10.0
     config = small_run(cut, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, cluster=cluster)
     hold_trainer(monkeypatch, "in_export")
     assert train(config, resume=False) == 0
     assert [event.step for event in steps_of(cut)] == [0, 1, 2, 3]
     [death] = of(cut, "worker_died")
     assert death.actor == "trainer"
-    assert "a computation has taken longer than cluster.computation_limit_s (20 s)" in death.info["how"]
+    assert "a computation has taken longer than cluster.computation_limit_s (10 s)" in death.info["how"]
     assert_same_run(whole, cut)
 
 
@@ -124,7 +124,7 @@ def interrupted(start: list[str], number: signal.Signals) -> str:
 
 
 def test_an_interrupted_run_saves_ends_its_processes_and_goes_on(
-    tmp_path: Path, tiny_model: TinyModel, prompts: Path, connected_to_ray: None
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, connected_to_ray: None, request: pytest.FixtureRequest
 ) -> None:
     run = tmp_path / "run"
 
@@ -145,6 +145,7 @@ def test_an_interrupted_run_saves_ends_its_processes_and_goes_on(
         pids = [event.info["pid"] for event in of(run, "worker_started")]
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     end = len(steps_of(run)) + 2
+    request.getfixturevalue("local")
     assert train(steps(end), resume=True) == 0
     assert [event.step for event in steps_of(run)] == list(range(end))
     saved = [event.info["path"] for event in of(run, "checkpoint")]
