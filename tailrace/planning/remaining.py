@@ -13,7 +13,7 @@ from tailrace.types import IntArray
 
 LEAST_LENGTHS = 8
 """Responses that must have finished before the survival curve is used for the others."""
-MOST_POINTS = 4096
+MOST_POINTS = 2048
 """Most tokens after which the number of active responses is computed; longer responses are looked at in strides."""
 ROUNDING = 1e-9
 """Difference in sequences below which two expected numbers count as equal."""
@@ -126,18 +126,19 @@ class Survival:
         longest = max(most for _, most in kinds)
         stride = 1 + longest // MOST_POINTS
         active = np.zeros(longest // stride + 2)  # n(0), n(stride), …
-        mean: dict[tuple[int, int], float] = {}
-        sums = np.concatenate(([0.0], np.cumsum(curve)))
+        strides = [np.ascontiguousarray(curve[first::stride]) for first in range(stride)]  # added up twice as fast
         for (generated, most), alike in Counter(kinds).items():
-            still = curve[generated : generated + most : stride]
-            active[: len(still)] += still * (alike / curve[generated])
-            mean[generated, most] = float((sums[generated + most] - sums[generated]) / curve[generated])
-        count = len(kinds)
-        below = np.arange(count, 0, -1) - 0.5 - ROUNDING
+            first, points = generated // stride, -(-most // stride)
+            still = strides[generated % stride][first : first + points]
+            active[:points] += still * (alike / curve[generated])
+        generated_B, most_B = np.array(kinds).T
+        sums = np.concatenate(([0.0], np.cumsum(curve)))
+        mean_B = (sums[generated_B + most_B] - sums[generated_B]) / curve[generated_B]
+        below = np.arange(len(kinds), 0, -1) - 0.5 - ROUNDING
         ends = stride * np.searchsorted(-active, -below, side="right")  # n(t) never rises
-        remaining = [0] * count
-        for index, end in zip(sorted(range(count), key=lambda i: mean[kinds[i]]), ends, strict=True):
-            remaining[index] = min(int(end), kinds[index][1])
+        remaining_B = np.empty_like(most_B)
+        remaining_B[np.argsort(mean_B, kind="stable")] = ends
+        remaining: list[int] = np.minimum(remaining_B, most_B).tolist()
         return remaining
 
 

@@ -50,11 +50,47 @@ def moments(unfinished: int) -> list[int]:
     return numbers
 
 
+class InOrder(NamedTuple):
+    """Sequences in the order in which they end, whichever replicas they are on."""
+
+    ends_N: Floats
+    """[N] remaining tokens."""
+    starts_N: Floats
+    """[N] those of the one before; 0 for the first."""
+    left_N: Floats
+    """[N] sequences that are unfinished from each start on."""
+    held_N: Floats
+    """[N] the present contexts of these together."""
+    tokens_N: Floats
+    """[N] their context tokens at each start."""
+    rms_N: Floats
+    """[N] the root mean square of their contexts at each start."""
+
+    @classmethod
+    def of(cls, works: Sequence[Work]) -> "InOrder":
+        """Sort them."""
+        context_N, end_N = _columns(works)
+        order_N = np.argsort(end_N, kind="stable")
+        context_N, end_N = context_N[order_N], end_N[order_N]
+        start_N = np.append(0.0, end_N[:-1])
+        left_N: Floats = np.arange(len(works), 0, -1, dtype=np.float64)
+        held_N, squares_N = (np.cumsum(values[::-1])[::-1] for values in (context_N, context_N**2))
+        mean_square_N = squares_N / left_N + 2 * start_N * held_N / left_N + start_N**2
+        return cls(end_N, start_N, left_N, held_N, held_N + left_N * start_N, np.sqrt(mean_square_N))
+
+    def on(self, replicas: int) -> "_Segments":
+        """The segments of the fullest of equal replicas that advance together."""
+        sizes_N: Floats = np.ceil(self.left_N / replicas)
+        beside_N = np.minimum(self.left_N, replicas)
+        return _Segments.of(self.starts_N, self.ends_N, sizes_N, self.held_N / self.left_N * sizes_N, beside_N)
+
+
 def course(
     predictor: CorrectedPredictor,
     tp: int,
     replicas: Sequence[Sequence[Work]],
     waiting: Sequence[Work],
+    in_order: InOrder,
     *,
     slots: int,
     cache_tokens: float,
@@ -64,19 +100,20 @@ def course(
 
     Args:
         replicas, waiting, slots, cache_tokens: see `drain`.
+        in_order: all of these sequences.
     """
-    if not (waiting or any(replicas)):
+    number = len(in_order.ends_N)
+    if not number:
         nothing = np.zeros(len(at))
         return Course(np.zeros(len(at) + 1), nothing, nothing, nothing, nothing, nothing)
     apart, first_N = _apart(_spread(replicas, waiting))
-    works = [work for running in (*replicas, waiting) for work in running]
-    even, tokens, mean_square = _evenly(works, len(replicas))
+    even = in_order.on(len(replicas))
     seconds_N = _seconds(predictor, tp, apart, even)
-    done = len(works) - np.array(at)
-    runs_s = np.diff(_until(np.cumsum(seconds_N[len(works) :]), done))
+    done = number - np.array(at)
+    runs_s = np.diff(_until(np.cumsum(seconds_N[number:]), done))
     runs_s[~np.logical_and.accumulate(even.fits(slots, cache_tokens)[::-1])[::-1][done]] = np.inf
     if not waiting and apart.fits(slots, cache_tokens).all():
-        ends_N = np.cumsum(seconds_N[: len(works)])
+        ends_N = np.cumsum(seconds_N[:number])
         ends_N += seconds_N[first_N] - ends_N[first_N]
         seconds = _until(np.sort(ends_N), done)
         longest = first_N == first_N[apart.ends.argmax()]  # the segments of its replica
@@ -89,7 +126,7 @@ def course(
         left = np.array([even.ends[-1], *(_longest(state) for state in reached)])
     left_alike = even.ends[-1] - np.where(done > 0, even.ends[done - 1], 0.0)
     stretch = np.where(left_alike > 0, np.maximum(left, _LEAST_LEFT) / np.maximum(left_alike, 1.0), 1.0)
-    return Course(seconds, runs_s, np.array(at, np.float64), tokens[done], np.sqrt(mean_square[done]), stretch)
+    return Course(seconds, runs_s, np.array(at, np.float64), in_order.tokens_N[done], in_order.rms_N[done], stretch)
 
 
 def _until(ends_N: Floats, done: IntArray) -> Floats:
@@ -152,23 +189,6 @@ def _apart(replicas: Sequence[Sequence[Work]]) -> tuple[_Segments, IntArray]:
     return _Segments.of(
         start_N, end_N, (last_N - place_N + 1).astype(np.float64), held_N, np.maximum(beside_N, 1.0)
     ), first_N
-
-
-def _evenly(works: Sequence[Work], replicas: int) -> tuple[_Segments, Floats, Floats]:
-    """The segments of the fullest of equal replicas that advance together.
-
-    With them the tokens, and the mean square of contexts, of those that are unfinished at the beginning of each.
-    """
-    context_N, end_N = _columns(works)
-    order_N = np.argsort(end_N, kind="stable")
-    context_N, end_N = context_N[order_N], end_N[order_N]
-    start_N = np.append(0.0, end_N[:-1])
-    left_N: Floats = np.arange(len(works), 0, -1, dtype=np.float64)
-    held_N, squares_N = (np.cumsum(values[::-1])[::-1] for values in (context_N, context_N**2))
-    sizes_N: Floats = np.ceil(left_N / replicas)
-    segments = _Segments.of(start_N, end_N, sizes_N, held_N / left_N * sizes_N, np.minimum(left_N, replicas))
-    mean_N = held_N / left_N
-    return segments, held_N + left_N * start_N, squares_N / left_N + 2 * start_N * mean_N + start_N**2
 
 
 def _columns(works: Sequence[Work]) -> Floats:

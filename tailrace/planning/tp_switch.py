@@ -19,7 +19,7 @@ from tailrace.planning.drain import Work
 from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor
 from tailrace.planning.remaining import RemainingEstimate
 from tailrace.planning.tp_cost import SwitchCosts
-from tailrace.planning.tp_course import Course, course, moments
+from tailrace.planning.tp_course import Course, InOrder, course, moments
 from tailrace.planning.tp_decision import Candidate, Decision, Snapshot, SwitchTerms
 from tailrace.planning.tp_merge import Merged, context, merge
 from tailrace.planning.tp_path import Path, Paths
@@ -113,7 +113,8 @@ class SwitchController:
         degrees = sorted({*snapshot.degrees, snapshot.tp} - ruled_out.keys())
         merged = {tp: merge(running, snapshot.tp, tp, tokens=context) for tp in degrees}
         at = moments(snapshot.unfinished) if self._look_ahead else [snapshot.unfinished]
-        courses = {tp: self._course(snapshot, tp, merged[tp], waiting, at) for tp in degrees}
+        in_order = InOrder.of([work for sequences in (*running, waiting) for work in sequences])
+        courses = {tp: self._course(snapshot, tp, merged[tp], waiting, in_order, at) for tp in degrees}
         current_s = float(courses[snapshot.tp].seconds[-1]) + self._return_s(
             snapshot, snapshot.tp, snapshot.home_tp or snapshot.tp
         )
@@ -164,13 +165,20 @@ class SwitchController:
         return running, works[len(turns) :]
 
     def _course(
-        self, snapshot: Snapshot, tp: int, merged: Merged[Work], waiting: Sequence[Work], at: Sequence[int]
+        self,
+        snapshot: Snapshot,
+        tp: int,
+        merged: Merged[Work],
+        waiting: Sequence[Work],
+        in_order: InOrder,
+        at: Sequence[int],
     ) -> Course:
         return course(
             self.predictor,
             tp,
             merged.replicas,
             waiting,
+            in_order,
             slots=self._max_batch_size,
             cache_tokens=snapshot.cache_tokens.get(tp, math.inf),
             at=at,
@@ -183,20 +191,19 @@ class SwitchController:
         degrees = tuple(courses)
         run_s = np.array([courses[tp].runs_s for tp in degrees]).T
         later_s = self._costs.later_s(courses, snapshot.kv_bytes_per_token)
-        alike: dict[tuple[Set[int], int], Paths] = {}
+        alike: dict[tuple[Set[int], int | None], Paths] = {}
         """The paths of the degrees after which there are the same groups, and which return to the same degree."""
         found = {}
         for tp in degrees:
             known, home_tp = _after(snapshot, tp), snapshot.home_tp or tp
-            if (known.groups, home_tp) not in alike:
+            key = known.groups, home_tp if self._returns else None
+            if key not in alike:
                 groups_s = [[self._costs.groups_s(a, b, known.groups) for b in degrees] for a in degrees]
                 back_s = [
                     self._return_s(known, last, home_tp) + margin_s * self._goes_back(last, home_tp) for last in degrees
                 ]
-                alike[known.groups, home_tp] = Paths(
-                    degrees, at, run_s, later_s + groups_s, np.array(back_s), margin_s=margin_s
-                )
-            found[tp] = alike[known.groups, home_tp].path(tp, courses[tp].seconds, courses[tp].stretch)
+                alike[key] = Paths(degrees, at, run_s, later_s + groups_s, np.array(back_s), margin_s=margin_s)
+            found[tp] = alike[key].path(tp, courses[tp].seconds, courses[tp].stretch)
         return found
 
     def _candidate(

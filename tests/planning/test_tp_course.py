@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tailrace.planning.drain import Work, drain
 from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor, rms
-from tailrace.planning.tp_course import Course, course, moments
+from tailrace.planning.tp_course import Course, InOrder, course, moments
 from tests.planning.tp_profiles import StepFormula, made_profile
 
 WORK = st.tuples(st.integers(1, 300), st.integers(1, 60))
@@ -30,13 +30,19 @@ def predictor(step: StepFormula) -> CorrectedPredictor:
     return CorrectedPredictor(LatencyPredictor(made_profile(step, ranks=4, degrees=(1, 2, 4))))
 
 
+def course_of(step: StepFormula, replicas: list[list[Work]], waiting: list[Work], **limits: Any) -> Course:
+    """The course under TP 1."""
+    in_order = InOrder.of([*itertools.chain.from_iterable(replicas), *waiting])
+    return course(predictor(step), 1, replicas, waiting, in_order, **limits)
+
+
 def simulated(
     step: StepFormula, replicas: list[list[Work]], waiting: list[Work], slots: int = 8, cache_tokens: float = math.inf
 ) -> tuple[list[float], list[float]]:
     """Seconds until each moment and the end: of the course, and as the simulation of every end has them."""
     at = moments(sum(map(len, replicas)) + len(waiting))
     limits: dict[str, Any] = {"slots": slots, "cache_tokens": cache_tokens}
-    found = course(predictor(step), 1, replicas, waiting, at=at, **limits)
+    found = course_of(step, replicas, waiting, at=at, **limits)
     later = drain(predictor(step), 1, replicas, waiting, stops=at[1:], **limits)
     reached = [next(state.seconds for state in later if state.unfinished <= number) for number in at[1:]]
     return found.seconds.tolist(), [0.0, *reached, later[-1].seconds]
@@ -80,7 +86,7 @@ EVEN: list[list[Work]] = [
 
 def seen(replicas: list[list[Work]], **changes: Any) -> Course:
     limits: dict[str, Any] = {"slots": 8, "cache_tokens": math.inf, "at": [8, 4]}
-    return course(predictor(apart), 1, replicas, [], **(limits | changes))
+    return course_of(apart, replicas, [], **(limits | changes))
 
 
 def test_a_degree_that_begins_later_has_its_sequences_shared_out_evenly() -> None:
@@ -119,11 +125,11 @@ def test_an_engine_without_sequences_is_done() -> None:
 def test_something_is_left_at_every_moment_even_if_the_longest_response_ends_first(replicas: list[list[Work]]) -> None:
     """What cannot run takes for ever, and 0 times that would be no number."""
     at = moments(sum(map(len, replicas)))
-    found = course(predictor(apart), 1, replicas, [], slots=8, cache_tokens=math.inf, at=at)
+    found = course_of(apart, replicas, [], slots=8, cache_tokens=math.inf, at=at)
     assert (found.stretch > 0).all()
 
 
 def test_the_longest_response_ends_first_where_it_is_alone() -> None:
     replicas: list[list[Work]] = [[(10, 60)], [(10, 55)] * 6, [], []]
-    found = course(predictor(apart), 1, replicas, [], slots=8, cache_tokens=math.inf, at=moments(7))
+    found = course_of(apart, replicas, [], slots=8, cache_tokens=math.inf, at=moments(7))
     assert 0 < found.stretch[1] < 1e-3
