@@ -17,13 +17,20 @@ from hypothesis import HealthCheck, settings
 
 from tailrace import cli
 from tailrace.events import Event, EventLog
+from tests.helpers.effort import effort
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a script starts with SIGINT ignored
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and one of `nohup` with SIGHUP
-settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "tests",
+    max_examples=effort(100, 30),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("tests")  # no hypothesis test has a deadline, and a failure repeats
 
 TinyModel = Callable[..., Path]
