@@ -1,6 +1,6 @@
 """`make bench-dispatch`: what knowing lengths gains, and how well they are known.
 
-    python benchmarks/bench_dispatch.py [--rounds 5] [--steps 2] [--prompts 24]
+    python benchmarks/bench_dispatch.py [--rounds 5] [--steps 2] [--prompts 24] [--longest 512]
 
 The parts are programs of their own: `dispatch_real.py` (two real engines), `dispatch_move.py` (a response that moves
 between them), `dispatch_virtual.py` (sixteen in virtual time, with the steps of an H100), `dispatch_recall.py`
@@ -16,7 +16,7 @@ import time
 
 import typer
 from dispatch_move import measured
-from dispatch_real import SHARES, contest, scripts, shares
+from dispatch_real import LONGEST, SHARES, contest, scripts, shares
 from dispatch_recall import recalls, with_lengths
 from dispatch_virtual import ARMS, MODELS, compare, play, with_model
 
@@ -70,9 +70,9 @@ OF_PROMPTS = ("random", "pull", "skewness_siblings", "skewness_ceiling", "oracle
 TEMPERATURES = (1.0, 0.2)
 
 
-def two_engines(rounds: int, groups: int, slots: int, prompts: int) -> dict[str, dict[str, float]]:
+def two_engines(rounds: int, groups: int, slots: int, prompts: int, longest: int) -> dict[str, dict[str, float]]:
     """The shares on two real engines, with the groups of the workload, and with those of SmolLM2's prompts."""
-    replay = scripts(groups, rounds)
+    replay = scripts(groups, rounds, longest)
     arms = {name: ARMS[name] for name in SHARES}
     found = {"two_engines": shares(asyncio.run(contest(replay, arms, groups=groups, slots=slots)))}
     for temperature in TEMPERATURES:
@@ -94,13 +94,15 @@ def sixteen_engines(workload: str, steps: int, prompts: int) -> dict[str, dict[s
     return found
 
 
-def main(rounds: int = 5, groups: int = 16, slots: int = 16, steps: int = 2, prompts: int = 24) -> None:
-    """Make all parts."""
+def main(
+    rounds: int = 5, groups: int = 16, slots: int = 16, steps: int = 2, prompts: int = 24, longest: int = LONGEST
+) -> None:
+    """Make all parts. `longest`: the tokens of the longest response on the two real engines."""
     logging.getLogger("tailrace").setLevel(logging.ERROR)
     decision_ms, move_ms = dispatch_ms(), asyncio.run(measured(7))
     recall = {f"{temperature:g}": recalls(prompts, temperature) for temperature in TEMPERATURES}
     print(json.dumps({"recall": recall}), flush=True)
-    real = two_engines(rounds, groups, slots, prompts)
+    real = two_engines(rounds, groups, slots, prompts, longest)
     print(json.dumps(real), flush=True)
     virtual, of_prompts = {}, {}
     for workload in library():

@@ -1,11 +1,11 @@
 """Generates the same steps on two real engines of one core each, under several ways to dispatch prompts, in turns.
 
-    python benchmarks/dispatch_real.py [--rounds 8] [--groups 16] [--slots 16]
+    python benchmarks/dispatch_real.py [--rounds 8] [--groups 16] [--slots 16] [--longest 512]
 
 Lengths are drawn from the workload math-32b, which is fitted to DAPO's mathematics, and scaled so that the longest has
-1,024 tokens. The model is SmolLM2-135M; each engine decodes `slots` sequences together. In each round all arms generate
-one and the same step, in an order that changes. The last line is JSON: the median over rounds of each arm's seconds, as
-parts of those of random dispatch in the same round.
+`longest` tokens. The model is SmolLM2-135M; each engine decodes `slots` sequences together. In each round all arms
+generate one and the same step, in an order that changes. The last line is JSON: the median over rounds of each arm's
+seconds, as parts of those of random dispatch in the same round.
 """
 
 import asyncio
@@ -41,16 +41,17 @@ from tailrace.run.workers.engine import engine_worker
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.factory import open_workload
 
-LONGEST = 1024
+LONGEST = 512
+"""Tokens of the longest response."""
 SHARES = ("random", "pull", "pull_lpt", "skewness_siblings", "skewness_ceiling", "oracle")
 
 
-def scripts(groups: int, rounds: int) -> Replay:
+def scripts(groups: int, rounds: int, longest: int) -> Replay:
     """The lengths of all rounds, and of one more to warm up."""
     trace = open_workload("math-32b").sample(steps=rounds + 1, groups=groups, group_size=8, seed=1)
     replay = Replay.of(trace)
-    longest = max(script.tokens for group in replay.groups for script in group)
-    return replay.map(lambda script: script.scaled(LONGEST / longest))
+    most = max(script.tokens for group in replay.groups for script in group)
+    return replay.map(lambda script: script.scaled(longest / most))
 
 
 class Contest:
@@ -126,11 +127,11 @@ def shares(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-def main(rounds: int = 8, groups: int = 16, slots: int = 16) -> None:
+def main(rounds: int = 8, groups: int = 16, slots: int = 16, longest: int = LONGEST) -> None:
     """Play all rounds."""
     logging.getLogger("tailrace").setLevel(logging.ERROR)
     arms = {name: ARMS[name] for name in SHARES}
-    seconds = asyncio.run(contest(scripts(groups, rounds), arms, groups=groups, slots=slots))
+    seconds = asyncio.run(contest(scripts(groups, rounds, longest), arms, groups=groups, slots=slots))
     print(json.dumps({"two_engines": shares(seconds)}))
 
 
