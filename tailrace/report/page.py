@@ -5,8 +5,11 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Template
 
 from tailrace.errors import counted
 from tailrace.events import Event
@@ -74,14 +77,7 @@ def render(run: RunData, foretold: Foretold | None = None) -> str:
     workload = run_sections(run)
     if adaptive_tp := adaptive_tp_figures(run):
         progress.append(Section("Engine", adaptive_tp))
-    page = environment()
-    page.filters |= {
-        "visible": visible,
-        "page_text": page_text,
-        "reward_words": reward_words,
-        "sample_figures": sample_figures,
-    }
-    return page.get_template("report.html.j2").render(
+    return _template().render(
         run=run,
         facts=_facts(run),
         state=_state(run),
@@ -97,6 +93,19 @@ def render(run: RunData, foretold: Foretold | None = None) -> str:
         samples=sample_pages(run.texts),
         config=sorted(_flatten(run.config)),
     )
+
+
+@cache
+def _template() -> Template:
+    """The page's template, compiled once."""
+    page = environment()
+    page.filters |= {
+        "visible": visible,
+        "page_text": page_text,
+        "reward_words": reward_words,
+        "sample_figures": sample_figures,
+    }
+    return page.get_template("report.html.j2")
 
 
 def _warnings(run: RunData) -> Iterator[tuple[str, str]]:
