@@ -51,6 +51,7 @@ from tailrace.transfer.weights.sender import WeightSender
 from tailrace.types import Prompt
 from tests.conftest import TinyModel
 from tests.engine.helpers import make_core, run_core
+from tests.helpers.local_workers import QueueThreads
 from tests.helpers.runs import learned, small_run, steps_of, write_prompts
 
 PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
@@ -92,6 +93,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Workers:
     workers = Workers()
     for module in ("separated", "loop_runtime"):
         monkeypatch.setattr(f"tailrace.run.{module}.make_cluster", workers.make_cluster)
+    monkeypatch.setattr("tailrace.run.queue.QueueProcesses", QueueThreads)
     return workers
 
 

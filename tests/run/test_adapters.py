@@ -15,7 +15,6 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tailrace.cluster.local import LocalCluster
 from tailrace.commands.dry_run import print_plan
 from tailrace.config.engine import AdapterEngineConfig
 from tailrace.config.trainer import AdapterTrainerBackend, TrainerConfig
@@ -31,6 +30,7 @@ from tailrace.run.train import train
 from tailrace.trainer.base import TrainerArgs
 from tailrace.trainer.factory import make_trainer
 from tests.conftest import TinyModel
+from tests.helpers.local_workers import use_local_workers
 from tests.helpers.runs import learned, small_run, steps_of, write_prompts
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ def test_the_engine_of_the_page_makes_the_run_that_ours_makes(
 def test_the_adapters_of_the_page_make_the_same_run_in_workers_of_their_own(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.run.separated.make_cluster", lambda config, _: LocalCluster(config))
+    use_local_workers(monkeypatch)
     placements: tuple[dict[str, Any], ...] = ({}, {"placement": "separated"})
     together, apart = (
         small_run(

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tailrace.cluster.local import LocalCluster
 from tailrace.config.algorithm import AdaptiveKl
 from tailrace.errors import ConfigError
 from tailrace.planning.kl_control import next_coefficient
 from tailrace.run.own_loop import Engines
 from tailrace.run.train import train
 from tests.conftest import TinyModel
+from tests.helpers.local_workers import use_local_workers
 from tests.helpers.runs import learned, small_run, steps_of
 
 ADAPTIVE = AdaptiveKl(target=1e-4, gain=1.0)
@@ -34,7 +34,7 @@ def test_the_coefficient_follows_the_divergence_of_the_steps_before(
     placement: str,
     max_staleness: int,
 ) -> None:
-    monkeypatch.setattr("tailrace.run.separated.make_cluster", lambda config, _: LocalCluster(config))
+    use_local_workers(monkeypatch)
     lag = max_staleness if placement == "separated" else 0
     pipeline: dict[str, Any] = {"placement": placement, "max_staleness": lag}
     config = small_run(

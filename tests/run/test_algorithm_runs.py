@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.cluster.local import LocalCluster
 from tailrace.run.train import train
 from tests.conftest import TinyModel
+from tests.helpers.local_workers import use_local_workers
 from tests.helpers.runs import assert_same_run, small_run, steps_of, write_prompts
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -26,7 +26,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run workers as tasks of this process, without Ray."""
-    monkeypatch.setattr("tailrace.run.separated.make_cluster", lambda config, _: LocalCluster(config))
+    use_local_workers(monkeypatch)
 
 
 @pytest.mark.usefixtures("local")

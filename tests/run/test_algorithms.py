@@ -19,7 +19,6 @@ from tailrace.algorithms.grpo import Grpo
 from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.algorithms.table import REWARD, ROLLOUT, Cells, Compute, Serve, TableTask, actor, compute
 from tailrace.api import Trainer
-from tailrace.cluster.local import LocalCluster
 from tailrace.commands.dry_run import print_plan
 from tailrace.config.algorithm import AdapterAlgorithmConfig, GrpoConfig
 from tailrace.config.columns import ColumnKind
@@ -31,6 +30,7 @@ from tailrace.tasks.base import Outputs, Task
 from tailrace.tasks.context import TaskContext
 from tailrace.transfer.queue.base import Claim
 from tests.conftest import TinyModel
+from tests.helpers.local_workers import use_local_workers
 from tests.helpers.runs import learned, small_run, steps_of, write_prompts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
@@ -53,7 +53,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run workers as tasks of this process, without Ray."""
-    monkeypatch.setattr("tailrace.run.separated.make_cluster", lambda config, _: LocalCluster(config))
+    use_local_workers(monkeypatch)
 
 
 def config(tmp_path: Path, model: Path, algorithm: dict[str, Any], name: str = "run", **changes: Any) -> RunConfig:

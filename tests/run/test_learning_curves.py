@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tailrace.cluster.local import LocalCluster
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.run.train import train
 from tests.helpers.effort import effort
+from tests.helpers.local_workers import use_local_workers
 from tests.helpers.runs import small_run, steps_of, write_prompts
 
 MODES: dict[str, dict[str, Any]] = {
@@ -53,7 +53,7 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[floa
     prompts = write_prompts(base / "prompts.jsonl")
     models = [write_tiny_model("llama", base / f"model-{seed}", seed=seed) for seed in SEEDS]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tailrace.run.separated.make_cluster", lambda config, _: LocalCluster(config))
+        use_local_workers(patch)
         return {
             mode: [curve(base / f"{mode}-{seed}", models[seed], prompts, mode, seed) for seed in SEEDS]
             for mode in MODES

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tailrace.cluster.local import LocalCluster
 from tailrace.commands.dry_run import print_plan
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, NothingGraded, UserError
@@ -19,6 +18,7 @@ from tailrace.run.workers.pools import run_pools
 from tailrace.run.workers.settings import check_gpus
 from tests.conftest import TinyModel
 from tests.helpers.judge_server import JudgeServer, Reply, failed, said
+from tests.helpers.local_workers import use_local_workers
 from tests.helpers.reward_models import write_reward_model
 from tests.helpers.runs import assert_same_run, learned, small_run, steps_of, weights, write_prompts
 
@@ -28,7 +28,7 @@ PLACEMENTS = ("colocated", "separated")
 @pytest.fixture(autouse=True)
 def _local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run workers as tasks of this process, without Ray."""
-    monkeypatch.setattr("tailrace.run.separated.make_cluster", lambda config, _: LocalCluster(config))
+    use_local_workers(monkeypatch)
 
 
 def function(name: str, **fields: Any) -> dict[str, Any]:

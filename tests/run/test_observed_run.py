@@ -14,7 +14,6 @@ import polars as pl
 import pytest
 from safetensors.torch import load_file
 
-from tailrace.cluster.local import LocalCluster
 from tailrace.events import Event, read_events
 from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import METRICS
@@ -31,6 +30,7 @@ from tailrace.run.step_metrics import failure_metrics, reward_metrics
 from tailrace.run.train import train
 from tailrace.workloads.files import read_trace
 from tests.conftest import TinyModel
+from tests.helpers.local_workers import use_local_workers
 from tests.helpers.runs import small_run, write_prompts
 from tests.run.test_evaluation import graded
 
@@ -72,7 +72,7 @@ def _run(name: str, directory: Path, model: Path) -> Path:
         **({} if name == "colocated" else {"weights": {"mode": name}}),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tailrace.run.separated.make_cluster", lambda config, _: LocalCluster(config))
+        use_local_workers(patch)
         assert train(config, resume=False) == 0
     return directory / "run"
 

@@ -8,12 +8,12 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from tailrace.cluster.local import LocalCluster
 from tailrace.errors import TraceError, UserError
 from tailrace.events import read_events
 from tailrace.report.trace_sink import trace_of_run
 from tailrace.run.train import train
 from tests.conftest import TinyModel
+from tests.helpers.local_workers import use_local_workers
 from tests.helpers.replays import PLAYED, made_trace, replaying
 
 MODES: dict[str, dict[str, Any]] = {
@@ -27,7 +27,7 @@ MODES: dict[str, dict[str, Any]] = {
 def test_a_run_of_any_mode_plays_the_lengths_and_rewards_of_a_trace(
     tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr("tailrace.run.separated.make_cluster", lambda config, _: LocalCluster(config))
+    use_local_workers(monkeypatch)
     assert train(replaying(tmp_path, tiny_model("llama"), pipeline=MODES[mode]), resume=False) == 0
     assert trace_of_run(tmp_path / "run").samples.select(PLAYED).equals(made_trace().samples.select(PLAYED))
     events = read_events(tmp_path / "run" / "events.jsonl")

@@ -1,10 +1,12 @@
 """A queue whose controller and units run in threads of the test, each with sockets of its own."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
@@ -75,10 +77,11 @@ def serving(
     make: Make = arena,
     units: int = 1,
     tasks: Sequence[QueueTask] | None = None,
+    columns: Mapping[str, ColumnKind] = COLUMNS,
     endpoints: Sequence[str] = DEFAULT_ENDPOINTS,
     clock: Callable[[], float] | None = None,
     listen: Callable[..., Server] = Server,
-    **config: float,
+    **config: Any,
 ) -> Iterator[Served]:
     """Serve a queue, by default with the table `table`. It is ready when the block begins.
 
@@ -87,6 +90,7 @@ def serving(
         make: Makes the storage of each unit.
         units: The number of units.
         tasks: The tasks of another table.
+        columns: The columns of the table.
         endpoints: Where the servers listen.
         clock: The clock of the controller.
         listen: Makes the servers.
@@ -96,7 +100,8 @@ def serving(
         server = listen("controller", TOKEN, QUEUE, endpoints=endpoints, clock=clock)
         settings = ServiceQueueConfig.model_validate({"units": units, **config})
         journal = Journal(directory / "journal")
-        stack.enter_context(_running(server, Controller(server, tasks or table(), settings, journal=journal)))
+        controller = Controller(server, tasks or table(), settings, columns=columns, journal=journal)
+        stack.enter_context(_running(server, controller))
         storages, stops, where_units = [], [], []
         address = QueueAddress(endpoints=server.endpoints, host=host_id(), token=TOKEN)
         with SyncQueue(address, name="waiting") as queue:
