@@ -2,7 +2,10 @@
 
 import os
 
+import pytest
+
 LONG = "TAILRACE_LONG_TESTS" in os.environ
+long_only = pytest.mark.skipif(not LONG, reason="it takes a minute; make test-long runs it")
 
 
 def effort(whole: int, part: int) -> int:

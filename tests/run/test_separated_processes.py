@@ -18,6 +18,7 @@ from tailrace.events import Event, EventLog
 from tailrace.run.separated import RemoteLearner
 from tailrace.run.train import train
 from tests.conftest import TinyModel
+from tests.helpers.effort import long_only
 from tests.helpers.runs import assert_same_run, small_run, steps_of, write_prompts
 from tests.helpers.separated_runs import FULLY_ASYNCHRONOUS, KL, SYNCHRONOUS, hold_trainer, of
 
@@ -38,6 +39,7 @@ def test_pools_that_no_machine_can_hold_are_refused_before_anything_is_written(
     assert not run.exists()
 
 
+@long_only
 def test_a_trainer_whose_device_hangs_is_killed_and_changes_nothing(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, connected_to_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,6 +57,7 @@ def test_a_trainer_whose_device_hangs_is_killed_and_changes_nothing(
     assert_same_run(whole, cut)
 
 
+@long_only
 def test_a_run_survives_the_death_of_every_kind_of_worker_in_one_go(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, connected_to_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
