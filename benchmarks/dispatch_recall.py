@@ -1,10 +1,11 @@
 """How well lengths of SmolLM2's own responses are foreseen, for prompts that were not learned from.
 
-    python benchmarks/dispatch_recall.py [--prompts 24] [--temperatures 1.0,0.2]
+    python benchmarks/dispatch_recall.py [--prompts 24] [--temperatures 1.0,0.2] [--record-lengths]
 
 Fourteen kinds of reasoning-gym tasks, some short and some long, `prompts` of each, 8 samples of up to 768 tokens each.
-The responses are generated once and kept in build/bench-dispatch. Half of the prompts teach; the other half is
-foreseen:
+SmolLM2 takes hours for them on two cores, so their numbers of tokens are in smollm2_lengths.json, which
+`--record-lengths` writes. Where the file lacks them, the prompts are answered now, and the responses kept in
+build/bench-dispatch. Half of the prompts teach; the other half is foreseen:
 
     features    from the other prompts alone, by their tasks, words and numbers
     model       from the other prompts alone, by these and the hidden states of SmolLM2
@@ -21,11 +22,9 @@ import random
 import subprocess
 import sys
 import zlib
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +40,11 @@ from tailrace.planning.lengths.base import Asked, Expectation, Finished, LengthP
 from tailrace.planning.lengths.features import Features
 from tailrace.planning.lengths.hidden_states import HiddenStates
 from tailrace.planning.lengths.history import History, Siblings
-from tailrace.prompts.task_name import task_name
 from tailrace.workloads.replay import Replay, Script, Turn
 
 BUILD = Path(__file__).parents[1] / "build" / "bench-dispatch"
+LENGTHS = Path(__file__).with_name("smollm2_lengths.json")
+"""The tokens of the responses to each prompt, by the prompts and the temperature."""
 TASKS: Mapping[str, Sequence[Mapping[str, int]]] = {
     "basic_arithmetic": [{}],
     "base_conversion": [{"min_value": 10**n, "max_value": 10 ** (n + 2)} for n in (0, 3, 6)],
@@ -70,37 +70,65 @@ Group = tuple[Asked, list[int]]
 
 
 def responses(prompts: int, temperature: float) -> list[Group]:
-    """The responses to all prompts, in a random order of prompts."""
-    BUILD.mkdir(parents=True, exist_ok=True)
+    """The prompts in a random order, each with the tokens of its responses."""
+    rows = drawn(prompts)
+    lengths = recorded().get(key_of(rows, temperature)) or generated(rows, temperature)
+    return [
+        (Asked(prompt_id=str(number), prompt_tokens=len(text) // 4, text=text, task=task), tokens)
+        for number, ((text, task), tokens) in enumerate(zip(rows, lengths, strict=True))
+    ]
+
+
+def drawn(prompts: int) -> list[tuple[str, str]]:
+    """Prompts with their tasks, in a random order."""
     rows = [
-        {"prompt": problem["question"], "task": task}
+        (problem["question"], task)
         for task, kinds in TASKS.items()
         for number, kind in enumerate(kinds)
         for problem in reasoning_gym.create_dataset(task, size=-(-prompts // len(kinds)), seed=number, **kind)
     ]
     random.Random(0).shuffle(rows)
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    name = f"{zlib.crc32(text.encode()):08x}"  # other prompts are others, and so are their responses
-    asked, made = BUILD / f"prompts-{name}.jsonl", BUILD / f"responses-{name}-{temperature:g}.jsonl"
+    return rows
+
+
+def key_of(rows: Sequence[tuple[str, str]], temperature: float) -> str:
+    """The name of the responses: other prompts are others, and so are their responses."""
+    return f"{zlib.crc32(json.dumps(rows).encode()):08x}-{temperature:g}"
+
+
+def recorded() -> dict[str, list[list[int]]]:
+    """The lengths that are in the file."""
+    found: dict[str, list[list[int]]] = json.loads(LENGTHS.read_text()) if LENGTHS.exists() else {}
+    return found
+
+
+def record(prompts: int, temperatures: Sequence[float]) -> None:
+    """Write the lengths of the responses to these prompts, and keep the others in the file."""
+    rows, known = drawn(prompts), recorded()
+    missing = [temperature for temperature in temperatures if key_of(rows, temperature) not in known]
+    known |= {key_of(rows, temperature): generated(rows, temperature) for temperature in missing}
+    lines = (
+        f'  "{key}": [\n' + ",\n".join(f"    {tokens}" for tokens in of) + "\n  ]" for key, of in sorted(known.items())
+    )
+    LENGTHS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def generated(rows: Sequence[tuple[str, str]], temperature: float) -> list[list[int]]:
+    """The tokens of the responses to each prompt, which SmolLM2 makes where they are not there yet."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    key = key_of(rows, temperature)
+    asked, made = BUILD / f"prompts-{key}.jsonl", BUILD / f"responses-{key}.jsonl"
     if not made.exists():
-        asked.write_text(text)
+        asked.write_text("".join(json.dumps({"prompt": text, "task": task}) + "\n" for text, task in rows))
         part = made.with_suffix(".part")
         command = [sys.executable, "-m", "tailrace", "generate", "--prompts", str(asked), "--output", str(part)]
         command += ["--force", f"samples={SAMPLES}", f"sampling.max_new_tokens={MOST}", "engine.kv_cache_gib=4"]
         subprocess.run([*command, f"sampling.temperature={temperature}"], check=True)
         part.rename(made)
-    groups: defaultdict[int, list[dict[str, object]]] = defaultdict(list)
+    tokens = [[0] * SAMPLES for _ in rows]
     for row in map(json.loads, made.read_bytes().splitlines()):  # of bytes: a text may have other separators of lines
-        groups[row["index"]].append(row)
-    return [_group(number, rows) for number, rows in sorted(groups.items())]
-
-
-def _group(number: int, rows: Sequence[dict[str, object]]) -> Group:
-    text = str(rows[0]["prompt"])
-    ordered = sorted(rows, key=lambda row: int(str(row["sample"])))
-    metadata = cast("dict[str, str]", rows[0]["metadata"])
-    asked = Asked(prompt_id=str(number), prompt_tokens=len(text) // 4, text=text, task=task_name(metadata))
-    return asked, [int(str(row["tokens"])) for row in ordered]
+        tokens[row["index"]][row["sample"]] = row["tokens"]
+    return tokens
 
 
 def learned(predictor: LengthPredictor, groups: Sequence[Group]) -> None:
@@ -197,8 +225,10 @@ def with_lengths(replay: Replay, prompts: int, temperature: float) -> PromptRepl
     return PromptReplay(scripts, told, float(np.std(errors)))
 
 
-def main(prompts: int = 24, temperatures: str = "1.0,0.2") -> None:
+def main(prompts: int = 24, temperatures: str = "1.0,0.2", *, record_lengths: bool = False) -> None:
     """Print the figures."""
+    if record_lengths:
+        record(prompts, [float(temperature) for temperature in temperatures.split(",")])
     found = {temperature: recalls(prompts, float(temperature)) for temperature in temperatures.split(",")}
     print(json.dumps({"recall": found}))
 
