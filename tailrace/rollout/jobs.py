@@ -150,10 +150,10 @@ class Engine:
         """Whether it can be given so many at once; an engine without any work takes any number."""
         return samples <= self.room or (self.room > 0 and not self.in_hand)
 
-    def state(self, *, idle: bool = False) -> EngineState:
-        """As a policy sees it. `idle`: as it would be without work."""
+    def state(self, *, idle: bool = False, by_number: bool = False) -> EngineState:
+        """As a policy sees it. `idle`: as it would be without work. `by_number`: as if its steps were not measured."""
         load = self.load
-        if load is None or load.costs is None:
+        if load is None or load.costs is None or by_number:
             room = _ANY if self.facts is None or self.facts.room is None else self.facts.room
             running = [] if idle else [(0, 1)] * len(self.in_hand)
             return EngineState(name=self.port.name, times=_SameSteps(), slots=room, cache_tokens=_ANY, running=running)

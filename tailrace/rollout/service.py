@@ -472,8 +472,8 @@ class GenerationService:
 
     def _plan(self, engines: Sequence[Engine]) -> None:
         """Place what has arrived; and what is planned already, where an engine has run dry."""
-        policy = self._policy
-        if policy.plans and not all(engine.is_measured for engine in engines):
+        policy, measured = self._policy, all(engine.is_measured for engine in engines)
+        if policy.plans and not measured:
             policy = self._pull  # until it is known what steps cost
         waiting = sum(len(engine.planned) for engine in engines)
         idle = any(not engine.in_hand for engine in engines)
@@ -484,7 +484,8 @@ class GenerationService:
         if not self._arrived:
             return
         jobs = sorted(self._arrived, key=lambda job: job.turn)
-        placement = policy.place([job.placed for job in jobs], [engine.state() for engine in engines])
+        states = [engine.state(by_number=not measured) for engine in engines]  # else the unknown one would get nothing
+        placement = policy.place([job.placed for job in jobs], states)
         for engine, places in zip(engines, placement.of, strict=True):
             planned = [*engine.planned, *(jobs[place] for place in places)]
             engine.planned = deque(sorted(planned, key=lambda job: job.turn))

@@ -257,6 +257,24 @@ def test_an_engine_with_a_free_slot_takes_a_group_that_needs_more() -> None:
     assert Pull().place(jobs(5, 5, samples=8), [draining]) == Placement([[0]], [1])
 
 
+def test_engines_that_pull_take_by_their_pace_where_there_is_room_for_all() -> None:
+    quick, slow = engine(times=Linear(base=8, each=1)), engine(times=Linear(base=16, each=2))
+    taken = [len(of) for of in Pull().place(jobs(*[5] * 10), [slow, quick]).of]
+    assert taken == [1, 9], "then their steps take 18 and 17 seconds"
+    assert [len(of) for of in pulled([slow, quick], jobs(*[5] * 10)).of] == taken
+    assert [len(of) for of in Pull().place(jobs(*[5] * 10), [quick, quick]).of] == [5, 5]
+
+
+@given(lengths, st.lists(st.tuples(linear, st.integers(1, 40)), min_size=1, max_size=4), st.integers(1, 3))
+def test_what_is_predicted_of_engines_that_pull_begins_as_they_do(
+    given: list[int], kinds: list[tuple[Linear, int]], samples: int
+) -> None:
+    engines = [engine(slots=slots, times=times) for times, slots in kinds]
+    placed = jobs(*given, samples=samples)
+    begun = Pull().place(placed, engines).of
+    assert [of[: len(first)] for of, first in zip(pulled(engines, placed).of, begun, strict=True)] == begun
+
+
 def test_round_robin_goes_on_where_it_was() -> None:
     policy, engines = RoundRobin(), [engine(), engine(), engine()]
     assert policy.place(jobs(1, 1, 1, 1), engines).of == [[0, 3], [1], [2]]

@@ -12,11 +12,12 @@ from tailrace.config.engine import SamplingConfig
 from tailrace.engine.timed import TimedEngine
 from tailrace.events import EventLog
 from tailrace.host.virtual_loop import VirtualLoop
-from tailrace.planning.dispatch.base import EngineState, Job, Placement
+from tailrace.planning.dispatch.base import EngineState, Job, Placement, Policy
 from tailrace.planning.dispatch.costs import StepCosts
 from tailrace.rollout.base import EngineFacts
 from tailrace.rollout.local import LocalPort
 from tailrace.rollout.service import GenerationService
+from tailrace.rollout.streams import Generated
 from tailrace.types import Request
 from tests.helpers.effort import effort
 from tests.rollout.world import World, tokens_of
@@ -90,13 +91,15 @@ class OneApart:
         return Placement([first, [place for place in range(len(jobs)) if place not in first]], [])
 
 
-@virtual_time
-async def test_an_engine_with_room_to_spare_does_not_have_all_planned_anew_with_each_end() -> None:
-    responses, policy, log = 400, OneApart(), EventLog(sinks=())
-    costs = StepCosts(base=0.01, each=0.001, context=0, prefill=0)
-    engines = [TimedEngine(costs, slots=4) for _ in range(2)]
+async def generated(
+    costs: Sequence[StepCosts], lengths: Sequence[int], *, slots: int, policy: Policy | None = None
+) -> list[Generated]:
+    """Responses of these lengths, of one prompt each, by engines whose costs are known, named by their places."""
+    log = EventLog(sinks=())
+    engines = [TimedEngine(of_one, slots=slots) for of_one in costs]
+    facts = EngineFacts(room=slots, continues=False)
     ports = [
-        LocalPort(engine, EngineFacts(room=4, continues=False), log=log, activity=Activity(log, "engine"), name=str(n))
+        LocalPort(engine, facts, log=log, activity=Activity(log, "engine"), name=str(n))
         for n, engine in enumerate(engines)
     ]
     service = GenerationService(ports, policy)
@@ -107,14 +110,30 @@ async def test_an_engine_with_room_to_spare_does_not_have_all_planned_anew_with_
             request_id=number,
             group_id=number,
             prompt_ids=np.zeros(4, np.int64),
-            sampling=SamplingConfig(max_new_tokens=5 + number * 13 % 29 if number else 100_000, ignore_eos=True),
+            sampling=SamplingConfig(max_new_tokens=length, ignore_eos=True),
             seed=number,
         )
-        for number in range(responses)
+        for number, length in enumerate(lengths)
     ]
     running = asyncio.create_task(service.run())
     await asyncio.sleep(1)  # all engines are ready
-    assert len([made async for made in service.generate(requests, step=0)]) == responses
+    made = [response async for response in service.generate(requests, step=0)]
     running.cancel()
     await asyncio.wait([running])
+    return made
+
+
+@virtual_time
+async def test_an_engine_with_room_to_spare_does_not_have_all_planned_anew_with_each_end() -> None:
+    responses, policy = 400, OneApart()
+    costs = StepCosts(base=0.01, each=0.001, context=0, prefill=0)
+    lengths = [100_000, *(5 + number * 13 % 29 for number in range(1, responses))]
+    assert len(await generated([costs, costs], lengths, slots=4, policy=policy)) == responses
     assert policy.placed < responses / 3, policy.placed
+
+
+@virtual_time
+async def test_an_engine_that_is_half_as_quick_takes_half_as_many_where_there_is_room_for_all() -> None:
+    costs = StepCosts(base=0.01, each=0.01, context=0, prefill=0)
+    made = await generated([costs.times(2), costs], [50] * 48, slots=64)
+    assert Counter(response.worker for response in made) == {"0": 16, "1": 32}

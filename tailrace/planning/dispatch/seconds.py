@@ -88,15 +88,15 @@ def _pulled(engines: Sequence[EngineState], jobs: Sequence[_Load]) -> Pulled:
     simulated = [_Simulated(engine) for engine in engines]
     places: list[list[int]] = [[] for _ in engines]
     waiting = deque(range(len(jobs)))
-    room = [(-engine.free, index) for index, engine in enumerate(engines)]
+    room = [engine.turn(jobs[0], index) for index, engine in enumerate(simulated) if jobs]
     heapify(room)
     while waiting and room:  # one that has no room for the next job is asked again when one of its responses ends
-        _, index = heappop(room)
+        *_, index = heappop(room)
         engine = simulated[index]
         if engine.has_room_for(jobs[waiting[0]]):
             places[index].append(waiting[0])
             engine.take(jobs[waiting.popleft()])
-            heappush(room, (-engine.free, index))
+            heappush(room, engine.turn(jobs[waiting[0] if waiting else -1], index))
     ends = [(engine.begin(), index) for index, engine in enumerate(simulated) if engine.size]
     heapify(ends)
     now = 0.0
@@ -137,6 +137,12 @@ class _Simulated:
     def free(self) -> int:
         """Slots that nothing decodes in, or waits for."""
         return self._slots - self.size - len(self._queue)
+
+    def turn(self, job: _Load, index: int) -> tuple[float, int, int]:
+        """Its place in the order in which engines take jobs, see `simple.Pull`; the lower is first."""
+        size = self.size + len(self._queue) + job.samples
+        tokens = self._tokens + sum(context for context, *_ in self._queue) + job.samples * job.prompt
+        return step_s(self._engine, size, tokens), -self.free, index
 
     def has_room_for(self, job: _Load) -> bool:
         """Whether the job would begin at once, at least a part of it; an engine without any work takes any job."""

@@ -2,8 +2,10 @@
 
 import random
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 from tailrace.planning.dispatch.base import EngineState, Job, Placement
+from tailrace.planning.dispatch.seconds import step_s
 
 
 class Pull:
@@ -13,15 +15,33 @@ class Pull:
     plans = False
 
     def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
-        """See `Policy`. The engine with the most room is the next to take one, even if only a part begins at once."""
+        """See `Policy`. Of engines with room, even for a part alone, that with the shortest steps then takes a job.
+
+        So all are about as quick where there is room for all jobs: a slow engine takes fewer. Of equals, that with the
+        most room takes it.
+        """
         free = [engine.free for engine in engines]
+        sizes = [len(engine.running) for engine in engines]
+        tokens = [sum(context for context, _ in engine.running) for engine in engines]
         places: list[list[int]] = [[] for _ in engines]
+        line: list[tuple[float, int, int]] = []
+
+        def queue_up(index: int, job: Job) -> None:
+            if free[index] > 0:
+                size, held = sizes[index] + job.samples, tokens[index] + job.samples * job.prompt_tokens
+                heappush(line, (step_s(engines[index], size, held), -free[index], index))
+
+        for index in range(len(engines)) if jobs else ():
+            queue_up(index, jobs[0])
         for number, job in enumerate(jobs):
-            index = max(range(len(engines)), key=free.__getitem__)
-            if free[index] <= 0:
+            if not line:
                 return Placement(places, list(range(number, len(jobs))))
+            _, _, index = heappop(line)
             places[index].append(number)
             free[index] -= job.samples
+            sizes[index] += job.samples
+            tokens[index] += job.samples * job.prompt_tokens
+            queue_up(index, jobs[min(number + 1, len(jobs) - 1)])
         return Placement(places, [])
 
 
