@@ -16,13 +16,14 @@ Beside each stands its ceiling: the recall of the mean of the prompt's other sam
 line is JSON.
 """
 
+import itertools
 import json
 import math
 import random
 import subprocess
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -45,6 +46,8 @@ from tailrace.workloads.replay import Replay, Script, Turn
 BUILD = Path(__file__).parents[1] / "build" / "bench-dispatch"
 LENGTHS = Path(__file__).with_name("smollm2_lengths.json")
 """The tokens of the responses to each prompt, by the prompts and the temperature."""
+PART = 28
+"""Prompts that are answered together."""
 TASKS: Mapping[str, Sequence[Mapping[str, int]]] = {
     "basic_arithmetic": [{}],
     "base_conversion": [{"min_value": 10**n, "max_value": 10 ** (n + 2)} for n in (0, 3, 6)],
@@ -67,19 +70,25 @@ MOST = 768
 
 Group = tuple[Asked, list[int]]
 """A prompt, and the tokens of its responses."""
+Row = tuple[str, str]
+"""A prompt, and its task."""
 
 
 def responses(prompts: int, temperature: float) -> list[Group]:
     """The prompts in a random order, each with the tokens of its responses."""
-    rows = drawn(prompts)
-    lengths = recorded().get(key_of(rows, temperature)) or generated(rows, temperature)
+    rows, known = drawn(prompts), recorded()
+    lengths = [
+        tokens
+        for part in parts(rows)
+        for tokens in known.get(key_of(part, temperature)) or generated(part, temperature)
+    ]
     return [
         (Asked(prompt_id=str(number), prompt_tokens=len(text) // 4, text=text, task=task), tokens)
         for number, ((text, task), tokens) in enumerate(zip(rows, lengths, strict=True))
     ]
 
 
-def drawn(prompts: int) -> list[tuple[str, str]]:
+def drawn(prompts: int) -> list[Row]:
     """Prompts with their tasks, in a random order."""
     rows = [
         (problem["question"], task)
@@ -91,7 +100,13 @@ def drawn(prompts: int) -> list[tuple[str, str]]:
     return rows
 
 
-def key_of(rows: Sequence[tuple[str, str]], temperature: float) -> str:
+def parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """The prompts in the parts in which they are answered and recorded: a part takes a quarter of an hour or less."""
+    for first in range(0, len(rows), PART):
+        yield rows[first : first + PART]
+
+
+def key_of(rows: Sequence[Row], temperature: float) -> str:
     """The name of the responses: other prompts are others, and so are their responses."""
     return f"{zlib.crc32(json.dumps(rows).encode()):08x}-{temperature:g}"
 
@@ -103,17 +118,16 @@ def recorded() -> dict[str, list[list[int]]]:
 
 
 def record(prompts: int, temperatures: Sequence[float]) -> None:
-    """Write the lengths of the responses to these prompts, and keep the others in the file."""
-    rows, known = drawn(prompts), recorded()
-    missing = [temperature for temperature in temperatures if key_of(rows, temperature) not in known]
-    known |= {key_of(rows, temperature): generated(rows, temperature) for temperature in missing}
-    lines = (
-        f'  "{key}": [\n' + ",\n".join(f"    {tokens}" for tokens in of) + "\n  ]" for key, of in sorted(known.items())
-    )
-    LENGTHS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    """Write the lengths of the responses to these prompts after each part, and keep the others in the file."""
+    for temperature, part in itertools.product(temperatures, parts(drawn(prompts))):
+        known = recorded()
+        if (key := key_of(part, temperature)) not in known:
+            known[key] = generated(part, temperature)
+            lines = (f'  "{name}": {json.dumps(of)}' for name, of in sorted(known.items()))
+            LENGTHS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def generated(rows: Sequence[tuple[str, str]], temperature: float) -> list[list[int]]:
+def generated(rows: Sequence[Row], temperature: float) -> list[list[int]]:
     """The tokens of the responses to each prompt, which SmolLM2 makes where they are not there yet."""
     BUILD.mkdir(parents=True, exist_ok=True)
     key = key_of(rows, temperature)
