@@ -116,6 +116,9 @@ class ServiceQueueConfig(_Bounds):
     type: Literal["service"] = "service"
     units: Processes = 2
     """Storage units to start; others may join."""
+    max_units: Processes | None = None
+    """Most storage units. While there are fewer, another one is started when the units are 80 % full. It leaves when
+    the others would be 40 % full without it; `units` stay. By default there are always as many as `units`."""
     replicas: Processes = 1
     """Number of units that each row is written to, at most `units`; with 2, no row is lost with a unit. Where fewer
     units are alive, a row is written to fewer."""
@@ -132,6 +135,15 @@ class ServiceQueueConfig(_Bounds):
     step fails. Other clients give their own limits, so `tailrace queue serve` ignores this key."""
     unit_limit_s: Liveness = 10.0
     """Seconds without a sign of life after which a unit counts as dead, and its rows as lost."""
+
+    @field_validator("max_units")
+    @classmethod
+    def _no_fewer_than_at_first(cls, most: int | None, others: ValidationInfo) -> int | None:
+        """Check that the units to start may be there."""
+        units = others.data.get("units", 1)  # missing where `units` itself is not valid
+        if most is not None and most < units:
+            raise ValueError(f"{most} is less than queue.units, {units}; raise it, or lower units")
+        return most
 
     @field_validator("replicas")
     @classmethod

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import NewRow
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.processes.added import add_unit, remove_unit
+from tailrace.transfer.queue.processes.plan import QueuePlan
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tests.helpers.waiting import until
 from tests.transfer.processes.test_supervisor import LIMIT_S, ends, kill, queue, stats
@@ -88,6 +90,56 @@ def test_rows_are_copied_again_after_a_death_and_outlive_the_next_one(tmp_path: 
             assert stats(processes).lacking_rows == 0
         assert stats(processes).lost_groups == 0
         assert len(client.claim("sink").rows[0].cells["response_ids"]) == 5  # type: ignore[arg-type]
+
+
+def test_another_unit_is_started_when_the_first_is_nearly_full_and_leaves_when_there_is_room(tmp_path: Path) -> None:
+    room: dict[str, Any] = {"max_units": 2, "storage": {"type": "memory", "max_bytes": 2**20}}
+    with (
+        queue(tmp_path, **room) as processes,
+        SyncQueue(processes.address, name="test", timeout_s=LIMIT_S) as client,
+    ):
+        for number in range(16):  # of 100 kB each: ten fit into one unit
+            client.put(group(number, prompt=12_500))
+        assert units(processes).keys() == {"unit-0", "unit-1"}
+        for _ in range(16):
+            claim = client.claim("rollout")
+            client.ack(claim, outputs(claim, response_ids=tokens(3)))
+            claim = client.claim("sink")
+            client.ack(claim, outputs(claim))
+        until(lambda: sorted(processes.pids) == ["controller", "unit-0"])
+        until(lambda: units(processes) == {"unit-0": 0})
+    assert not (tmp_path / "units").read_text().count("unit-1")
+
+
+def test_a_queue_goes_on_without_another_unit_that_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    room: dict[str, Any] = {"max_units": 2, "storage": {"type": "memory", "max_bytes": 2**20}}
+    settings = QueuePlan.settings
+
+    def without_storage(self: QueuePlan, name: str) -> Any:
+        known = settings(self, name)
+        lost = '{"type": "arena", "directory": "/nowhere"}'
+        return msgspec.structs.replace(known, storage=lost) if name == "unit-1" else known
+
+    monkeypatch.setattr(QueuePlan, "settings", without_storage)
+    with queue(tmp_path, **room) as processes, SyncQueue(processes.address, name="test") as client:
+        for number in range(9):
+            client.put(group(number, prompt=12_500))
+        until(lambda: "the queue goes on without it, and tries again in 60 s" in caplog.text)
+        assert sorted(processes.pids) == ["controller", "unit-0"]
+        assert units(processes) == {"unit-0": 9}
+
+
+def test_units_that_were_added_are_served_again(tmp_path: Path) -> None:
+    room: dict[str, Any] = {"max_units": 2, "storage": {"type": "memory", "max_bytes": 2**20}}
+    with queue(tmp_path, resume=True, **room) as processes:
+        with SyncQueue(processes.address, name="test", timeout_s=LIMIT_S) as client:
+            for number in range(9):
+                client.put(group(number, prompt=12_500))
+        until(lambda: units(processes).keys() == {"unit-0", "unit-1"})
+    with queue(tmp_path, resume=True, **room) as processes:
+        assert {"unit-0", "unit-1"} <= processes.pids.keys()
 
 
 def test_a_unit_whose_process_is_killed_is_dead_and_says_so(tmp_path: Path) -> None:

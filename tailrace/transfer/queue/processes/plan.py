@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import itertools
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
@@ -42,11 +43,51 @@ class QueuePlan:
         self._resume = resume
         self._starts = 0
         self._has_served = False
+        self._units = [_unit_name(number) for number in range(config.units)]
+        self._numbers = itertools.count(config.units)
 
     @property
     def units(self) -> Sequence[str]:
-        """The names of the units."""
-        return [f"unit-{number}" for number in range(self._config.units)]
+        """The names of the units, in the order in which they were started."""
+        return self._units
+
+    @property
+    def least_units(self) -> int:
+        """The fewest units that there may be."""
+        return self._config.units
+
+    @property
+    def max_units(self) -> int:
+        """The most units that there may be."""
+        return self._config.max_units or self._config.units
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether the number of units may change by itself."""
+        return self.max_units > self.least_units
+
+    def is_spare(self, unit: str) -> bool:
+        """Whether a unit may leave when it is not needed."""
+        return unit in self._units[self._config.units :]
+
+    def add_unit(self) -> str:
+        """Plan for another unit, and return its name, which no unit has had.
+
+        Raises:
+            OSError: the directory cannot be written to.
+        """
+        self._units.append(_unit_name(next(self._numbers)))
+        self._keep_units()
+        return self._units[-1]
+
+    def forget_unit(self, name: str) -> None:
+        """Forget a spare unit that has left.
+
+        Raises:
+            OSError: the directory cannot be written to.
+        """
+        self._units.remove(name)
+        self._keep_units()
 
     @property
     def connection(self) -> Path:
@@ -81,7 +122,11 @@ class QueuePlan:
         with _locked(self._directory):
             if not self._resume:
                 self.journal.unlink(missing_ok=True)
+                self._kept_units.unlink(missing_ok=True)
             before = QueueAddress.read(self.connection) if self._resume and self.connection.exists() else None
+            if before is not None and self._kept_units.exists():
+                self._units = self._kept_units.read_text().split()
+                self._numbers = itertools.count(1 + max(map(_unit_number, self._units)))
             again = None if before is None else directory_of(before.endpoints)
             with socket_directory(again) as self._sockets:
                 self.address = self._place(before)
@@ -102,6 +147,16 @@ class QueuePlan:
         self.address = QueueAddress(endpoints=endpoints, host=host_id(), token=self.address.token)
         self.address.write(self.connection)
         return True
+
+    @property
+    def _kept_units(self) -> Path:
+        """The file with the names of the units, where these are not those of the configuration."""
+        return self._directory / "units"
+
+    def _keep_units(self) -> None:
+        partial = self._kept_units.with_suffix(".part")
+        partial.write_text(" ".join(self._units))
+        partial.replace(self._kept_units)
 
     def _place(self, before: QueueAddress | None) -> QueueAddress:
         """Choose where the controller listens: at the endpoints of an earlier start, if there was one."""
@@ -144,6 +199,14 @@ class QueuePlan:
                 clear_storage(self._config.storage, name=storage_name(self.address.token, unit))
         except QueueError as error:
             _log.warning("what the queue has stored is left there: %s", error)
+
+
+def _unit_name(number: int) -> str:
+    return f"unit-{number}"
+
+
+def _unit_number(name: str) -> int:
+    return int(name.removeprefix("unit-"))
 
 
 def storage_name(token: bytes, unit: str) -> str:

@@ -5,9 +5,10 @@
               *.log           ◀── the output of each process
 
 A restarted controller has the endpoints and the journal of the one before, and a restarted unit has its name: so
-clients and units find them again. A unit that has left on purpose is not restarted. A process that died before it
-served is restarted after a pause. A process that has not reported for long that its loop turns is killed. When too
-many have died, or the journal is gone, all are ended.
+clients and units find them again. A unit that has left on purpose is not restarted. With `max_units`, another unit is
+started when the others are nearly full, and leaves when they have plenty of room (`planning.queue_units`). A process
+that died before it served is restarted after a pause. A process that has not reported for long that its loop turns is
+killed. When too many have died, or the journal is gone, all are ended.
 
 The plan has the settings of the processes (`plan`), and the vitals record which have died (`vitals`).
 
@@ -31,8 +32,9 @@ from tailrace.config.queue_table import TableConfig
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.errors import PeerLost, QueueError, TailraceError, UserError, one_line
 from tailrace.host.children import EXIT_LIMIT_S
+from tailrace.planning.queue_units import Stored, wanted
 from tailrace.transfer.queue.address import QueueAddress
-from tailrace.transfer.queue.client.look import read_stats
+from tailrace.transfer.queue.client.look import read_stats, retire_unit
 from tailrace.transfer.queue.processes.child import KILLED_LIMIT_S, Child
 from tailrace.transfer.queue.processes.plan import CONTROLLER, QueuePlan
 from tailrace.transfer.queue.processes.serve import Failed, Left, Listening
@@ -42,6 +44,10 @@ _LOOK_S = 0.05
 """Seconds between questions to the controller whether all units have joined, once all processes serve."""
 _LOOK_LIMIT_S = 5.0
 """Seconds for the controller to answer such a question."""
+_SIZE_EVERY_S = 1.0
+"""Seconds between looks at how full the units are, where their number may change."""
+_GROW_AGAIN_S = 60.0
+"""Seconds after another unit could not be started."""
 _END_LIMIT_S = 10.0
 """Seconds for all processes to end by themselves, with the message in hand and their files."""
 
@@ -67,6 +73,10 @@ class QueueProcesses:
         self._ready = threading.Event()
         self._failure: TailraceError | None = None
         self._on_given_up: Callable[[], object] | None = None
+        self._size_at = 0.0
+        """When to look next how full the units are."""
+        self._leaving: set[str] = set()
+        """The spare units that were told to leave."""
         self._wake, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._supervise, name="queue processes", daemon=True)
 
@@ -198,6 +208,9 @@ class QueueProcesses:
             self._children[name].kill(f"killed, since it had given no sign of life for {limit_s:g} s")
         if not self._ready.is_set():
             self._check_ready()
+        elif self._plan.can_grow and time.monotonic() >= self._size_at:
+            self._size_at = time.monotonic() + _SIZE_EVERY_S
+            self._resize()
         return True
 
     @property
@@ -218,7 +231,8 @@ class QueueProcesses:
                 case Failed(reason) if not self._ready.is_set():
                     raise QueueError(reason)
                 case Left():
-                    self._let_go(child)
+                    self._forget(child)
+                    _log.info("%s has left the queue", child.name)
         if not messages:
             self._replace(child)
 
@@ -229,12 +243,14 @@ class QueueProcesses:
             for unit in self._plan.units:
                 self._start(unit)
 
-    def _let_go(self, child: Child) -> None:
-        """Forget a unit that was told to leave the queue: it is not restarted."""
+    def _forget(self, child: Child) -> None:
+        """Forget a unit that has left the queue, or that was started later and cannot serve: it is not restarted."""
         child.end(EXIT_LIMIT_S)
         self._vitals.leave(child.name)
         del self._children[child.name]
-        _log.info("%s has left the queue", child.name)
+        if self._plan.is_spare(child.name):
+            self._plan.forget_unit(child.name)
+            self._leaving.discard(child.name)
 
     def _replace(self, child: Child) -> None:
         """Schedule the restart of a process that has died.
@@ -251,12 +267,36 @@ class QueueProcesses:
             )
         if not self._ready.is_set() and child.name not in self._vitals.listening:
             raise QueueError(obituary)
+        if self._plan.is_spare(child.name) and child.name not in self._vitals.listening:
+            _log.warning("%s; the queue goes on without it, and tries again in %g s", obituary, _GROW_AGAIN_S)
+            self._size_at = time.monotonic() + _GROW_AGAIN_S
+            return self._forget(child)
         pause_s = self._vitals.die(child.name, obituary)
         _log.warning("%s; it is started again %s", obituary, f"in {pause_s:g} s" if pause_s else "now")
 
     def _start(self, name: str) -> None:
         self._children[name] = Child(name, self._plan.settings(name), self._plan.log(name))
         self._vitals.start(name)
+
+    def _resize(self) -> None:
+        """Start another unit, or have the newest one leave, where the rows that are stored call for it."""
+        with suppress(PeerLost):  # the controller has died meanwhile; there is another look
+            stats = read_stats(self.address, name="queue processes", limit_s=_LOOK_LIMIT_S)
+            own = [name for name in self._plan.units if name in self._children]
+            there = {unit.name: unit for unit in stats.units if unit.alive}
+            if self._leaving or not there.keys() >= {*own}:
+                return  # one is on its way, or is restarted
+            added = [name for name in there if name not in own]  # with `tailrace queue add-unit`
+            units = [Stored(there[name].bytes, there[name].max_bytes) for name in (*added, *own)]
+            bounds = {"least": self._plan.least_units, "most": self._plan.max_units}
+            match wanted(units, puts_wait=stats.blocked_puts > 0, **bounds):
+                case "add":
+                    name = self._plan.add_unit()
+                    _log.info("%s is started, since the others are nearly full", name)
+                    self._start(name)
+                case "release" if self._plan.is_spare(own[-1]):
+                    retire_unit(self.address, own[-1], limit_s=_LOOK_LIMIT_S)
+                    self._leaving.add(own[-1])
 
     def _check_ready(self) -> None:
         """Set `_ready` once the controller has heard from all units.
