@@ -10,6 +10,9 @@ rates.
     calls     rows of 64 bytes, one a call
     claims    16 rows at a time, beside a thousand and a million stored ones
     crowd     4 producers and 4 consumers at once, each a process
+
+Two figures are of ours alone: `unit_joined.py` (puts before and after another unit has joined) and `slow_engine.py`
+(two engines of which one is slowed to half).
 """
 
 import json
@@ -23,6 +26,8 @@ from typing import Annotated, Any
 import typer
 from gate import Contestant
 from peers import peer_python
+from slow_engine import slow_engine
+from unit_joined import unit_joined
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent / "build" / "bench-queue"
@@ -63,6 +68,7 @@ def main(
         sides = {"ours": ours(stack, "small"), "theirs": theirs(stack, python)}
         figures |= calls(sides, rounds)
         figures |= claims(sides, rounds, stored)
+    figures |= unit_joined() | slow_engine("math-32b", steps=4)
     print(json.dumps({"bench": "queue"} | figures))
 
 

@@ -136,6 +136,22 @@ def read_profile(model: str) -> tuple[StepTimes, int, int]:
     return LatencyPredictor(profile), tp, found["cache_tokens"]
 
 
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """The step times of an engine that takes `pace` times as long."""
+
+    times: StepTimes
+    pace: float
+
+    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+        """See `StepTimes`."""
+        return self.pace * self.times.step_s(tp, batch_size, context_tokens, replicas)
+
+    def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
+        """See `StepTimes`."""
+        return self.pace * self.times.prefill_s(tp, batch_size, rms_length)
+
+
 def with_model(deviation: float) -> Arm:
     """The arm of a predictor that has foretold the lengths of a `PromptReplay`."""
     return Arm(policy="skewness_aware", lengths=partial(Told, deviation), told="foretold", order="longest_first")
@@ -186,12 +202,18 @@ def zeros(request: Request) -> IntArray:
 
 @asynccontextmanager
 async def serving(
-    arm: Arm, replay: Replay, *, engines: int, slots: int, groups: int, model: str
+    arm: Arm, replay: Replay, *, engines: int, slots: int, groups: int, model: str, paces: Sequence[float] = ()
 ) -> AsyncIterator[tuple[GenerationService, list[TimedEngine]]]:
-    """Yield a service that is ready for the steps of a replay, and its engines."""
+    """Yield a service that is ready for the steps of a replay, and its engines.
+
+    `paces`: by engine, the factor on the seconds of its steps; without them all are alike.
+    """
     times, tp, cache_tokens = read_profile(model)
     log = EventLog(sinks=())
-    made = [TimedEngine(times, slots=slots, cache_tokens=cache_tokens, tp=tp, tokens_of=zeros) for _ in range(engines)]
+    made = [
+        TimedEngine(Paced(times, pace), slots=slots, cache_tokens=cache_tokens, tp=tp, tokens_of=zeros)
+        for pace in paces or [1.0] * engines
+    ]
     group_size = len(replay.groups[0])
     facts = EngineFacts(room=slots + group_size, continues=arm.moves)
     ports = [
