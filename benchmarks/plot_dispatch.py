@@ -63,8 +63,10 @@ async def play(name: str, replay: Replay) -> Turn:
     """Generate the step under an arm."""
     arm = ARMS[name]
     seen: list[list[int]] = [[] for _ in range(ENGINES)]
-    setup = {"engines": ENGINES, "slots": SLOTS, "groups": GROUPS}
-    async with serving(arm, replay, model=MODELS[WORKLOAD], **setup) as (service, engines):
+    async with serving(arm, replay, engines=ENGINES, slots=SLOTS, groups=GROUPS, model=MODELS[WORKLOAD]) as (
+        service,
+        engines,
+    ):
         watching = asyncio.create_task(watched(engines, seen))
         seconds = await generate(service, arm, replay, 0, GROUPS)
         watching.cancel()

@@ -36,7 +36,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "engine": NOUNS | {"planning", "models"},
         "trainer": NOUNS | {"algorithms", "models", "planning"},
         "cluster": NOUNS | {"transfer"},
-        "conformance": NOUNS | {"engine", "trainer", "algorithms"},
+        "conformance": NOUNS | {"engine", "trainer", "algorithms", "transfer"},
         "rollout": NOUNS | {"activity", "engine", "planning", "transfer"},
         "tasks": NOUNS
         | {"activity", "transfer", "engine", "rollout", "trainer", "algorithms", "rewards", "prompts", "planning"}

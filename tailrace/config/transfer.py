@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from tailrace.config.base import Bytes, Config, Count, PathText, Processes, Seconds
+from tailrace.config.base import Bytes, Config, Count, Keywords, PathText, Processes, Seconds
 from tailrace.config.queue_policies import PolicyConfig
 
 Liveness = Annotated[float, Field(ge=1, le=1e6)]
@@ -66,8 +66,21 @@ class RedisStorageConfig(Config):
     """Maximum number of bytes that a unit stores."""
 
 
+class AdapterStorageConfig(Config):
+    """Your own storage, see docs/adapters.md. `f(args, **options)` makes it."""
+
+    type: Literal["adapter"] = "adapter"
+    path: str
+    """Dotted path of `f`, such as my_package.my_storage.make_storage; the working directory is importable."""
+    options: Keywords = {}
+    """Keyword arguments of `f`."""
+    max_bytes: StorageBytes = 8 * 2**30
+    """Maximum number of bytes that a unit holds."""
+
+
 StorageConfig = Annotated[
-    MemoryStorageConfig | ArenaStorageConfig | SpillStorageConfig | RedisStorageConfig, Field(discriminator="type")
+    MemoryStorageConfig | ArenaStorageConfig | SpillStorageConfig | RedisStorageConfig | AdapterStorageConfig,
+    Field(discriminator="type"),
 ]
 """Where a storage unit of the transfer queue keeps cells."""
 

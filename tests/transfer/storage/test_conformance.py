@@ -1,91 +1,87 @@
-"""The contract of every storage."""
+"""Every storage keeps the contract, and is a dict of parts whatever a random user does with it."""
 
-import numpy as np
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
+from tailrace.conformance.storage import A, B, StorageContract, store
 from tailrace.errors import QueueError, StaleRowError, StorageFull
-from tailrace.transfer.queue.storage.base import PartBatch, PartId, Storage
+from tailrace.transfer.queue.storage.arena import ArenaStorage
+from tailrace.transfer.queue.storage.base import Storage
+from tailrace.transfer.queue.storage.keyed import KeyedStorage
+from tailrace.transfer.queue.storage.memory import MemoryStorage
+from tailrace.transfer.queue.storage.spill import SpillStorage
 from tests.transfer.storage.conftest import Make
+from tests.transfer.storage.keyed import DictOfBytes
 from tests.transfer.storage.machine import MAX_BYTES, StorageMachine, run_machine
-from tests.transfer.storage.writing import store
-
-A, B = PartId(0, 0, 0), PartId(1, 0, 0)
 
 
 def test_a_storage_is_a_dict_of_parts_whatever_is_done_with_it(make: Make) -> None:
     run_machine(lambda: StorageMachine(make))
 
 
-def write(storage: Storage, **parts: bytes) -> None:
-    """Write parts of the slots 0, 1, … in one call. The names a, b, … stand for the slots."""
-    store(storage, [(PartId(ord(name) - ord("a"), 0, 0), content) for name, content in parts.items()])
+class TestMemory(StorageContract):
+    def make(self, name: str, directory: Path) -> Storage:
+        return MemoryStorage(max_bytes=MAX_BYTES)
 
 
-def test_a_full_storage_says_how_full_and_has_room_again_after_a_drop(storage: Storage) -> None:
-    write(storage, a=bytes(40), b=bytes(24))
-    with pytest.raises(StorageFull, match=f"a write of {MAX_BYTES - 63} bytes: 64 of {MAX_BYTES} are taken"):
-        write(storage, c=bytes(MAX_BYTES - 63))
-    storage.drop([A, B])
-    write(storage, c=bytes(MAX_BYTES))
+class TestArena(StorageContract):
+    def make(self, name: str, directory: Path) -> Storage:
+        return ArenaStorage(parent=directory, max_bytes=MAX_BYTES, segment_bytes=64)
 
 
-def test_a_write_that_never_fits_is_refused_and_does_not_wait_for_room(storage: Storage) -> None:
-    with pytest.raises(QueueError, match=f"{MAX_BYTES + 1} bytes can never fit the {MAX_BYTES} .*max_bytes") as refused:
-        write(storage, a=bytes(MAX_BYTES + 1))
-    assert not isinstance(refused.value, StorageFull)
+class TestSpill(StorageContract):
+    def make(self, name: str, directory: Path) -> Storage:
+        return SpillStorage(directory=directory, memory_bytes=48, max_bytes=MAX_BYTES)
 
 
-def test_the_first_write_of_a_part_counts_and_its_retry_takes_no_bytes(storage: Storage) -> None:
-    write(storage, a=b"first", b=b"other")
-    write(storage, b=b"other", c=b"new")
-    assert storage.nbytes == len("firstothernew")
-    with pytest.raises(QueueError, match=r"slot=0, generation=0, tag=0.* is stored already with other bytes"):
-        write(storage, a=b"again")
-    assert bytes(storage.read(A)) == b"first"
+class TestKeyed(StorageContract):
+    def make(self, name: str, directory: Path) -> Storage:
+        return KeyedStorage(DictOfBytes(), name=name, max_bytes=MAX_BYTES)
 
 
-def test_stored_bytes_are_copies(storage: Storage) -> None:
-    content = bytearray(b"cells, outputs")
-    store(storage, [(A, memoryview(content)[:5]), (B, memoryview(content)[7:])])
-    content[:] = bytes(len(content))
-    assert [bytes(memory) for memory in storage.read_many([B, A])] == [b"outputs", b"cells"]
+class TestRedis(StorageContract):
+    url: str
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_url: str) -> None:
+        self.url = redis_url
+
+    def make(self, name: str, directory: Path) -> Storage:
+        from tailrace.transfer.queue.storage.redis import RedisStorage
+
+        return RedisStorage(url=self.url, name=name, timeout_s=10, max_bytes=MAX_BYTES)
 
 
-def test_parts_are_stored_all_or_none(storage: Storage) -> None:
-    write(storage, b=b"first")
-    for parts, error, message in (
-        ([(A, bytes(8)), (B, b"other")], QueueError, "stored already with other bytes"),
-        ([(A, bytes(8)), (A, bytes(8))], QueueError, "named twice"),
-        ([(A, bytes(8)), (PartId(2, 0, 0), bytes(MAX_BYTES - 12))], StorageFull, "no room"),
-    ):
-        with pytest.raises(error, match=message):
-            store(storage, parts)
+def test_what_a_store_of_bytes_has_lost_is_stale_and_takes_no_room() -> None:
+    keyed = DictOfBytes()
+    storage = KeyedStorage(keyed, name="queue", max_bytes=MAX_BYTES)
+    store(storage, (A, b"cells"), (B, b"outputs"))
+    keyed.remove(["queue:0:0:0"])
+    with pytest.raises(StaleRowError, match="slot=0"):
+        storage.read_many([B, A])
     assert list(storage.parts()) == [B]
-    assert storage.nbytes == 5
+    assert storage.nbytes == 7
 
 
-def test_parts_of_one_batch_lie_one_after_the_other(storage: Storage) -> None:
-    batch = PartBatch([B, A], ["text"], np.array([[5], [7]]), [5, 7])
-    storage.store([(batch, memoryview(b"cellsoutputs"))])
-    assert (bytes(storage.read(A)), bytes(storage.read(B))) == (b"outputs", b"cells")
+@pytest.mark.parametrize("error", [StorageFull("no room"), QueueError("the store has failed")])
+def test_a_write_that_a_store_of_bytes_breaks_off_leaves_nothing(error: QueueError) -> None:
+    class BreaksOff(DictOfBytes):
+        def put(self, items: Sequence[tuple[str, memoryview]]) -> None:
+            super().put(items[:1])
+            raise error
+
+    keyed = BreaksOff()
+    storage = KeyedStorage(keyed, name="queue", max_bytes=MAX_BYTES)
+    with pytest.raises(type(error)):
+        store(storage, (A, b"cells"), (B, b"outputs"))
+    assert (list(storage.parts()), storage.nbytes, keyed.items) == ([], 0, {})
 
 
-@pytest.mark.parametrize("size", [4, 6])
-def test_parts_that_do_not_fill_their_memory_are_refused(storage: Storage, size: int) -> None:
-    batch = PartBatch([A], ["text"], np.array([[size]]), [size])
-    with pytest.raises(QueueError, match=f"1 parts of {size} bytes in all came in 5 bytes"):
-        storage.store([(batch, memoryview(b"cells"))])
-    assert (list(storage.parts()), storage.nbytes) == ([], 0)
-
-
-def test_a_storage_finds_nothing_where_there_was_none_before(storage: Storage) -> None:
-    assert storage.take_stock() == []
-
-
-def test_rows_without_bytes_are_stored_and_dropped(storage: Storage) -> None:
-    write(storage, a=b"", b=b"")
-    assert sorted(storage.parts()) == [A, B]
-    assert bytes(storage.read(A)) == b""
-    storage.drop([A])
-    with pytest.raises(StaleRowError):
-        storage.read(A)
+def test_an_ended_storage_leaves_nothing_in_a_store_of_bytes() -> None:
+    keyed = DictOfBytes()
+    storage = KeyedStorage(keyed, name="queue", max_bytes=MAX_BYTES)
+    store(storage, (A, b"cells"))
+    storage.close()
+    assert keyed.items == {}

@@ -7,6 +7,7 @@ from pathlib import Path
 import zmq
 
 from tailrace.config.transfer import (
+    AdapterStorageConfig,
     ArenaStorageConfig,
     MemoryStorageConfig,
     RedisStorageConfig,
@@ -15,6 +16,7 @@ from tailrace.config.transfer import (
     StorageConfig,
 )
 from tailrace.errors import ConfigError, QueueError
+from tailrace.transfer.queue.storage.adapter import load_storage_factory
 from tailrace.transfer.queue.storage.factory import make_storage
 
 
@@ -22,7 +24,7 @@ def check_service(config: ServiceQueueConfig) -> None:
     """Check that processes of this machine can serve the queue of `config`.
 
     Raises:
-        ConfigError: they cannot listen at the address, or cannot have the storage. It names the key.
+        UserError: they cannot listen at the address, or cannot have the storage. It names the key.
     """
     check_place(config.listen, config.storage, keys="queue.")
 
@@ -33,7 +35,7 @@ def check_place(listen: str, storage: StorageConfig, *, keys: str) -> None:
     `keys`: the beginning of the names of their keys, such as `queue.`.
 
     Raises:
-        ConfigError: it cannot. It names the key.
+        UserError: it cannot. It names the key.
     """
     _check_listen(listen, keys)
     _check_storage(storage, f"{keys}storage")
@@ -67,6 +69,8 @@ def _check_storage(config: StorageConfig, key: str) -> None:
                 raise ConfigError(
                     f"{key}.type=redis: {error}; start a server, or give {key}.url another one's"
                 ) from None
+        case AdapterStorageConfig():
+            load_storage_factory(config, f"{key}.path")
 
 
 def _check_directory(directory: Path, key: str, wanted: str) -> None:

@@ -3,6 +3,7 @@
 from contextlib import closing
 
 from tailrace.config.transfer import (
+    AdapterStorageConfig,
     ArenaStorageConfig,
     MemoryStorageConfig,
     RedisStorageConfig,
@@ -18,6 +19,7 @@ def make_storage(config: StorageConfig, *, name: str) -> Storage:
 
     Raises:
         QueueError: the storage cannot be made, for example because its server cannot be reached.
+        UserError: the factory of an adapter is not there, or makes no storage.
     """
     match config:
         case MemoryStorageConfig():
@@ -38,10 +40,15 @@ def make_storage(config: StorageConfig, *, name: str) -> Storage:
             except ModuleNotFoundError:
                 raise QueueError("storage in Redis needs the package redis: pip install 'tailrace[redis]'") from None
             return RedisStorage(url=config.url, name=name, timeout_s=config.timeout_s, max_bytes=config.max_bytes)
+        case AdapterStorageConfig():
+            from tailrace.transfer.queue.storage.adapter import StorageArgs, make_adapter
+
+            return make_adapter(config, StorageArgs(name=name, max_bytes=config.max_bytes))
 
 
 def clear_storage(config: StorageConfig, *, name: str) -> None:
-    """Remove the parts that an ended unit of this name has left in Redis. Other storages end with their unit.
+    """Remove the parts that an ended unit of this name has left in Redis. Other storages end with their unit, or, of an
+    adapter, are left to it.
 
     Raises:
         QueueError: the server cannot be reached.

@@ -1,0 +1,46 @@
+"""A storage that somebody else wrote, named by the dotted path of its factory; see docs/adapters.md."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.config.transfer import AdapterStorageConfig
+from tailrace.errors import UserError
+from tailrace.host.user_code import check_call, load_callable
+from tailrace.transfer.queue.storage.base import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageArgs:
+    """What the factory of a storage gets."""
+
+    name: str
+    """The name of queue and unit. No other unit has it, and a restarted unit has the same."""
+    max_bytes: int
+    """The most bytes of all parts together."""
+
+
+def load_storage_factory(config: AdapterStorageConfig, key: str) -> Callable[..., Any]:
+    """Load the factory that `config` names, and check that it can be called. `key`: that of its path, for messages.
+
+    Raises:
+        UserError: the factory is not there, or cannot be called so.
+    """
+    factory = load_callable(key, config.path)
+    check_call(key, config.path, factory, "args", **config.options)
+    return factory
+
+
+def make_adapter(config: AdapterStorageConfig, args: StorageArgs, *, key: str = "queue.storage.path") -> Storage:
+    """Return `f(args, **options)`, where `f` is the configured factory.
+
+    Raises:
+        UserError: `f` cannot be called, or returns something other than a storage.
+    """
+    storage = load_storage_factory(config, key)(args, **config.options)
+    if not isinstance(storage, Storage):
+        raise UserError(
+            f"{key} {config.path!r} made a {type(storage).__name__}; "
+            "it must make a tailrace.transfer.queue.storage.base.Storage"
+        )
+    return storage
