@@ -15,7 +15,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PUBLIC = {
     "tailrace": {"FitResult", "Trainer"},
     # for programs beside a run
-    "tailrace.errors": {"QueueClosed", "TailraceError", "UserError"},
+    "tailrace.errors": {"QueueClosed", "QueueError", "StorageFull", "TailraceError", "UserError"},
     "tailrace.types": {"FinishReason", "Prompt", "Request", "Sample"},
     "tailrace.transfer.queue.address": {"QueueAddress"},
     "tailrace.transfer.queue.base": {"Claim", "NewRow", "Row", "TransferQueue"},
@@ -26,6 +26,9 @@ PUBLIC = {
     "tailrace.transfer.queue.adapters.group": {"GroupLoader"},
     "tailrace.transfer.queue.adapters.tensors": {"Pad"},
     "tailrace.transfer.queue.processes.added": {"add_unit", "remove_unit"},
+    "tailrace.conformance.storage": {"StorageContract"},
+    "tailrace.transfer.queue.storage.adapter": {"StorageArgs"},
+    "tailrace.transfer.queue.storage.keyed": {"KeyedStorage"},
     # algorithms
     "tailrace.algorithms.advantages": {"group_normalized"},
     "tailrace.algorithms.base": {"Algorithm"},
