@@ -280,7 +280,8 @@ class QueueProcesses:
 
     def _resize(self) -> None:
         """Start another unit, or have the newest one leave, where the rows that are stored call for it."""
-        with suppress(PeerLost):  # the controller has died meanwhile; there is another look
+        # the controller has died meanwhile, or all others are to leave: there is another look
+        with suppress(PeerLost, UserError):
             stats = read_stats(self.address, name="queue processes", limit_s=_LOOK_LIMIT_S)
             own = [name for name in self._plan.units if name in self._children]
             there = {unit.name: unit for unit in stats.units if unit.alive}
@@ -288,15 +289,16 @@ class QueueProcesses:
                 return  # one is on its way, or is restarted
             added = [name for name in there if name not in own]  # with `tailrace queue add-unit`
             units = [Stored(there[name].bytes, there[name].max_bytes) for name in (*added, *own)]
-            bounds = {"least": self._plan.least_units, "most": self._plan.max_units}
-            match wanted(units, puts_wait=stats.blocked_puts > 0, **bounds):
+            spare = list(filter(self._plan.is_spare, own))
+            least, most = self._plan.least_units, self._plan.max_units
+            match wanted(units, puts_wait=stats.blocked_puts > 0, least=least, most=most):
                 case "add":
                     name = self._plan.add_unit()
                     _log.info("%s is started, since the others are nearly full", name)
                     self._start(name)
-                case "release" if self._plan.is_spare(own[-1]):
-                    retire_unit(self.address, own[-1], limit_s=_LOOK_LIMIT_S)
-                    self._leaving.add(own[-1])
+                case "release" if spare:
+                    retire_unit(self.address, spare[-1], limit_s=_LOOK_LIMIT_S)
+                    self._leaving.add(spare[-1])
 
     def _check_ready(self) -> None:
         """Set `_ready` once the controller has heard from all units.
