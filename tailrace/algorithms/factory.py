@@ -31,7 +31,7 @@ from tailrace.config.algorithm import (
 )
 from tailrace.config.run import RunConfig
 from tailrace.errors import UserError
-from tailrace.host.user_code import check_call, load_callable, making
+from tailrace.host.user_code import check_made, load_factory, making
 
 _KEY = "algorithm.path"
 _MADE: Mapping[type[PolicyGradientConfig], Callable[[Any], Algorithm]] = {
@@ -73,12 +73,8 @@ def make_run_algorithm(config: RunConfig) -> Algorithm:
 def _open_adapter(config: AdapterAlgorithmConfig) -> Algorithm:
     make = load_algorithm_factory(config)
     with making(f"{_KEY} {config.path!r}", UserError):
-        algorithm = make(group_size=config.group_size, **config.options)
-    if not isinstance(algorithm, Algorithm):
-        raise UserError(
-            f"{_KEY} {config.path!r} made a {type(algorithm).__name__}; it must make a "
-            "tailrace.algorithms.base.Algorithm"
-        )
+        made = make(group_size=config.group_size, **config.options)
+    algorithm = check_made(_KEY, config.path, made, Algorithm)  # type: ignore[type-abstract]
     check_algorithm(algorithm, group_size=config.group_size, what=f"{_KEY} {config.path!r} made an algorithm")
     return algorithm
 
@@ -89,6 +85,4 @@ def load_algorithm_factory(config: AdapterAlgorithmConfig) -> Callable[..., Any]
     Raises:
         UserError: it is missing, or cannot be called so.
     """
-    factory = load_callable(_KEY, config.path)
-    check_call(_KEY, config.path, factory, group_size=None, **config.options)
-    return factory
+    return load_factory(_KEY, config.path, group_size=None, **config.options)

@@ -13,9 +13,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tailrace.errors import TailraceError, UserError, did_you_mean, one_line, printable, quoted
+
+T = TypeVar("T")
 
 _MAX_CHARS = 500
 """The most characters of a line."""
@@ -59,6 +61,29 @@ def load_callable(key: str, path: str) -> Callable[..., Any]:
     if not callable(function):
         raise UserError(f"{key} {path!r} is of type {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]
+
+
+def load_factory(key: str, path: str, *arguments: str, **options: Any) -> Callable[..., Any]:
+    """Load the factory of an adapter, and check that it can be called with these; see `load_callable`, `check_call`.
+
+    Raises:
+        UserError: it is not there, or cannot be called so.
+    """
+    factory = load_callable(key, path)
+    check_call(key, path, factory, *arguments, **options)
+    return factory
+
+
+def check_made(key: str, path: str, made: object, kind: type[T]) -> T:
+    """Return what a factory has made, which must be of this kind.
+
+    Raises:
+        UserError: it is of another kind.
+    """
+    if not isinstance(made, kind):
+        wanted = f"{kind.__module__}.{kind.__qualname__}"
+        raise UserError(f"{key} {path!r} made a {type(made).__name__}; it must make a {wanted}")
+    return made
 
 
 def check_call(key: str, path: str, function: Callable[..., Any], *arguments: str, **keywords: Any) -> None:

@@ -9,8 +9,7 @@ import torch
 from tailrace.config.engine import AdapterEngineConfig
 from tailrace.engine.backends.base import Backend
 from tailrace.engine.base import Engine, EngineArgs
-from tailrace.errors import UserError
-from tailrace.host.user_code import check_call, load_callable
+from tailrace.host.user_code import check_made, load_factory
 
 KEY = "engine.path"
 
@@ -21,9 +20,7 @@ def load_engine_factory(config: AdapterEngineConfig) -> Callable[..., Any]:
     Raises:
         UserError: the factory is not there, or cannot be called so.
     """
-    factory = load_callable(KEY, config.path)
-    check_call(KEY, config.path, factory, "args", **config.options)
-    return factory
+    return load_factory(KEY, config.path, "args", **config.options)
 
 
 class AdapterBackend(Backend):
@@ -38,13 +35,8 @@ class AdapterBackend(Backend):
         Raises:
             UserError: `f` cannot be called, or returns something other than an engine.
         """
-        engine = load_engine_factory(self._config)(args, **self._config.options)
-        if not isinstance(engine, Engine):
-            raise UserError(
-                f"{KEY} {self._config.path!r} made a {type(engine).__name__}; "
-                "it must make a tailrace.engine.base.Engine"
-            )
-        return engine
+        made = load_engine_factory(self._config)(args, **self._config.options)
+        return check_made(KEY, self._config.path, made, Engine)  # type: ignore[type-abstract]
 
     def check(self, model_dir: Path, *, device: torch.device) -> None:
         """Check that the factory is there and can be called.

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tailrace.config.trainer import AdapterTrainerBackend
-from tailrace.errors import UserError
-from tailrace.host.user_code import check_call, load_callable
+from tailrace.host.user_code import check_made, load_factory
 from tailrace.trainer.base import Trainer, TrainerArgs
 
 KEY = "trainer.backend.path"
@@ -17,9 +16,7 @@ def load_trainer_factory(backend: AdapterTrainerBackend) -> Callable[..., Any]:
     Raises:
         UserError: it is missing, or cannot be called so.
     """
-    factory = load_callable(KEY, backend.path)
-    check_call(KEY, backend.path, factory, "args", **backend.options)
-    return factory
+    return load_factory(KEY, backend.path, "args", **backend.options)
 
 
 def open_adapter(backend: AdapterTrainerBackend, args: TrainerArgs) -> Trainer:
@@ -28,9 +25,5 @@ def open_adapter(backend: AdapterTrainerBackend, args: TrainerArgs) -> Trainer:
     Raises:
         UserError: `f` cannot be called, or returns something other than a trainer.
     """
-    trainer = load_trainer_factory(backend)(args, **backend.options)
-    if not isinstance(trainer, Trainer):
-        raise UserError(
-            f"{KEY} {backend.path!r} made a {type(trainer).__name__}; it must make a tailrace.trainer.base.Trainer"
-        )
-    return trainer
+    made = load_trainer_factory(backend)(args, **backend.options)
+    return check_made(KEY, backend.path, made, Trainer)  # type: ignore[type-abstract]

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailrace.config.transfer import AdapterStorageConfig
-from tailrace.errors import UserError
-from tailrace.host.user_code import check_call, load_callable
+from tailrace.host.user_code import check_made, load_factory
 from tailrace.transfer.queue.storage.base import Storage
+
+_KEY = "queue.storage.path"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,21 +27,14 @@ def load_storage_factory(config: AdapterStorageConfig, key: str) -> Callable[...
     Raises:
         UserError: the factory is not there, or cannot be called so.
     """
-    factory = load_callable(key, config.path)
-    check_call(key, config.path, factory, "args", **config.options)
-    return factory
+    return load_factory(key, config.path, "args", **config.options)
 
 
-def make_adapter(config: AdapterStorageConfig, args: StorageArgs, *, key: str = "queue.storage.path") -> Storage:
+def make_adapter(config: AdapterStorageConfig, args: StorageArgs) -> Storage:
     """Return `f(args, **options)`, where `f` is the configured factory.
 
     Raises:
         UserError: `f` cannot be called, or returns something other than a storage.
     """
-    storage = load_storage_factory(config, key)(args, **config.options)
-    if not isinstance(storage, Storage):
-        raise UserError(
-            f"{key} {config.path!r} made a {type(storage).__name__}; "
-            "it must make a tailrace.transfer.queue.storage.base.Storage"
-        )
-    return storage
+    made = load_storage_factory(config, _KEY)(args, **config.options)
+    return check_made(_KEY, config.path, made, Storage)  # type: ignore[type-abstract]
