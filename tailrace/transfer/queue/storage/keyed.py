@@ -3,10 +3,11 @@
 bytes of the caller ──put──▶ <name>:<slot>:<generation>:<tag>   the bytes of each part
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from tailrace.transfer.queue.storage.base import PartBatch, PartId, Storage, stale
+from tailrace.transfer.queue.storage.base import PartBatch, PartId
+from tailrace.transfer.queue.storage.served import ServedStorage, key_of
 
 
 class KeyedBytes(Protocol):
@@ -42,15 +43,14 @@ class KeyedBytes(Protocol):
         ...
 
 
-class KeyedStorage(Storage):
-    """A `Storage` in a store of bytes by keys. The bytes that `read` returned stay valid after the part is dropped."""
+class KeyedStorage(ServedStorage):
+    """A `Storage` in a store of bytes by keys."""
 
     def __init__(self, keyed: KeyedBytes, *, name: str, max_bytes: int) -> None:
         """`name`: begins all keys. `max_bytes`: the most bytes of all parts together."""
         super().__init__(max_bytes=max_bytes)
         self._keyed = keyed
         self._name = name
-        self._sizes: dict[PartId, int] = {}
 
     def store(self, written: Sequence[tuple[PartBatch, memoryview]]) -> None:
         """See `Storage.store`."""
@@ -65,43 +65,19 @@ class KeyedStorage(Storage):
         self._sizes.update((part, memory.nbytes) for part, memory in fresh)
         self._stored += sum(memory.nbytes for _, memory in fresh)
 
-    def read(self, part: PartId) -> memoryview:
-        """See `Storage.read`."""
-        return self.read_many([part])[0]
-
-    def read_many(self, parts: Sequence[PartId]) -> list[memoryview]:
-        """See `Storage.read_many`. This asks the store once for all parts."""
-        for part in parts:
-            if part not in self._sizes:
-                raise stale(part)
-        full = [part for part in dict.fromkeys(parts) if self._sizes[part]]
-        found = dict(zip(full, self._keyed.get(list(map(self._key, full))) if full else (), strict=True))
-        lost = [part for part, stored in found.items() if stored is None]
-        if lost:
-            self.drop(lost)
-            raise stale(lost[0])
-        return [memoryview(found.get(part) or b"").toreadonly() for part in parts]
-
-    def drop(self, parts: Iterable[PartId]) -> None:
-        """See `Storage.drop`."""
-        known = [part for part in dict.fromkeys(parts) if part in self._sizes]
-        if full := [self._key(part) for part in known if self._sizes[part]]:
-            self._keyed.remove(full)
-        for part in known:
-            self._stored -= self._sizes.pop(part)
-
-    def parts(self) -> Iterator[PartId]:
-        """See `Storage.parts`."""
-        return iter(list(self._sizes))
-
-    def __contains__(self, part: PartId) -> bool:
-        """See `Storage.__contains__`."""
-        return part in self._sizes
-
     def close(self) -> None:
         """See `Storage.close`."""
         self.drop(self.parts())
         self._keyed.close()
 
+    def _fetch(self, parts: Sequence[PartId]) -> Sequence[bytes | memoryview | None]:
+        full = [part for part in dict.fromkeys(parts) if self._sizes[part]]
+        found = dict(zip(full, self._keyed.get(list(map(self._key, full))) if full else (), strict=True))
+        return [found.get(part, b"") for part in parts]
+
+    def _remove(self, parts: Sequence[PartId]) -> None:
+        if full := [self._key(part) for part in parts if self._sizes[part]]:
+            self._keyed.remove(full)
+
     def _key(self, part: PartId) -> str:
-        return f"{self._name}:{part.slot}:{part.generation}:{part.tag}"
+        return f"{self._name}:{key_of(part)}"

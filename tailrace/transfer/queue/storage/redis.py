@@ -10,7 +10,7 @@ lost. Every change may be repeated, so the next try completes a call that failed
 Parts in an older form are refused. It kept only sizes, in a hash <name>:sizes, and does not say which cells a part has.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -21,7 +21,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tailrace.errors import QueueError, StorageFull, one_line
-from tailrace.transfer.queue.storage.base import PartBatch, PartId, Storage, stale
+from tailrace.transfer.queue.storage.base import PartBatch, PartId
+from tailrace.transfer.queue.storage.served import ServedStorage, key_of
 
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -36,11 +37,8 @@ class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """The length of the cell in each column, see `Run.lengths`."""
 
 
-class RedisStorage(Storage):
-    """A `Storage` in Redis. A call that needs the server raises QueueError if the server fails.
-
-    The bytes that `read` returned stay valid after the part is dropped.
-    """
+class RedisStorage(ServedStorage):
+    """A `Storage` in Redis. A call that needs the server raises QueueError if the server fails."""
 
     lasting = True
 
@@ -81,7 +79,7 @@ class RedisStorage(Storage):
         records = {part: record for batch, _ in written for part, record in _records(batch) if part in memories}
         with self._server(), self._client.pipeline(transaction=True) as pipeline:
             pipeline.mset({self._key(part): memory for part, memory in memories.items()})
-            packed = {_field(part): msgspec.msgpack.encode(record) for part, record in records.items()}
+            packed = {key_of(part): msgspec.msgpack.encode(record) for part, record in records.items()}
             pipeline.hset(self._parts_key, mapping=packed)
             pipeline.execute()
         self._sizes.update({part: record.size for part, record in records.items()})
@@ -102,54 +100,30 @@ class RedisStorage(Storage):
         self._stored = sum(self._sizes.values())
         return _batches(records)
 
-    def read(self, part: PartId) -> memoryview:
-        """See `Storage.read`."""
-        return self.read_many([part])[0]
-
-    def read_many(self, parts: Sequence[PartId]) -> list[memoryview]:
-        """See `Storage.read_many`. This asks the server once for all parts."""
-        for part in parts:
-            if part not in self._sizes:
-                raise stale(part)
-        with self._server():
-            found = self._client.mget(map(self._key, parts)) if parts else []
-        lost = [part for part, stored in zip(parts, found, strict=True) if stored is None]
-        if lost:
-            self.drop(lost)
-            self.take_stock()  # a server that was restarted or emptied has lost more than these
-            raise stale(lost[0])
-        return [memoryview(stored) for stored in found]
-
-    def drop(self, parts: Iterable[PartId]) -> None:
-        """See `Storage.drop`."""
-        known = [part for part in dict.fromkeys(parts) if part in self._sizes]
-        if not known:
-            return
-        with self._server(), self._client.pipeline(transaction=True) as pipeline:
-            pipeline.unlink(*map(self._key, known))
-            pipeline.hdel(self._parts_key, *map(_field, known))
-            pipeline.execute()
-        for part in known:
-            self._stored -= self._sizes.pop(part)
-
-    def parts(self) -> Iterator[PartId]:
-        """See `Storage.parts`."""
-        return iter(list(self._sizes))
-
-    def __contains__(self, part: PartId) -> bool:
-        """See `Storage.__contains__`."""
-        return part in self._sizes
-
     def close(self) -> None:
         """Close the connections; the parts stay in the server."""
         self._client.close()
+
+    def _fetch(self, parts: Sequence[PartId]) -> Sequence[bytes | None]:
+        with self._server():
+            found: Sequence[bytes | None] = self._client.mget(map(self._key, parts))
+            return found
+
+    def _remove(self, parts: Sequence[PartId]) -> None:
+        with self._server(), self._client.pipeline(transaction=True) as pipeline:
+            pipeline.unlink(*map(self._key, parts))
+            pipeline.hdel(self._parts_key, *map(key_of, parts))
+            pipeline.execute()
+
+    def _look_again(self) -> None:
+        self.take_stock()  # a server that was restarted or emptied has lost more than the parts that were missed
 
     @property
     def _parts_key(self) -> str:
         return f"{self._name}:parts"
 
     def _key(self, part: PartId) -> str:
-        return f"{self._name}:{_field(part)}"
+        return f"{self._name}:{key_of(part)}"
 
     @contextmanager
     def _server(self) -> Iterator[None]:
@@ -159,10 +133,6 @@ class RedisStorage(Storage):
             raise StorageFull(f"Redis at {self._address} has no room: {one_line(error)}") from None
         except redis.RedisError as error:
             raise QueueError(f"Redis at {self._address} failed: {one_line(error)}") from None
-
-
-def _field(part: PartId) -> str:
-    return f"{part.slot}:{part.generation}:{part.tag}"
 
 
 def _part(field: bytes) -> PartId:
