@@ -127,7 +127,7 @@ class GraderPool:
             RewardError: the pool is closed.
         """
         async with self._place() as slot:
-            (grade,) = await self._attempt(slot, [request], is_check=True)
+            (grade,) = await self._attempt(slot, [request], Counter(), is_check=True)
             return grade
 
     async def close(self) -> None:
@@ -187,9 +187,8 @@ class GraderPool:
         grades: dict[int, Grade] = {}
         asked = everyone = list(range(len(requests)))
         for _ in range(1 + self._config.retries):
-            attempt = await self._attempt(slot, [requests[number] for number in asked])
+            attempt = await self._attempt(slot, [requests[number] for number in asked], spent)
             grades |= dict(zip(asked, map(self._judged, attempt), strict=True))
-            spent.update(attempt[0].spent)
             failed = [number for number, grade in grades.items() if grade.error is not None]
             if not failed:
                 break
@@ -197,11 +196,13 @@ class GraderPool:
             asked = everyone if self._config.sees_groups else failed
         return with_spent(list(grades.values()), {self._named(what): amount for what, amount in spent.items()})
 
-    async def _attempt(self, slot: _Slot, requests: Sequence[GradingRequest], *, is_check: bool = False) -> list[Grade]:
+    async def _attempt(
+        self, slot: _Slot, requests: Sequence[GradingRequest], spent: Counter[str], *, is_check: bool = False
+    ) -> list[Grade]:
         limit_s = self._config.timeout_s
         try:
             worker = await self._worker_of(slot)
-            return await worker.grade(requests, limit_s, is_check=is_check)
+            return await worker.grade(requests, limit_s, spent, is_check=is_check)
         except TimeoutError:
             failure = too_late(limit_s)
         except GraderDied as error:

@@ -1,6 +1,6 @@
 """The pool's end of one grader process.
 
-    grade() ──Call──▶ grader          _listen ◀──Reply── grader: each to the call with its number
+    grade() ──Call──▶ grader          _listen ◀──Spent, Reply── grader: each to the call with its number
                                       _hear_output ◀──output of the grader
 
 Waiting: a call waits for its reply, up to its limit. When the process ends, every call gets an error that says how.
@@ -12,8 +12,10 @@ import os
 import secrets
 import signal
 from asyncio.subprocess import PIPE, Process
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -25,8 +27,9 @@ from tailrace.host.descendants import kill_all, living
 from tailrace.host.frames import frame, receive_frame
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.output import Lines
-from tailrace.rewards.wire import Call, Message, Ready, Reply, Setup
+from tailrace.rewards.wire import Answer, Call, Ready, Setup, Spent
 
+_ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 _MARK = "TAILRACE_GRADER"
 _REAP_LIMIT_S = 5.0
 """Seconds in which a guard must end. Mostly it ends at once, with all that it guards; a stopped guard is killed."""
@@ -36,6 +39,13 @@ _GRACE_S = 1.0
 
 class GraderDied(RewardError):
     """The process ended or broke the protocol in the middle of its work. The text is `died: how`."""
+
+
+class _Waiting(NamedTuple):
+    """A call without a reply yet."""
+
+    reply: asyncio.Future[list[Grade]]
+    spent: Counter[str]
 
 
 class GraderProcess:
@@ -50,7 +60,7 @@ class GraderProcess:
         self._killed = False
         self._why = ""
         self._lines = Lines(on_line)
-        self._calls: dict[int, asyncio.Future[list[Grade]]] = {}
+        self._calls: dict[int, _Waiting] = {}
         self._numbers = itertools.count()
         self._listening: asyncio.Task[None] | None = None
         self._hearing = asyncio.create_task(self._hear_output())
@@ -88,7 +98,7 @@ class GraderProcess:
         try:
             async with asyncio.timeout(config.start_limit_s):
                 await self._send(setup)
-                ready = await self._receive(Ready)
+                ready = msgspec.msgpack.decode(await self._receive(), type=Ready)
         except TimeoutError:
             await self.kill()
             raise GraderDied(f"died: its grader was not made within {config.start_limit_s:g} s") from None
@@ -103,8 +113,12 @@ class GraderProcess:
         self.concurrency = ready.concurrency
         self._listening = asyncio.create_task(self._listen())
 
-    async def grade(self, requests: Sequence[GradingRequest], limit_s: float, *, is_check: bool = False) -> list[Grade]:
+    async def grade(
+        self, requests: Sequence[GradingRequest], limit_s: float, spent: Counter[str], *, is_check: bool = False
+    ) -> list[Grade]:
         """Have the worker grade `requests` together. `is_check`: see `Call`.
+
+        What it spends is added to `spent` when it does, and so stays there when an error is raised.
 
         Raises:
             GraderDied: the process died.
@@ -112,13 +126,13 @@ class GraderProcess:
         """
         alone = self.concurrency == 1
         number = next(self._numbers)
-        reply = self._calls[number] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[list[Grade]] = asyncio.get_running_loop().create_future()
+        self._calls[number] = _Waiting(reply, spent)
         try:
             async with asyncio.timeout(limit_s if alone else limit_s + _GRACE_S):
                 with suppress(ConnectionError):  # the process has ended: `_listen` says how
                     await self._send(Call(number, list(requests), is_check))
-                grades: list[Grade] = await reply
-                return grades
+                return await reply
         except TimeoutError:
             self._why = "killed, since another grading in its process gave no way"
             await self.kill()
@@ -150,18 +164,22 @@ class GraderProcess:
         return bool(process.environ().get(_MARK) == self._mark)
 
     async def _listen(self) -> None:
-        """Hand each reply to its call, until the process ends or breaks the protocol."""
+        """Hand each answer to its call, until the process ends or breaks the protocol."""
         try:
             while True:
-                reply = await self._receive(Reply)
-                call = self._calls.get(reply.number)
-                if call is not None and not call.done():
-                    call.set_result(reply.grades)
+                answer = _ANSWERS.decode(await self._receive())
+                call = self._calls.get(answer.number)
+                if call is None:
+                    continue
+                if isinstance(answer, Spent):
+                    call.spent.update(answer.amounts)
+                elif not call.reply.done():
+                    call.reply.set_result(answer.grades)
         except (asyncio.IncompleteReadError, ConnectionError, *UNREADABLE):
             death = await self._death()
         for call in self._calls.values():
-            if not call.done():
-                call.set_exception(death)
+            if not call.reply.done():
+                call.reply.set_exception(death)
 
     async def _death(self) -> GraderDied:
         """End the process if it has not ended, and return the error that says how it ended."""
@@ -178,10 +196,10 @@ class GraderProcess:
         stdin.write(frame(message))
         await stdin.drain()
 
-    async def _receive(self, kind: type[Message]) -> Message:
+    async def _receive(self) -> bytes:
         stdout = self._process.stdout
         assert stdout is not None
-        return msgspec.msgpack.decode(await receive_frame(stdout), type=kind)
+        return await receive_frame(stdout)
 
     async def _hear_output(self) -> None:
         stderr = self._process.stderr

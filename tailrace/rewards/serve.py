@@ -21,8 +21,8 @@ from tailrace.rewards.base import AsyncGrader, Grade, Grader, GradingRequest
 from tailrace.rewards.factory import make_grader
 from tailrace.rewards.guard import fork_worker
 from tailrace.rewards.results import all_graded, failed
-from tailrace.rewards.spending import begin_grading, with_spent
-from tailrace.rewards.wire import Call, Ready, Reply, Setup, read
+from tailrace.rewards.spending import begin_grading
+from tailrace.rewards.wire import Answer, Call, Ready, Reply, Setup, Spent, read
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     if isinstance(grader, AsyncGrader):
         from tailrace.rewards.together import serve_together  # asyncio would take a quarter of each process's start
 
-        serve_together(grader, requests, lambda reply: _write(replies, reply), setup.timeout_s)
+        serve_together(grader, requests, lambda answer: _write(replies, answer), setup.timeout_s)
     elif grader is not None:
         _serve(grader, requests, replies)
 
@@ -73,11 +73,16 @@ def _load(setup: Setup) -> tuple[Grader | AsyncGrader | None, Ready]:
 def _serve(grader: Grader, requests: BinaryIO, replies: BinaryIO) -> None:
     worker = os.getpid()
     while (call := read(requests, Call)) is not None:
-        spent = begin_grading()
+        _report_to(replies, call.number)
         grades = _checks(grader, call.requests) if call.is_check else _grades(grader, call.requests)
         if os.getpid() != worker:  # the grader has forked, and its child came back, too
             os._exit(0)
-        _write(replies, Reply(call.number, with_spent(grades, spent)))
+        _write(replies, Reply(call.number, grades))
+
+
+def _report_to(replies: BinaryIO, number: int) -> None:
+    """Report what a call spends."""
+    begin_grading(lambda amounts: _write(replies, Spent(number, amounts)))
 
 
 def _grades(grader: Grader, requests: Sequence[GradingRequest]) -> list[Grade]:
@@ -95,7 +100,7 @@ def _checks(grader: Grader, requests: Sequence[GradingRequest]) -> list[Grade]:
         return failed(error, len(requests))
 
 
-def _write(pipe: BinaryIO, message: Ready | Reply) -> None:
+def _write(pipe: BinaryIO, message: Ready | Answer) -> None:
     pipe.write(frame(message))
     pipe.flush()
 

@@ -1,7 +1,10 @@
-"""What a grading takes of others: requests, tokens, money. It is counted whether the grading succeeds or not."""
+"""What a grading takes of others: requests, tokens, money. It is counted whether the grading succeeds or not.
+
+Amounts are reported as they are spent, so those of a process that dies are known, too.
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 
 import msgspec
@@ -9,22 +12,24 @@ import msgspec
 from tailrace.registers.metrics import SPENT
 from tailrace.rewards.base import Grade
 
-_SPENT: ContextVar[Counter[str]] = ContextVar("spent")
+Amounts = Mapping[str, float]
+"""Amounts by name."""
+
+_REPORT: ContextVar[Callable[[Amounts], None]] = ContextVar("report")
 
 
-def begin_grading() -> Counter[str]:
-    """Return a counter of what the grading spends that begins now, in this thread or asynchronous task."""
-    spent: Counter[str] = Counter()
-    _SPENT.set(spent)
-    return spent
+def begin_grading(report: Callable[[Amounts], None]) -> None:
+    """Have `report` called with all that the grading spends that begins now, in this thread or asynchronous task."""
+    _REPORT.set(report)
 
 
-def spend(amounts: Mapping[str, float]) -> None:
-    """Count amounts by name for the grading that is under way."""
-    _SPENT.get(Counter()).update(amounts)
+def spend(amounts: Amounts) -> None:
+    """Report amounts of the grading that is under way, if there is one."""
+    if report := _REPORT.get(None):
+        report(amounts)
 
 
-def with_spent(grades: Sequence[Grade], spent: Mapping[str, float]) -> list[Grade]:
+def with_spent(grades: Sequence[Grade], spent: Amounts) -> list[Grade]:
     """The grades of one call, of which the first has what the call has spent."""
     first, *others = grades
     return [msgspec.structs.replace(first, spent=dict(spent)), *others] if spent else list(grades)

@@ -10,10 +10,10 @@ from typing import BinaryIO
 
 from tailrace.rewards.base import AsyncGrader, Grade, GradingRequest
 from tailrace.rewards.results import all_graded, failed
-from tailrace.rewards.spending import begin_grading, with_spent
-from tailrace.rewards.wire import Call, Reply, read
+from tailrace.rewards.spending import begin_grading
+from tailrace.rewards.wire import Answer, Call, Reply, Spent, read
 
-Write = Callable[[Reply], None]
+Write = Callable[[Answer], None]
 
 
 def serve_together(grader: AsyncGrader, requests: BinaryIO, write: Write, limit_s: float) -> None:
@@ -25,11 +25,11 @@ async def _serve(grader: AsyncGrader, requests: BinaryIO, write: Write, limit_s:
     worker = os.getpid()
 
     async def answer(call: Call) -> None:
-        spent = begin_grading()
+        begin_grading(lambda amounts: write(Spent(call.number, amounts)))
         grades = await _grades(grader, call.requests, limit_s)
         if os.getpid() != worker:  # the grader has forked, and its child came back, too
             os._exit(0)
-        write(Reply(call.number, with_spent(grades, spent)))
+        write(Reply(call.number, grades))
 
     async with asyncio.TaskGroup() as gradings:
         while (call := await asyncio.to_thread(read, requests, Call)) is not None:

@@ -1,9 +1,11 @@
 """The messages between the pool and its workers, in frames (tailrace/host/frames.py).
 
 pool → worker   Setup, then Call, Call, …
-worker → pool   Ready, then one Reply for each call; in any order if the grader is asynchronous
+worker → pool   Ready, then for each call Spent as often as it spends, and one Reply; calls in any order if the grader
+                is asynchronous
 """
 
+from collections.abc import Mapping
 from typing import BinaryIO, TypeVar
 
 import msgspec
@@ -44,12 +46,24 @@ class Call(msgspec.Struct, frozen=True):
     """Whether to check that any response can be right; see `Grader.can_be_right`."""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class Spent(msgspec.Struct, frozen=True, tag=True):
+    """What a call has just spent, told at once: a process may die before its reply."""
+
+    number: int
+    amounts: Mapping[str, float]
+    """By name."""
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True):
     """The result of a call."""
 
     number: int
     grades: list[Grade]
     """In the order of the requests."""
+
+
+Answer = Spent | Reply
+"""What a worker sends after `Ready`."""
 
 
 def read(pipe: BinaryIO, kind: type[Message]) -> Message | None:

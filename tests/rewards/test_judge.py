@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import chain, repeat
 from typing import Any
 
+import psutil
 import pytest
 
 from tailrace.config.load import load_config
@@ -42,7 +44,7 @@ async def judging(judge: JudgeServer, **fields: Any) -> AsyncIterator[JudgeGrade
 async def test_a_judge_sees_request_and_response_and_its_score_becomes_a_reward_from_0_to_1() -> None:
     with JudgeServer(lambda _: said("Fine.\n**Score:** 7.5")) as judge:
         async with judging(judge, api_key="k-1", system_prompt="Be fair.", options={"seed": 3}) as grader:
-            spent = begin_grading()
+            begin_grading((spent := Counter[str]()).update)
             reward = await grader.grade(make_request("{question} 4", question="2 + 2?"))
     assert reward == 0.75
     ((path, headers, body),) = judge.asked
@@ -108,7 +110,7 @@ async def test_a_conversation_is_shown_by_roles() -> None:
 async def test_an_answer_without_a_score_is_nonsense_and_its_tokens_count(text: str | None, says: str) -> None:
     with JudgeServer(lambda _: said(text)) as judge:
         async with judging(judge) as grader:
-            spent = begin_grading()
+            begin_grading((spent := Counter[str]()).update)
             with pytest.raises(JudgeNonsense) as caught:
                 await grader.grade(make_request("x"))
     assert str(caught.value).startswith(says)
@@ -149,7 +151,7 @@ async def test_failures_that_may_pass_are_tried_again_and_each_attempt_counts() 
     replies = [failed(429), long_page, None, failed(500, retry_after="0"), failed(429, retry_after="0.001")]
     with JudgeServer(in_turn(*replies, said("Score: 5"))) as judge:
         async with judging(judge) as grader:
-            spent = begin_grading()
+            begin_grading((spent := Counter[str]()).update)
             assert await grader.grade(make_request("x")) == 0.5
     assert spent["requests"] == len(judge.asked) == 6
     assert spent["prompt_tokens"] == 100
@@ -199,6 +201,29 @@ async def test_a_judge_that_never_answers_is_a_timeout(held: threading.Event) ->
     assert late.error == "judge.timeout: grading took longer than 1 s"
     assert dict(late.spent) == {"judge.requests": 1}
     assert fine.reward == 1.0
+
+
+async def test_what_a_judge_cost_before_its_process_died_is_counted(held: threading.Event) -> None:
+    asked = threading.Event()
+
+    def reply(body: dict[str, Any]) -> Reply:
+        if len(judge.asked) == 1:
+            return said("no score")
+        asked.set()
+        held.wait(60)
+        return said("Score: 10")
+
+    with JudgeServer(reply) as judge:
+        config = GradingConfig(grader=JudgeReward(url=judge.url, model="judge"), retries=1)
+        async with GraderPool(config) as pool:
+            grading = asyncio.create_task(pool.grade(make_request("x")))
+            assert await asyncio.to_thread(asked.wait, 60)
+            (guard,) = [child for child in psutil.Process().children() if "tailrace.rewards.serve" in child.cmdline()]
+            guard.children()[0].kill()
+            grade = await grading
+        held.set()
+    assert (grade.error or "").startswith("died: SIGKILL")
+    assert dict(grade.spent) == {"requests": 2, "prompt_tokens": 100, "completion_tokens": 10, "cost": 0}
 
 
 async def test_no_more_requests_are_made_at_a_time_than_the_recipe_says_and_all_are_counted() -> None:

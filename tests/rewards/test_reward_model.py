@@ -253,10 +253,10 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     grade = GraderProcess.grade
 
     async def counted(
-        self: GraderProcess, requests: Sequence[GradingRequest], limit_s: float, **fields: Any
+        self: GraderProcess, requests: Sequence[GradingRequest], *arguments: Any, **fields: Any
     ) -> list[Grade]:
         sizes.append(len(requests))
-        return await grade(self, requests, limit_s, **fields)
+        return await grade(self, requests, *arguments, **fields)
 
     monkeypatch.setattr(GraderProcess, "grade", counted)
     return sizes
