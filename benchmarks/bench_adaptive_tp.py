@@ -11,6 +11,7 @@ time and take turns, each in a process of its own that is blocked while another 
   "bound" takes all responses for the longest, where adaptive TP otherwise goes by the survival curve.
 - Uniform: over the same link, responses of equal length.
 - Eight ranks: the controller alone, on a table of step times (eight_ranks.py).
+- End to end: iterations of training (adaptive_run.py). With `--end-to-end` this is all.
 
 Response lengths are those of DAPO training steps (PolyTrace's workloads, in the folder $TAILRACE_DATA). Where these are
 missing, they are log-normal with the same median and 99th percentile. They are scaled so that the longest has 1,024
@@ -22,7 +23,6 @@ import math
 import os
 import random
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from adaptive_run import BUILD, ENVIRONMENT, end_to_end, profiled
 from eight_ranks import LONGEST as LONGEST_OF_EIGHT
 from eight_ranks import SEQUENCES as SEQUENCES_OF_EIGHT
 from eight_ranks import decision_ms, eight_ranks
@@ -43,7 +44,6 @@ from tailrace.planning.tp_merge import merge
 from tailrace.planning.tp_profile import TPProfile
 
 HERE = Path(__file__).parent
-BUILD = HERE.parent / "build" / "bench-adaptive-tp"
 WORKLOAD = Path("polytrace", "dapo_math_32b")
 
 GROUPS, GROUP_SIZE = 8, 8
@@ -55,17 +55,12 @@ KV_CACHE_GIB = 0.75
 SWITCH_STEPS = 400
 """Steps of a batch before a switch: only a few of its responses are unfinished then."""
 SWITCH_ROUNDS = 5
+RUN_STEPS = 3
+"""Steps of a run end to end; the first warms up."""
 EXCHANGES = 2 * SMALL.num_hidden_layers + 1
 """Sums in a step of a replica; drawing tokens adds three exchanges of a few bytes."""
 FULL_BATCH_COST, SINGLE_COST = 1.26, 0.63
 """Costs of TP 2: over DP 2 at the full batch, over TP 1 at batch 1 (PAT, section 3.2)."""
-
-ENVIRONMENT = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "-1",
-    "MALLOC_ARENA_MAX": "1",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 class Batch(NamedTuple):
@@ -79,8 +74,16 @@ class Batch(NamedTuple):
         return {"task": kind, "prompts": self.prompts, "lengths": self.lengths, "group_size": GROUP_SIZE, **more}
 
 
-def main(rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, after one of warm-up.")] = 7) -> None:
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, after one of warm-up.")] = 7,
+    runs: Annotated[int, typer.Option(min=1, help="Of each arm, end to end.")] = 3,
+    *,
+    only_end_to_end: Annotated[bool, typer.Option("--end-to-end", help="Compare training runs alone.")] = False,
+) -> None:
     """Run all comparisons."""
+    if only_end_to_end:
+        print(json.dumps({"bench": "adaptive-tp", "end_to_end": end_to_end(runs, RUN_STEPS)}))
+        return
     BUILD.mkdir(parents=True, exist_ok=True)
     model = model_of(SMALL)
     batches, source = workload(rounds + 1)
@@ -115,6 +118,7 @@ def main(rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, af
         },
         "lengths": source,
         **by_table(),
+        "end_to_end": end_to_end(runs, RUN_STEPS),
     }
     print(json.dumps(result))
 
@@ -310,13 +314,10 @@ def foreseen(path: Path, batches: Sequence[Batch]) -> dict[str, float]:
 
 def make_profile(model: Path, name: str, link: dict[str, float] | None) -> Path:
     """Profile two ranks."""
-    path = BUILD / f"{name}.json"
     keys = [f"engine.link.{key}={value}" for key, value in (link or {}).items()]
-    keys += ["engine.dp=2", "engine.threads_per_rank=1", f"engine.kv_cache_gib={KV_CACHE_GIB}"]
-    keys += [f"max_batch_size={GROUPS * GROUP_SIZE}", f"max_length={LONGEST + PROMPT_TOKENS}", f"output={path}"]
-    command = [sys.executable, "-m", "tailrace", "profile", "tp", str(model), *keys, "--force"]
-    subprocess.run(command, check=True, env={**os.environ, **ENVIRONMENT}, timeout=900)
-    return path
+    keys += ["engine.threads_per_rank=1", f"engine.kv_cache_gib={KV_CACHE_GIB}"]
+    keys += [f"max_batch_size={GROUPS * GROUP_SIZE}", f"max_length={LONGEST + PROMPT_TOKENS}"]
+    return profiled(str(model), BUILD / f"{name}.json", keys)
 
 
 def start(stack: ExitStack, name: str, model: Path, config: Mapping[str, Any]) -> Contestant:
