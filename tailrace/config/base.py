@@ -111,7 +111,7 @@ PathText = Annotated[str, Field(min_length=1), AfterValidator(expanded)]
 
 class Config(BaseModel):
     """The base of schemas: frozen and keyword-only. Unknown keys are errors. The docstring under a field is its
-    description.
+    description, which only the reference page reads (config/reference.py).
 
     A value must already have the type of its key: `true`, `1.0` and `"1"` are no integers. An integer also counts as a
     number.
@@ -121,7 +121,6 @@ class Config(BaseModel):
         strict=True,
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
     )

@@ -1,9 +1,13 @@
 """Write docs/recipes.md from the schemas: `python -m tailrace.config.reference > docs/recipes.md`."""
 
+import ast
 import inspect
+import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
@@ -141,6 +145,30 @@ def reference() -> str:
     )
 
 
+def descriptions(schema: type[BaseModel]) -> Mapping[str, str]:
+    """Return the descriptions of the fields of a schema: the docstrings under them, there or in its bases.
+
+    pydantic could keep them with the fields. It would read its own source in every process, for half of the time that
+    the schemas take to be imported.
+    """
+    bases = [base for base in reversed(schema.__mro__) if issubclass(base, Config)]
+    return {name: text for base in bases for name, text in _described(base.__module__).get(base.__name__, {}).items()}
+
+
+@cache
+def _described(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Return the docstrings under the fields of each class of a module."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: dict(_docstrings(node)) for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _docstrings(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for pair in pairwise(node.body):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                yield name, inspect.cleandoc(text)
+
+
 def _other_names() -> Iterator[str]:
     yield f"| here | {' | '.join(FRAMEWORKS)} |"
     yield "|---" * (len(FRAMEWORKS) + 1) + "|"
@@ -162,7 +190,7 @@ def _section(prefix: str, schema: type[BaseModel], default: object = None) -> It
 
 def _sections_below(prefix: str, schema: type[BaseModel], default: object) -> Iterator[str]:
     for name, field in schema.model_fields.items():
-        about, own = field.description or "", _value(field, default, name)
+        about, own = descriptions(schema).get(name, ""), _value(field, default, name)
         told: list[tuple[type[Config], list[str], list[str]]] = []
         """The variants so far, their rows, and the sections below them."""
         for variant in _variants(field):
@@ -209,7 +237,9 @@ def _table(prefix: str, schema: type[BaseModel], default: object = None) -> Iter
     yield "|---|---|---|"
     for name, field in plain.items():
         if name != "type":
-            yield f"| {_key(prefix + name, field)} | {_default(field, _value(field, default, name))} | {_cell(field)} |"
+            shown = _default(field, _value(field, default, name))
+            about = descriptions(schema).get(name, "")
+            yield f"| {_key(prefix + name, field)} | {shown} | {_cell(about, field)} |"
     yield ""
 
 
@@ -248,10 +278,10 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
     return tuple(choice for part in parts for choice in _choices(part)) if origin in _UNIONS else ()
 
 
-def _cell(field: FieldInfo) -> str:
+def _cell(about: str, field: FieldInfo) -> str:
     choices = _choices(field.annotation)
     listed = " One of " + ", ".join(f"`{choice}`" for choice in choices) + "." if choices else ""
-    return ((field.description or "").replace("\n", " ").replace("|", "\\|") + listed).strip()
+    return (about.replace("\n", " ").replace("|", "\\|") + listed).strip()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.generate import EvalConfig, GenerateConfig, ProfileConfig
 from tailrace.config.load import changed_recipe, load_as, load_config, read_recipe
 from tailrace.config.prompts import JsonlSource
+from tailrace.config.reference import descriptions
 from tailrace.config.run import RunConfig
+from tailrace.config.trainer import TrainerConfig
 from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
 from tailrace.errors import ConfigError
 
@@ -277,9 +279,7 @@ def test_a_recipe_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> No
 
 
 def test_every_field_has_a_description_or_a_telling_type() -> None:
-    from tailrace.config.trainer import TrainerConfig
-
-    assert all(field.description for field in TrainerConfig.model_fields.values())
+    assert descriptions(TrainerConfig).keys() == TrainerConfig.model_fields.keys()
 
 
 @pytest.mark.parametrize("recipe", sorted(QUICKSTART.parent.glob("*.yaml")), ids=lambda path: path.stem)

@@ -15,6 +15,7 @@ from tailrace.config.model import ModelConfig
 from tailrace.config.prompts import DatasetSource
 from tailrace.config.queue_table import ServeConfig
 from tailrace.config.recipe_text import write_yaml
+from tailrace.config.reference import descriptions
 from tailrace.config.run import RunConfig
 from tailrace.config.shorthand import source_override
 from tailrace.config.transfer import ArenaStorageConfig, RemoteQueueConfig, SpillStorageConfig
@@ -34,11 +35,11 @@ TEXT_KEYS = {
 
 def test_every_key_of_a_file_or_directory_is_declared_as_a_path() -> None:
     named = {
-        key
-        for key, field in TEXT_KEYS.items()
-        if re.search(r"\b(file|directory|directories)\b", field.description or "", re.IGNORECASE)
-        and "Dotted path" not in (field.description or "")
-        and "working directory is importable" not in (field.description or "")
+        (schema, name)
+        for schema, name in TEXT_KEYS
+        if re.search(r"\b(file|directory|directories)\b", about := descriptions(schema).get(name, ""), re.IGNORECASE)
+        and "Dotted path" not in about
+        and "working directory is importable" not in about
     }
     declared = {key for key, field in TEXT_KEYS.items() if "expanded" in repr((field.annotation, field.metadata))}
     assert (RunConfig, "output_dir") in declared
