@@ -125,6 +125,20 @@ def test_an_engine_whose_run_plays_no_trace_loads_without_polars() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_a_grading_process_starts_without_the_schemas_and_what_they_need() -> None:
+    code = """
+        import sys
+        from types import SimpleNamespace
+        import tailrace.rewards.function, tailrace.rewards.serve
+        from tailrace.rewards.factory import make_grader
+
+        make_grader(SimpleNamespace(type="exact", ignore_case=False))
+        make_grader(SimpleNamespace(type="regex", pattern="x", match="last"))
+        sys.exit(bool({"pydantic", "yaml", "asyncio", "numpy", "torch"} & set(sys.modules)))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+
+
 def test_advantages_are_computed_without_torch() -> None:
     code = """
         import sys

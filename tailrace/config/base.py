@@ -76,6 +76,18 @@ def _is_device(text: str) -> str:
 Device = Annotated[str, AfterValidator(_is_device)]
 
 
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"is not a regular expression ({error})") from None
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+"""A Python regular expression."""
+
+
 def expanded(path: str) -> str:
     """Expand a path as a shell does: `~` and `~user` are home directories.
 

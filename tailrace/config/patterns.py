@@ -1,10 +1,8 @@
-"""Regular expressions of a recipe: check that they compile, and find matches."""
+"""Regular expressions of a recipe: find matches. Graders start with this, so it imports no pydantic."""
 
 import re
 from collections import deque
-from typing import Annotated, Literal
-
-from pydantic import AfterValidator
+from typing import Literal
 
 _PIECE = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#(?:\\.|[^)\\])*\)|\(\?P<\w+>|\(\?[aiLmsux-]+:|\(\?[^()]?|.", re.DOTALL
@@ -18,17 +16,6 @@ _ELSEWHERE = re.compile(r"\(\?(?:<?[=!]|P=|\(|[aiLmsu]*x)|\\[1-9]")
 """Constructs that look around, refer to another part, or make the pattern verbose."""
 _AROUND = ("", " ", "\n")
 
-
-def _compiles(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"is not a regular expression ({error})") from None
-    return pattern
-
-
-Pattern = Annotated[str, AfterValidator(_compiles)]
-"""A Python regular expression."""
 Which = Literal["first", "last"]
 """Which of several matches counts."""
 

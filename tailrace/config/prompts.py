@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from tailrace.config.base import Config, Count, CountFromZero, Keywords, PathText, Seed
-from tailrace.config.patterns import Pattern
+from tailrace.config.base import Config, Count, CountFromZero, Keywords, PathText, Pattern, Seed
 
 
 class ColumnsConfig(Config):

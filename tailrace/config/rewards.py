@@ -14,6 +14,7 @@ from tailrace.config.base import (
     Device,
     Keywords,
     PathText,
+    Pattern,
     Processes,
     Seconds,
     key_of,
@@ -21,7 +22,7 @@ from tailrace.config.base import (
 )
 from tailrace.config.engine import DType
 from tailrace.config.model import ModelConfig
-from tailrace.config.patterns import Pattern, Which
+from tailrace.config.patterns import Which
 from tailrace.errors import quoted
 
 Price = Annotated[float, Field(ge=0, le=1e6)]

@@ -3,11 +3,13 @@
 import inspect
 from collections.abc import Callable, Sequence
 from inspect import Parameter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tailrace.config.rewards import FunctionReward, GivenReward, GroupFunctionReward
 from tailrace.errors import UserError, did_you_mean
 from tailrace.rewards.base import GradingRequest
+
+if TYPE_CHECKING:
+    from tailrace.config.rewards import FunctionReward, GivenReward, GroupFunctionReward
 
 NAMES = GradingRequest.__struct_fields__
 """The arguments that a function of one response can ask for."""
@@ -26,7 +28,7 @@ def of_group(name: str, requests: Sequence[GradingRequest]) -> Any:
 
 
 def asked_for(
-    config: FunctionReward | GroupFunctionReward | GivenReward,
+    config: "FunctionReward | GroupFunctionReward | GivenReward",
     function: Callable[..., Any],
     key: str,
     names: Sequence[str],
@@ -38,7 +40,7 @@ def asked_for(
     Raises:
         UserError: the function cannot be called with them and the recipe's arguments.
     """
-    named = f"reward {config.name!r}" if isinstance(config, GivenReward) else f"{key}.path {config.path!r}"
+    named = f"reward {config.name!r}" if config.type == "given" else f"{key}.path {config.path!r}"
     call = f"{named} is called by name with {', '.join(names)} and {key}.arguments"
     try:
         parameters = inspect.signature(function).parameters

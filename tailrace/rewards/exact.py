@@ -1,15 +1,18 @@
 """Rewards a response that equals the answer."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from tailrace.config.rewards import ExactReward
 from tailrace.rewards.base import Grader, GradingRequest, expected_text, verdict
+
+if TYPE_CHECKING:
+    from tailrace.config.rewards import ExactReward
 
 
 class ExactGrader(Grader):
     """Gives 1 if the response, stripped of white space, equals the answer."""
 
-    def __init__(self, config: ExactReward) -> None:
+    def __init__(self, config: "ExactReward") -> None:
         self._ignore_case = config.ignore_case
 
     def grade(self, request: GradingRequest) -> Mapping[str, float | str]:

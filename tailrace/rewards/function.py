@@ -2,16 +2,17 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tailrace.config.rewards import FunctionReward, GivenReward, GroupFunctionReward
 from tailrace.host.user_code import load_callable
 from tailrace.rewards.arguments import GROUP_NAMES, NAMES, asked_for, of_group
 from tailrace.rewards.base import AsyncGrader, Grader, GradingRequest, Result
-from tailrace.rewards.given import given_function
+
+if TYPE_CHECKING:
+    from tailrace.config.rewards import FunctionReward, GivenReward, GroupFunctionReward
 
 
-def make_function_grader(config: FunctionReward | GivenReward, key: str) -> Grader | AsyncGrader:
+def make_function_grader(config: "FunctionReward | GivenReward", key: str) -> Grader | AsyncGrader:
     """Make a grader that calls the function of `config`. `key`: that of the grader in the recipe.
 
     The function gets the arguments that its parameters name, and those of the recipe. If it is asynchronous, the grader
@@ -20,7 +21,12 @@ def make_function_grader(config: FunctionReward | GivenReward, key: str) -> Grad
     Raises:
         UserError: there is no such module or attribute, or the signature is wrong.
     """
-    function = given_function(config) if isinstance(config, GivenReward) else load_callable(f"{key}.path", config.path)
+    if config.type == "given":
+        from tailrace.rewards.given import given_function  # slow: it has the schemas
+
+        function = given_function(config)
+    else:
+        function = load_callable(f"{key}.path", config.path)
     asked = asked_for(config, function, key, NAMES)
 
     def call(request: GradingRequest) -> Any:
@@ -29,7 +35,7 @@ def make_function_grader(config: FunctionReward | GivenReward, key: str) -> Grad
     return AsyncFunctionGrader(call, config.concurrency) if is_async(function) else FunctionGrader(call)
 
 
-def make_group_function_grader(config: GroupFunctionReward, key: str) -> Grader | AsyncGrader:
+def make_group_function_grader(config: "GroupFunctionReward", key: str) -> Grader | AsyncGrader:
     """Make a grader that calls the function of `config` once for all responses to a prompt; see `make_function_grader`.
 
     Raises:

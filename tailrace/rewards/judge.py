@@ -11,16 +11,18 @@ import asyncio
 import random
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import httpx
 import msgspec
 
 from tailrace.config.patterns import find
-from tailrace.config.rewards import JudgeReward
 from tailrace.errors import UNREADABLE, ConfigError, JudgeNonsense, JudgeRefused, JudgeUnavailable, one_line, quoted
 from tailrace.rewards.base import AsyncGrader, GradingRequest, expected_text, question_text
 from tailrace.rewards.spending import spend
+
+if TYPE_CHECKING:
+    from tailrace.config.rewards import JudgeReward
 
 _PROMPT = """\
 You judge a response to a request. The request:
@@ -78,7 +80,7 @@ class _Passing(Exception):
 class JudgeGrader(AsyncGrader):
     """Asks a judge for a score of each response, and makes it a reward from 0 to 1."""
 
-    def __init__(self, config: JudgeReward, key: str) -> None:
+    def __init__(self, config: "JudgeReward", key: str) -> None:
         """`key`: that of the grader in the recipe.
 
         Raises:
@@ -123,7 +125,7 @@ class JudgeGrader(AsyncGrader):
         values = {
             "question": question_text(request),
             "response": request.response,
-            "answer": expected_text(request) if self._config.reads_answers else "",
+            "answer": expected_text(request) if "{answer}" in self._prompt else "",
             "lowest": f"{self._config.lowest:g}",
             "highest": f"{self._config.highest:g}",
         }

@@ -10,15 +10,17 @@ import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
 from sympy import Basic, Float, Rational  # type: ignore[import-untyped]
 
 from tailrace.config.patterns import find
-from tailrace.config.rewards import MathReward
 from tailrace.errors import RewardError
 from tailrace.rewards.base import Grader, GradingRequest, expected_text, verdict
+
+if TYPE_CHECKING:
+    from tailrace.config.rewards import MathReward
 
 _MATH_INSIDE = re.compile(
     r"\\boxed|\\fbox|(?<!\\)\\\(|(?<!\\)\\\["
@@ -43,7 +45,7 @@ _EXPONENT = re.compile(r"(?<![\w.])\d{1,30}(?:\.\d{1,30})?[eE][+-]?\d{1,2}(?![\w
 class MathGrader(Grader):
     r"""Compares by math-verify: 1/2 equals 0.5 equals \boxed{\frac{1}{2}}."""
 
-    def __init__(self, config: MathReward) -> None:
+    def __init__(self, config: "MathReward") -> None:
         self._pattern = re.compile(config.pattern) if config.pattern is not None else None
         self._which = config.match
         # math-verify warns that its time limits are off. The pool's limit also ends loops that no signal handler can.

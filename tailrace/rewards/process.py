@@ -94,7 +94,7 @@ class GraderProcess:
             UserError: the grader cannot be made.
             GraderDied: the process died on the way, or was killed after `config.start_limit_s`.
         """
-        setup = Setup(grader=config.grader.model_dump_json(), key=key, timeout_s=config.timeout_s)
+        setup = Setup(grader=config.grader.model_dump(mode="json"), key=key, timeout_s=config.timeout_s)
         try:
             async with asyncio.timeout(config.start_limit_s):
                 await self._send(setup)

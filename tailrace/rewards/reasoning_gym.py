@@ -3,12 +3,11 @@
 import re
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tailrace.config.patterns import find
-from tailrace.config.rewards import ReasoningGymReward
 from tailrace.errors import RewardError
 from tailrace.rewards.base import REWARD, Grader, GradingRequest, verdict
 
@@ -16,6 +15,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", SyntaxWarning)  # from a dependency, when it is compiled at first use
     import reasoning_gym  # type: ignore[import-untyped]
     from reasoning_gym.dataset import ProceduralDataset  # type: ignore[import-untyped]
+
+if TYPE_CHECKING:
+    from tailrace.config.rewards import ReasoningGymReward
 
 
 class ReasoningGymGrader(Grader):
@@ -25,7 +27,7 @@ class ReasoningGymGrader(Grader):
     mapping with keys other than strings as {"$map": [[key, value], ...]}.
     """
 
-    def __init__(self, config: ReasoningGymReward) -> None:
+    def __init__(self, config: "ReasoningGymReward") -> None:
         self._pattern = re.compile(config.pattern) if config.pattern is not None else None
         self._tasks: dict[bytes, ProceduralDataset] = {}
 

@@ -2,16 +2,19 @@
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from tailrace.config.patterns import can_find, find
-from tailrace.config.rewards import RegexReward
 from tailrace.rewards.base import Grader, GradingRequest, expected_text, verdict
+
+if TYPE_CHECKING:
+    from tailrace.config.rewards import RegexReward
 
 
 class RegexGrader(Grader):
     """Gives 1 if the first or last match of a pattern equals the answer, both stripped of white space."""
 
-    def __init__(self, config: RegexReward) -> None:
+    def __init__(self, config: "RegexReward") -> None:
         self._pattern = re.compile(config.pattern)
         self._which = config.match
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tailrace.config.model import ModelConfig
 from tailrace.config.rewards import ModelReward
 from tailrace.errors import ConfigError, RewardError, one_line
 from tailrace.host.compute import prepare_torch
@@ -23,7 +24,7 @@ class RewardModelGrader(Grader):
             prepare_torch(config.device, None)
         except ConfigError as error:  # it names a device, of which the recipe may have several
             raise ConfigError(f"{key}.{error}") from None
-        directory = resolve_model(config.model, key)
+        directory = resolve_model(ModelConfig(path=config.path, revision=config.revision), key)
         self._classifier = Classifier(directory, device=config.device, dtype=config.dtype, key=key)
         self._longest = min(config.max_tokens or self._classifier.longest, self._classifier.longest)
 

@@ -8,11 +8,9 @@ asynchronous grader works on several calls, each with its own limit (together.py
 
 import os
 from collections.abc import Sequence
-from typing import BinaryIO
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, BinaryIO, cast
 
-from pydantic import TypeAdapter
-
-from tailrace.config.rewards import Grader as GraderConfig
 from tailrace.errors import UserError
 from tailrace.host.frames import frame
 from tailrace.host.streams import replace_unencodable
@@ -23,6 +21,9 @@ from tailrace.rewards.guard import fork_worker
 from tailrace.rewards.results import all_graded, failed
 from tailrace.rewards.spending import begin_grading
 from tailrace.rewards.wire import Answer, Call, Ready, Reply, Setup, Spent, read
+
+if TYPE_CHECKING:
+    from tailrace.config.rewards import Grader as GraderConfig
 
 
 def main() -> None:
@@ -60,8 +61,9 @@ def _close(*descriptors: int) -> None:
 
 
 def _load(setup: Setup) -> tuple[Grader | AsyncGrader | None, Ready]:
+    # not read as a schema: importing those would take four fifths of the start
+    config = cast("GraderConfig", SimpleNamespace(**setup.grader))
     try:
-        config: GraderConfig = TypeAdapter(GraderConfig).validate_json(setup.grader)
         grader = make_grader(config, setup.key)
     except UserError as error:
         return None, Ready(error=str(error))

@@ -6,7 +6,7 @@ worker → pool   Ready, then for each call Spent as often as it spends, and one
 """
 
 from collections.abc import Mapping
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -19,8 +19,8 @@ Message = TypeVar("Message")
 class Setup(msgspec.Struct, frozen=True):
     """The first message of the pool."""
 
-    grader: str
-    """The grader's configuration, as JSON."""
+    grader: Mapping[str, Any]
+    """The grader's configuration by its keys. It has been checked, and everything in it can be written as JSON."""
     key: str
     """Its key in the recipe, for messages."""
     timeout_s: float

@@ -339,7 +339,7 @@ def test_killed_pool_leaves_no_worker_whatever_it_grades(deed: str, tmp_path: Pa
 
 def test_worker_whose_input_closes_dies_with_the_programs_that_its_grader_started(tmp_path: Path) -> None:
     started = tmp_path / "pids"
-    config = FunctionReward(path=f"{GRADERS}.announce").model_dump_json()
+    config = FunctionReward(path=f"{GRADERS}.announce").model_dump()
     command = [sys.executable, "-m", "tailrace.rewards.serve"]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, start_new_session=True) as worker:
         assert worker.stdin is not None
