@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import TinyModel
 from tools.layers import ROOMS, picture, room_of, type_only
 
 ROOT = Path(__file__).parents[1]
@@ -120,9 +121,28 @@ def test_a_plan_is_made_without_torch(module: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_an_engine_whose_run_plays_no_trace_loads_without_polars() -> None:
-    code = "import sys, tailrace.run.workers.rollout, tailrace.tasks.rollout; sys.exit('polars' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+def test_a_rollout_worker_opens_its_engine_without_transformers_and_polars(tiny_model: TinyModel) -> None:
+    code = """
+        import asyncio, sys
+        from concurrent.futures import ThreadPoolExecutor
+        from pathlib import Path
+
+        import tailrace.run.workers.rollout
+        from tailrace.config.engine import NativeEngineConfig
+        from tailrace.engine.checks import check_engine
+        from tailrace.engine.opening import open_engine
+
+        async def main(model):
+            config = NativeEngineConfig(kv_cache_gib=0.01)
+            check_engine(config, model, device="cpu")
+            with ThreadPoolExecutor(1) as executor:
+                engine = await open_engine(config, model, device="cpu", executor=executor)
+                await engine.close()
+
+        asyncio.run(main(Path(sys.argv[1])))
+        sys.exit(bool({"transformers", "polars"} & set(sys.modules)))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tiny_model("llama"))], check=True, timeout=120)
 
 
 def test_a_grading_process_starts_without_the_schemas_and_what_they_need() -> None:

@@ -11,8 +11,7 @@ from tailrace.engine.backends.base import Backend
 from tailrace.engine.base import Engine
 from tailrace.engine.factory import make_backend
 from tailrace.errors import ConfigError
-from tailrace.models.info import describe_model
-from tailrace.models.loading import check_model
+from tailrace.models.info import ModelInfo, describe_model
 
 
 def check_engine(config: EngineConfig, model_dir: Path, *, device: str, here: bool = True) -> None:
@@ -22,21 +21,21 @@ def check_engine(config: EngineConfig, model_dir: Path, *, device: str, here: bo
     `here` says whether the engine will be on this machine; the memory of other machines is theirs to check.
 
     Raises:
-        ModelError: the engine or the trainer cannot read the model.
+        ModelError: the model cannot be read. Whether transformers can read it, `check_model` says.
         ConfigError: the device or the memory does not suffice.
         UserError: vLLM is not installed; or what an adapter's path names is not there, or cannot be called.
     """
-    check_model(model_dir)
+    model = describe_model(model_dir)
     backend = make_backend(config)
     backend.check(model_dir, device=torch.device(device))
     if here and torch.device(device).type == "cpu":
-        _check_memory(backend, model_dir)
+        _check_memory(backend, model)
 
 
-def _check_memory(backend: Backend, model_dir: Path) -> None:
+def _check_memory(backend: Backend, model: ModelInfo) -> None:
     if (size := backend.size) is None:
         return
-    held = size.held(describe_model(model_dir).parameters)
+    held = size.held(model.parameters)
     needed, available = sum(held.values()) / GIB, psutil.virtual_memory().available / GIB
     if needed > available:
         parts = ", ".join(f"{name} {bytes_ / GIB:.1f}" for name, bytes_ in held.items())

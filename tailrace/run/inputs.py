@@ -17,6 +17,7 @@ from tailrace.engine.checks import check_engine, check_sampling
 from tailrace.engine.factory import make_backend
 from tailrace.errors import ConfigError, ModelError, TailraceWarning
 from tailrace.models.info import describe_model
+from tailrace.models.loading import check_model
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import ResponseText, load_tokenizer
 from tailrace.planning.lengths.base import LengthPredictor
@@ -42,6 +43,7 @@ def open_model(
     """
     model_dir = resolve_model(config.model)
     check_sampling(config.engine, config.sampling, model_dir)
+    check_model(model_dir)
     check_engine(config.engine, model_dir, device=config.device, here=here)
     tokenizer = load_tokenizer(model_dir)
     return model_dir, tokenizer, ResponseText(tokenizer, model_dir, config.sampling)
