@@ -11,12 +11,13 @@ Shape legend, used in every docstring of the project:
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.config.engine import SamplingConfig
+if TYPE_CHECKING:
+    from tailrace.config.engine import SamplingConfig
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -58,7 +59,7 @@ class Request:
     """The place of the sample in its group."""
     prompt_ids: IntArray
     """[P]"""
-    sampling: SamplingConfig
+    sampling: "SamplingConfig"
     seed: int
     """Fixes the sample's random stream, independent of the rest of the batch."""
     priority: float = 0.0

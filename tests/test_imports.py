@@ -145,6 +145,19 @@ def test_a_rollout_worker_opens_its_engine_without_transformers_and_polars(tiny_
     subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tiny_model("llama"))], check=True, timeout=120)
 
 
+def test_a_storage_unit_starts_without_the_schemas() -> None:
+    code = """
+        import sys
+        from types import SimpleNamespace
+        import tailrace.transfer.queue.processes.serve
+        from tailrace.transfer.queue.storage.factory import make_storage
+
+        make_storage(SimpleNamespace(type="arena", directory="/dev/shm", max_bytes=2**20), name="unit").close()
+        sys.exit("pydantic" in sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+
+
 def test_a_grading_process_starts_without_the_schemas_and_what_they_need() -> None:
     code = """
         import sys

@@ -331,7 +331,7 @@ def test_a_process_that_says_what_is_no_message_is_named(tmp_path: Path, monkeyp
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(Child, "_start", lambda _: ours)
     settings = UnitSettings(
-        token=b"", endpoints=[], name="a", controller="", storage="", storage_name="", join_every_s=1.0
+        token=b"", endpoints=[], name="a", controller="", storage={}, storage_name="", join_every_s=1.0
     )
     with ours, theirs:
         child = Child("unit-0", settings, tmp_path / "log")

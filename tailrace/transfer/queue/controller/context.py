@@ -1,8 +1,8 @@
 """The state that the parts of a controller share."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.controller.copies import Copies
 from tailrace.transfer.queue.controller.inline_cells import InlineCells
@@ -12,6 +12,9 @@ from tailrace.transfer.queue.controller.waiting import Timers
 from tailrace.transfer.queue.rows.control_plane import ControlPlane
 from tailrace.transfer.wire.server import Server
 
+if TYPE_CHECKING:
+    from tailrace.config.transfer import ServiceQueueConfig
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
@@ -19,7 +22,7 @@ class Context:
 
     server: Server
     timers: Timers
-    config: ServiceQueueConfig
+    config: "ServiceQueueConfig"
     codec: PartCodec
     journal: Journal
     """Every decision is written here before anybody hears of it."""

@@ -15,12 +15,11 @@ leases and admissions.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from tailrace.config.columns import COLUMNS, ColumnKind
-from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.errors import PeerLost, QueueClosed, QueueError, QueueTimeout
 from tailrace.transfer.queue.base import QueueStats, RowId
 from tailrace.transfer.queue.cells import PartCodec
@@ -75,6 +74,9 @@ from tailrace.transfer.wire.frames import Reply
 from tailrace.transfer.wire.messages import Accepted, Beat, Cancel, Message
 from tailrace.transfer.wire.server import Handler, Incoming, Server, Service, Ticket
 
+if TYPE_CHECKING:
+    from tailrace.config.transfer import ServiceQueueConfig
+
 
 class _LossWanted(Waiter):
     """A client that waits for lost groups."""
@@ -103,7 +105,7 @@ class Controller(Service):
         self,
         server: Server,
         tasks: Sequence[QueueTask],
-        config: ServiceQueueConfig,
+        config: "ServiceQueueConfig",
         *,
         columns: Mapping[str, ColumnKind] = COLUMNS,
         journal: Journal,
@@ -132,7 +134,7 @@ class Controller(Service):
         self._begin_journal()
 
     def _make_context(
-        self, server: Server, control: ControlPlane, config: ServiceQueueConfig, journal: Journal
+        self, server: Server, control: ControlPlane, config: "ServiceQueueConfig", journal: Journal
     ) -> Context:
         timers = Timers()
         units = Units(server, timers, limit_s=config.unit_limit_s, journal=journal, control=control, observer=self)

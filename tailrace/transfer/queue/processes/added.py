@@ -126,7 +126,7 @@ def add_unit(
             endpoints=[f"ipc://{sockets}/unit", f"tcp://{config.listen}:*"],
             name=name,
             controller=address.endpoint,
-            storage=config.storage.model_dump_json(),
+            storage=config.storage.model_dump(mode="json"),
             storage_name=storage_name(address.token, name),
             join_every_s=_JOIN_EVERY_S,
             patience_s=_PATIENCE_S,

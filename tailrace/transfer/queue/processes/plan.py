@@ -183,7 +183,7 @@ class QueuePlan:
             endpoints=[f"ipc://{self._sockets}/{name}-{self._starts}", f"tcp://{self._config.listen}:*"],
             name=name,
             controller=self.address.endpoint,
-            storage=self._config.storage.model_dump_json(),
+            storage=self._config.storage.model_dump(mode="json"),
             storage_name=storage_name(self.address.token, name),
             join_every_s=min(_JOIN_EVERY_S, self._config.unit_limit_s / 4),
         )

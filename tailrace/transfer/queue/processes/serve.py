@@ -21,23 +21,25 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from pydantic import TypeAdapter
 
-from tailrace.config.queue_table import TableConfig
-from tailrace.config.transfer import ServiceQueueConfig, StorageConfig
 from tailrace.errors import TailraceError
 from tailrace.host.interrupt import handling
 from tailrace.transfer.queue.controller.journal import Journal, JournalError
 from tailrace.transfer.queue.controller.service import Controller
 from tailrace.transfer.queue.messages import QUEUE
 from tailrace.transfer.queue.storage.factory import make_storage
-from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.transfer.queue.unit.service import StorageUnit
 from tailrace.transfer.wire.server import Server, Service, stopped_by_signals
+
+if TYPE_CHECKING:
+    from tailrace.config.transfer import StorageConfig
 
 LOG_FORMAT, LOG_TIME = "%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"
 _WATCH_MS = 1000
@@ -70,8 +72,8 @@ class UnitSettings(msgspec.Struct, frozen=True, kw_only=True, tag="unit"):
     name: str
     controller: str
     """The endpoint of the controller."""
-    storage: str
-    """A StorageConfig as JSON."""
+    storage: Mapping[str, Any]
+    """A StorageConfig by its keys."""
     storage_name: str
     """See `make_storage`."""
     join_every_s: float
@@ -155,6 +157,11 @@ def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tupl
     gc.set_threshold(100_000, 50, 100)
     match settings:
         case ControllerSettings():
+            # slow, and units do without the schemas
+            from tailrace.config.queue_table import TableConfig
+            from tailrace.config.transfer import ServiceQueueConfig
+            from tailrace.transfer.queue.table_factory import make_tasks
+
             table = TableConfig.model_validate_json(settings.table)
             config = ServiceQueueConfig.model_validate_json(settings.config)
             tasks = make_tasks(table)
@@ -163,7 +170,7 @@ def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tupl
             server = Server("controller", settings.token, QUEUE, endpoints=settings.endpoints)
             return server, Controller(server, tasks, config, columns=table.columns, journal=journal)
         case UnitSettings():
-            storage_config: StorageConfig = TypeAdapter(StorageConfig).validate_json(settings.storage)
+            storage_config = cast("StorageConfig", SimpleNamespace(**settings.storage))
             storage = make_storage(storage_config, name=settings.storage_name)
             stack.callback(storage.close)
             server = Server(settings.name, settings.token, QUEUE, endpoints=settings.endpoints)

@@ -2,13 +2,16 @@
 
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
 from tailrace.errors import ColumnError, QueueError, QueueTimeout, did_you_mean, nearest
 from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
 from tailrace.types import TaskSpec, Value, WeightVersion
+
+if TYPE_CHECKING:
+    from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
 
 RAISE_LIMIT = "if the work before it takes that long, raise its timeout (of a run: queue.timeout_s)"
 """The fix that the errors of late puts and claims name."""
@@ -113,7 +116,7 @@ def check_outputs(task: TaskSpec, row: RowId, columns: Collection[str]) -> None:
         raise ColumnError(f"{row}: task {task.name!r} writes {sorted(expected)}; {', '.join(wrong)}{hint}")
 
 
-def check_capacity(rows: int, nbytes: int, config: LocalQueueConfig | ServiceQueueConfig) -> None:
+def check_capacity(rows: int, nbytes: int, config: "LocalQueueConfig | ServiceQueueConfig") -> None:
     """Check that an empty queue would have room for a put.
 
     Raises:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tailrace.config.transfer import AdapterStorageConfig
 from tailrace.host.user_code import check_made, load_factory
 from tailrace.transfer.queue.storage.base import Storage
+
+if TYPE_CHECKING:
+    from tailrace.config.transfer import AdapterStorageConfig
 
 _KEY = "queue.storage.path"
 
@@ -21,7 +23,7 @@ class StorageArgs:
     """The most bytes of all parts together."""
 
 
-def load_storage_factory(config: AdapterStorageConfig, key: str) -> Callable[..., Any]:
+def load_storage_factory(config: "AdapterStorageConfig", key: str) -> Callable[..., Any]:
     """Load the factory that `config` names, and check that it can be called. `key`: that of its path, for messages.
 
     Raises:
@@ -30,7 +32,7 @@ def load_storage_factory(config: AdapterStorageConfig, key: str) -> Callable[...
     return load_factory(key, config.path, "args", **config.options)
 
 
-def make_adapter(config: AdapterStorageConfig, args: StorageArgs) -> Storage:
+def make_adapter(config: "AdapterStorageConfig", args: StorageArgs) -> Storage:
     """Return `f(args, **options)`, where `f` is the configured factory.
 
     Raises:
