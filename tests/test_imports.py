@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -38,8 +39,13 @@ def top_room(path: Path) -> str:
     return room_of(path.relative_to(ROOT), "tailrace")
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """The dotted names that a file imports, except under TYPE_CHECKING."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text())
     hidden = type_only(tree)
     for node in ast.walk(tree):
