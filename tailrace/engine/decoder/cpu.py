@@ -1,4 +1,4 @@
-"""The decoder in C++ (`kernels/decoder.cpp`), for bf16 on CPUs with AVX2, and faster with AVX512-BF16.
+"""The decoder in C++ (`kernels/decoder.cpp`), for bf16 on CPUs with AVX2, and faster with AVX512-BF16 and AMX.
 
 Python makes one call for each weight to pack. A step takes one call, or two a layer where C++ cannot call the ranks'
 exchange. Sums are taken in the same order whatever the batch. So a token's logits are the same bit for bit alone, in a

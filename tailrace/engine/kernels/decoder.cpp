@@ -16,6 +16,7 @@
 
 #include "placing.h"
 #include "threads.h"
+#include "tiles.h"
 
 namespace {
 
@@ -94,6 +95,8 @@ struct Run {
 
 // One thread's work.
 class Worker {
+    static_assert(SLAB % (2 * TILE) == 0);  // `multiply_tiles` reads so many rows
+
   public:
     Worker(Run& run)
         : run(run), m(run.m), s(run.s), w(run.w), clock(m), thread(omp_get_thread_num()),
@@ -245,6 +248,7 @@ int decoder_run(const Model* model, const Step* step, int64_t begin, int64_t end
     Run run(*model, *step);
 #pragma omp parallel num_threads(model->threads)
     {
+        const Tiles tiles;
         Worker worker(run);
         for (long stage = begin; stage < end; stage++) {
             const Layer& layer = model->layer[std::max(0L, stage - 1) / 2];

@@ -114,12 +114,3 @@ static void multiply(Rows a, long rows, Columns b, long begin, long end, long pa
     if constexpr (!std::is_same_v<Out, Gated>)
         if (group < end) strip<Out, 1>(a, rows, b, group, pairs, out);
 }
-
-// One thread's part of rows · packed matrix [16 * groups, 2 * pairs].
-template <class Out>
-static void multiply_share(
-    Rows a, long rows, const bf16* packed, long groups, long pairs, Out out, int thread, int threads) {
-    const Share twos(groups / 2, thread, threads);  // in twos, so that a gate and its up stay together
-    const long end = thread + 1 == threads ? groups : 2 * twos.end;
-    multiply<Out>(a, rows, Columns::packed(packed, pairs), 2 * twos.begin, end, pairs, out);
-}
