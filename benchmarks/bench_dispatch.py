@@ -1,6 +1,6 @@
 """`make bench-dispatch`: what knowing lengths gains, and how well they are known.
 
-    python benchmarks/bench_dispatch.py [--rounds 5] [--steps 2] [--prompts 24] [--longest 512]
+    python benchmarks/bench_dispatch.py [--rounds 5] [--steps 2] [--parts 6] [--longest 512]
 
 The parts are programs of their own: `dispatch_real.py` (two real engines), `dispatch_move.py` (a response that moves
 between them), `dispatch_virtual.py` (sixteen in virtual time, with the steps of an H100), `dispatch_recall.py`
@@ -70,43 +70,43 @@ OF_PROMPTS = ("random", "pull", "skewness_siblings", "skewness_ceiling", "oracle
 TEMPERATURES = (1.0, 0.2)
 
 
-def two_engines(rounds: int, groups: int, slots: int, prompts: int, longest: int) -> dict[str, dict[str, float]]:
+def two_engines(rounds: int, groups: int, slots: int, parts: int, longest: int) -> dict[str, dict[str, float]]:
     """The shares on two real engines, with the groups of the workload, and with those of SmolLM2's prompts."""
     replay = scripts(groups, rounds, longest)
     arms = {name: ARMS[name] for name in SHARES}
     found = {"two_engines": shares(asyncio.run(contest(replay, arms, groups=groups, slots=slots)))}
     for temperature in TEMPERATURES:
-        of_prompts = with_lengths(replay, prompts, temperature)
+        of_prompts = with_lengths(replay, parts, temperature)
         arms = {name: ARMS[name] for name in OF_PROMPTS} | {"skewness_model": with_model(of_prompts.deviation)}
         made = shares(asyncio.run(contest(of_prompts, arms, groups=groups, slots=slots)))
         found[f"two_engines_prompts_{temperature:g}"] = made
     return found
 
 
-def sixteen_engines(workload: str, steps: int, prompts: int) -> dict[str, dict[str, float]]:
+def sixteen_engines(workload: str, steps: int, parts: int) -> dict[str, dict[str, float]]:
     """The same on sixteen engines in virtual time; with SmolLM2's prompts of the first temperature."""
     setup = {"engines": 16, "slots": 64, "groups": 512}
     found = {"sixteen_engines": compare(workload, group_size=8, steps=steps, arms=list(ARMS), **setup)}
     trace = open_workload(workload).sample(steps=steps, groups=512, group_size=8, seed=0)
-    of_prompts = with_lengths(Replay.of(trace), prompts, TEMPERATURES[0])
+    of_prompts = with_lengths(Replay.of(trace), parts, TEMPERATURES[0])
     arms = {name: ARMS[name] for name in OF_PROMPTS} | {"skewness_model": with_model(of_prompts.deviation)}
     found["sixteen_engines_prompts"] = play(of_prompts, arms, model=MODELS[workload], **setup)
     return found
 
 
 def main(
-    rounds: int = 5, groups: int = 16, slots: int = 16, steps: int = 2, prompts: int = 24, longest: int = LONGEST
+    rounds: int = 5, groups: int = 16, slots: int = 16, steps: int = 2, parts: int = 6, longest: int = LONGEST
 ) -> None:
     """Make all parts. `longest`: the tokens of the longest response on the two real engines."""
     logging.getLogger("tailrace").setLevel(logging.ERROR)
     decision_ms, move_ms = dispatch_ms(), asyncio.run(measured(7))
-    recall = {f"{temperature:g}": recalls(prompts, temperature) for temperature in TEMPERATURES}
+    recall = {f"{temperature:g}": recalls(parts, temperature) for temperature in TEMPERATURES}
     print(json.dumps({"recall": recall}), flush=True)
-    real = two_engines(rounds, groups, slots, prompts, longest)
+    real = two_engines(rounds, groups, slots, parts, longest)
     print(json.dumps(real), flush=True)
     virtual, of_prompts = {}, {}
     for workload in library():
-        made = sixteen_engines(workload, steps, prompts)
+        made = sixteen_engines(workload, steps, parts)
         virtual[workload], of_prompts[workload] = made["sixteen_engines"], made["sixteen_engines_prompts"]
         print(workload, made, flush=True)
     found = {

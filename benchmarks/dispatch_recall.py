@@ -1,11 +1,12 @@
 """How well lengths of SmolLM2's own responses are foreseen, for prompts that were not learned from.
 
-    python benchmarks/dispatch_recall.py [--prompts 24] [--temperatures 1.0,0.2] [--record-lengths]
+    python benchmarks/dispatch_recall.py [--parts 6] [--temperatures 1.0,0.2] [--record-lengths]
 
-Fourteen kinds of reasoning-gym tasks, some short and some long, `prompts` of each, 8 samples of up to 768 tokens each.
-SmolLM2 takes hours for them on two cores, so their numbers of tokens are in smollm2_lengths.json, which
-`--record-lengths` writes. Where the file lacks them, the prompts are answered now, and the responses kept in
-build/bench-dispatch. Half of the prompts teach; the other half is foreseen:
+Fourteen kinds of reasoning-gym tasks, some short and some long, 24 prompts of each, 8 samples of up to 768 tokens each.
+Their random order has 12 parts of 28 prompts. SmolLM2 takes minutes for a part on two cores, and the first parts give
+the figures. Their numbers of tokens are in smollm2_lengths.json, which `--record-lengths` writes. Where the file lacks
+them, the prompts are answered now, and the responses kept in build/bench-dispatch. Half of the prompts teach; the other
+half is foreseen:
 
     features    from the other prompts alone, by their tasks, words and numbers
     model       from the other prompts alone, by these and the hidden states of SmolLM2
@@ -23,7 +24,7 @@ import random
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -46,6 +47,8 @@ from tailrace.workloads.replay import Replay, Script, Turn
 BUILD = Path(__file__).parents[1] / "build" / "bench-dispatch"
 LENGTHS = Path(__file__).with_name("smollm2_lengths.json")
 """The tokens of the responses to each prompt, by the prompts and the temperature."""
+PROMPTS = 24
+"""Prompts of each task."""
 PART = 28
 """Prompts that are answered together."""
 TASKS: Mapping[str, Sequence[Mapping[str, int]]] = {
@@ -74,36 +77,28 @@ Row = tuple[str, str]
 """A prompt, and its task."""
 
 
-def responses(prompts: int, temperature: float) -> list[Group]:
-    """The prompts in a random order, each with the tokens of its responses."""
-    rows, known = drawn(prompts), recorded()
+def responses(parts: int, temperature: float) -> list[Group]:
+    """The prompts of the first parts, each with the tokens of its responses."""
+    asked, known = drawn(parts), recorded()
     lengths = [
-        tokens
-        for part in parts(rows)
-        for tokens in known.get(key_of(part, temperature)) or generated(part, temperature)
+        tokens for part in asked for tokens in known.get(key_of(part, temperature)) or generated(part, temperature)
     ]
     return [
         (Asked(prompt_id=str(number), prompt_tokens=len(text) // 4, text=text, task=task), tokens)
-        for number, ((text, task), tokens) in enumerate(zip(rows, lengths, strict=True))
+        for number, ((text, task), tokens) in enumerate(zip(itertools.chain(*asked), lengths, strict=True))
     ]
 
 
-def drawn(prompts: int) -> list[Row]:
-    """Prompts with their tasks, in a random order."""
+def drawn(parts: int) -> list[list[Row]]:
+    """Prompts with their tasks, in a random order: the first parts in which they are answered and recorded."""
     rows = [
         (problem["question"], task)
         for task, kinds in TASKS.items()
         for number, kind in enumerate(kinds)
-        for problem in reasoning_gym.create_dataset(task, size=-(-prompts // len(kinds)), seed=number, **kind)
+        for problem in reasoning_gym.create_dataset(task, size=-(-PROMPTS // len(kinds)), seed=number, **kind)
     ]
     random.Random(0).shuffle(rows)
-    return rows
-
-
-def parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """The prompts in the parts in which they are answered and recorded: a part takes a quarter of an hour or less."""
-    for first in range(0, len(rows), PART):
-        yield rows[first : first + PART]
+    return [rows[first : first + PART] for first in range(0, len(rows), PART)][:parts]
 
 
 def key_of(rows: Sequence[Row], temperature: float) -> str:
@@ -117,9 +112,9 @@ def recorded() -> dict[str, list[list[int]]]:
     return found
 
 
-def record(prompts: int, temperatures: Sequence[float]) -> None:
-    """Write the lengths of the responses to these prompts after each part, and keep the others in the file."""
-    for temperature, part in itertools.product(temperatures, parts(drawn(prompts))):
+def record(parts: int, temperatures: Sequence[float]) -> None:
+    """Write the lengths of the responses to the first parts, after each part, and keep the others in the file."""
+    for temperature, part in itertools.product(temperatures, drawn(parts)):
         known = recorded()
         if (key := key_of(part, temperature)) not in known:
             known[key] = generated(part, temperature)
@@ -192,9 +187,9 @@ def reader() -> HiddenStates:
     return HiddenStates(_ENCODER())
 
 
-def recalls(prompts: int, temperature: float) -> dict[str, dict[str, float | None]]:
+def recalls(parts: int, temperature: float) -> dict[str, dict[str, float | None]]:
     """Recall and ceiling of the longest 20, 10 and 5 percent, by predictor."""
-    groups = responses(prompts, temperature)
+    groups = responses(parts, temperature)
     half = len(groups) // 2
     kinds = (
         ("features", Features(), 0),
@@ -212,13 +207,13 @@ def recalls(prompts: int, temperature: float) -> dict[str, dict[str, float | Non
     return found
 
 
-def with_lengths(replay: Replay, prompts: int, temperature: float) -> PromptReplay:
+def with_lengths(replay: Replay, parts: int, temperature: float) -> PromptReplay:
     """The prompts that did not teach, drawn again, with the lengths of a replay, and what SmolLM2 foretells of them.
 
     The longest response gets the longest length, the second longest the second, and so on. So a prompt tells as much of
     its responses as it does of SmolLM2's.
     """
-    groups = responses(prompts, temperature)
+    groups = responses(parts, temperature)
     half = len(groups) // 2
     predictor = reader()
     learned(predictor, groups[:half])
@@ -239,11 +234,11 @@ def with_lengths(replay: Replay, prompts: int, temperature: float) -> PromptRepl
     return PromptReplay(scripts, told, float(np.std(errors)))
 
 
-def main(prompts: int = 24, temperatures: str = "1.0,0.2", *, record_lengths: bool = False) -> None:
+def main(parts: int = 6, temperatures: str = "1.0,0.2", *, record_lengths: bool = False) -> None:
     """Print the figures."""
     if record_lengths:
-        record(prompts, [float(temperature) for temperature in temperatures.split(",")])
-    found = {temperature: recalls(prompts, float(temperature)) for temperature in temperatures.split(",")}
+        record(parts, [float(temperature) for temperature in temperatures.split(",")])
+    found = {temperature: recalls(parts, float(temperature)) for temperature in temperatures.split(",")}
     print(json.dumps({"recall": found}))
 
 
