@@ -1,6 +1,6 @@
 """`make bench-breakdown`: what a run pays for `observe.breakdown`, as a part of a training step.
 
-One colocated run of the quickstart's model makes steps of equal size: every response has as many tokens as it may, and
+One colocated run of the recipe grpo makes steps of equal size: every response has as many tokens as it may, and
 the learning rate is next to 0. Steps go in rounds of four, with the breakdown on, off, off and on. So a round compares
 equal steps that follow each other, in one process. The first round is warm-up, and the median of the others counts.
 
@@ -33,7 +33,7 @@ from tailrace.run.worker_metrics import WorkerMetrics
 from tailrace.tasks.memory import MemoryUse
 from tailrace.trainer.memory import TrainerMemory
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "quickstart.yaml"
+RECIPE = Path(__file__).parents[1] / "recipes" / "grpo.yaml"
 ROUND = (True, False, False, True)
 """Whether each step of a round has the breakdown on."""
 SETTINGS = (
@@ -125,7 +125,7 @@ class Measured:
 
 
 def main(
-    changes: Annotated[list[str] | None, typer.Argument(help="To the quickstart, such as device=cuda.")] = None,
+    changes: Annotated[list[str] | None, typer.Argument(help="To the recipe, such as device=cuda.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Of four steps, after one of warm-up.")] = 5,
 ) -> None:
     """Make the run and print the figures."""

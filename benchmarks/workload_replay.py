@@ -1,4 +1,4 @@
-"""How near a replay comes to the run that it replays: the quickstart's model and task, in three modes.
+"""How near a replay comes to the run that it replays: the recipe grpo, in three modes.
 
     python benchmarks/workload_replay.py
     python benchmarks/workload_replay.py --mode synchronous device=cuda
@@ -46,7 +46,7 @@ class Mode(NamedTuple):
 
 Name = Literal["synchronous", "streaming", "fully_asynchronous"]
 MODES: dict[Name, Mode] = {
-    "synchronous": Mode("quickstart", in_turns=True),
+    "synchronous": Mode("grpo", in_turns=True),
     "streaming": Mode("smollm2_async", ("pipeline.max_staleness=0", "weights.mode=synchronous")),
     "fully_asynchronous": Mode("smollm2_async"),
 }

@@ -16,19 +16,19 @@ from tailrace.config.trainer import TrainerConfig
 from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
 from tailrace.errors import ConfigError
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+RECIPE = Path(__file__).parents[2] / "recipes" / "grpo.yaml"
 
 
 def message(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_config(QUICKSTART, overrides)
+        load_config(RECIPE, overrides)
     text = str(caught.value)
     assert "\n" not in text
     return text
 
 
 def test_overrides_replace_values_of_the_recipe() -> None:
-    config = load_config(QUICKSTART, ["trainer.lr=1e-5", "sampling.stop=[a,b]", "trainer.mini_batch_size=16"])
+    config = load_config(RECIPE, ["trainer.lr=1e-5", "sampling.stop=[a,b]", "trainer.mini_batch_size=16"])
     assert config.trainer.lr == 1e-5
     assert config.sampling.stop == ("a", "b")
     assert config.mini_batches_per_step == 2
@@ -36,25 +36,25 @@ def test_overrides_replace_values_of_the_recipe() -> None:
 
 
 def test_interpolations_are_resolved() -> None:
-    assert load_config(QUICKSTART, ["output_dir=runs/${seed}"]).output_dir == "runs/0"
+    assert load_config(RECIPE, ["output_dir=runs/${seed}"]).output_dir == "runs/0"
 
 
 def test_a_resolved_configuration_loads_back_unchanged() -> None:
-    config = load_config(QUICKSTART)
+    config = load_config(RECIPE)
     assert load_config(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
 
 
 def test_separate_workers_have_a_queue_service_that_keeps_the_keys_given() -> None:
-    config = load_config(QUICKSTART, ["pipeline.placement=separated", "queue.listen=10.0.0.1"])
+    config = load_config(RECIPE, ["pipeline.placement=separated", "queue.listen=10.0.0.1"])
     assert config.queue == ServiceQueueConfig(listen="10.0.0.1")
-    assert load_config(QUICKSTART, ["pipeline.placement=separated"]).queue == ServiceQueueConfig()
-    assert load_config(QUICKSTART, ["queue.max_rows=99"]).queue == LocalQueueConfig(max_rows=99)
+    assert load_config(RECIPE, ["pipeline.placement=separated"]).queue == ServiceQueueConfig()
+    assert load_config(RECIPE, ["queue.max_rows=99"]).queue == LocalQueueConfig(max_rows=99)
     text = message("pipeline.placement=separated", "queue.type=local")
     assert "queue.type local is inside one process" in text
 
 
 def test_a_new_type_drops_the_keys_of_the_old_variant() -> None:
-    assert load_config(QUICKSTART, ["engine.type=hf"]).engine.type == "hf"
+    assert load_config(RECIPE, ["engine.type=hf"]).engine.type == "hf"
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_a_new_type_drops_the_keys_of_the_old_variant() -> None:
     ],
 )
 def test_a_variant_is_chosen_in_any_form_and_order(overrides: list[str]) -> None:
-    assert load_config(QUICKSTART, overrides).prompts.source == JsonlSource(path="p.jsonl")
+    assert load_config(RECIPE, overrides).prompts.source == JsonlSource(path="p.jsonl")
 
 
 def test_a_section_with_a_default_variant_needs_no_type(tmp_path: Path) -> None:
-    values = yaml.safe_load(QUICKSTART.read_text())
+    values = yaml.safe_load(RECIPE.read_text())
     del values["engine"]
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(values))
@@ -78,7 +78,7 @@ def test_a_section_with_a_default_variant_needs_no_type(tmp_path: Path) -> None:
 
 
 def test_a_missing_type_names_the_types(tmp_path: Path) -> None:
-    values = yaml.safe_load(QUICKSTART.read_text())
+    values = yaml.safe_load(RECIPE.read_text())
     del values["prompts"]["source"]["type"]
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(values))
@@ -87,7 +87,7 @@ def test_a_missing_type_names_the_types(tmp_path: Path) -> None:
 
 
 def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
-    config = load_config(QUICKSTART, ["prompts.source.type=reasoning_gym", "prompts.source.size=100"])
+    config = load_config(RECIPE, ["prompts.source.type=reasoning_gym", "prompts.source.size=100"])
     assert config.prompts.source.type == "reasoning_gym"
     assert config.prompts.source.parameters["max_terms"] == 2
 
@@ -181,17 +181,17 @@ def test_a_key_of_another_variant_names_that_variant() -> None:
 
 @pytest.mark.parametrize(("given", "stop"), [("x", ("x",)), ('["\\n"]', ("\n",)), ("[]", ())])
 def test_a_stop_string_needs_no_list(given: str, stop: tuple[str, ...]) -> None:
-    assert load_config(QUICKSTART, [f"sampling.stop={given}"]).sampling.stop == stop
+    assert load_config(RECIPE, [f"sampling.stop={given}"]).sampling.stop == stop
 
 
 def test_another_command_takes_what_it_has_of_a_training_recipe() -> None:
-    trained = load_config(QUICKSTART)
-    config = load_as(GenerateConfig, QUICKSTART, ["sampling.temperature=0"])
+    trained = load_config(RECIPE)
+    config = load_as(GenerateConfig, RECIPE, ["sampling.temperature=0"])
     assert (config.model, config.engine, config.seed) == (trained.model, trained.engine, trained.seed)
     assert config.sampling == trained.sampling.model_copy(update={"temperature": 0})
     assert config.prompts.system_prompt == trained.prompts.system_prompt
     assert config.prompts.source is None
-    assert load_as(ProfileConfig, QUICKSTART).model == trained.model
+    assert load_as(ProfileConfig, RECIPE).model == trained.model
 
 
 def test_an_evaluation_holds_out_what_the_run_of_the_recipe_does() -> None:
@@ -239,17 +239,17 @@ def test_prompts_of_a_command_take_the_place_of_those_of_the_training_recipe() -
 )
 def test_a_change_for_training_is_refused_where_nothing_is_trained(override: str, key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key} is for training, and this command trains nothing; leave it out$"):
-        load_as(EvalConfig, QUICKSTART, [override])
+        load_as(EvalConfig, RECIPE, [override])
 
 
 def test_a_change_of_a_key_that_no_command_has_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown key prompts\.held_outt; did you mean prompts\.held_out"):
-        load_as(EvalConfig, QUICKSTART, ["prompts.held_outt=3"])
+        load_as(EvalConfig, RECIPE, ["prompts.held_outt=3"])
 
 
 def test_a_key_that_no_recipe_has_is_told_of_a_training_recipe_too(tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
-    recipe.write_text(QUICKSTART.read_text() + "\nsamplign: {}\n")
+    recipe.write_text(RECIPE.read_text() + "\nsamplign: {}\n")
     with pytest.raises(ConfigError, match=r"unknown key samplign; did you mean sampling"):
         load_as(GenerateConfig, recipe)
 
@@ -266,7 +266,7 @@ def test_several_mistakes_name_the_first_and_count_the_rest() -> None:
 
 def test_a_missing_recipe_names_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match=r"does not exist; did you mean .*quickstart\.yaml\?"):
-        load_config(QUICKSTART.with_name("quikstart.yaml"))
+        load_config(RECIPE.with_name("quikstart.yaml"))
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n", "just words", ""])
@@ -282,7 +282,7 @@ def test_every_field_has_a_description_or_a_telling_type() -> None:
     assert descriptions(TrainerConfig).keys() == TrainerConfig.model_fields.keys()
 
 
-@pytest.mark.parametrize("recipe", sorted(QUICKSTART.parent.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", sorted(RECIPE.parent.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_that_ships_is_valid(recipe: Path) -> None:
     load_config(recipe)
 
@@ -344,15 +344,15 @@ def test_a_run_computes_in_bfloat16_by_default_where_the_device_can(
         assert isinstance(config.engine, NativeEngineConfig)
         return config.trainer.precision, config.engine.dtype
 
-    config = load_config(QUICKSTART, [f"device={device}"])
+    config = load_config(RECIPE, [f"device={device}"])
     assert choice(config) == chosen
     assert load_config(config.model_dump()) == config
     bare = {key: value for key, value in config.model_dump().items() if key not in ("engine", "trainer")}
     assert choice(load_config(bare)) == chosen
     asked = [f"device={device}", "engine.dtype=bfloat16", "trainer.precision=bf16"]
-    assert choice(load_config(QUICKSTART, asked)) == ("bf16", "bfloat16")
+    assert choice(load_config(RECIPE, asked)) == ("bf16", "bfloat16")
     asked = [f"device={device}", "engine.dtype=float32", "trainer.precision=fp32"]
-    assert choice(load_config(QUICKSTART, asked)) == ("fp32", "float32")
+    assert choice(load_config(RECIPE, asked)) == ("fp32", "float32")
     generated = load_as(GenerateConfig, None, [f"device={device}"])
     assert getattr(generated.engine, "dtype", None) == chosen[1]
 
@@ -364,7 +364,7 @@ def test_interpolations_too_deep_to_resolve_are_one_line() -> None:
 
 @pytest.mark.parametrize(("lengths", "order"), [("null", "first_in"), ("{type: history}", "longest_first")])
 def test_the_order_that_is_left_open_is_chosen_by_lengths(lengths: str, order: str) -> None:
-    config = load_config(QUICKSTART, [f"rollout.lengths={lengths}"])
+    config = load_config(RECIPE, [f"rollout.lengths={lengths}"])
     assert config.rollout.dispatch.order is None
     assert config.resolved.rollout.dispatch.order == order
 
@@ -376,12 +376,12 @@ def test_a_changed_recipe_is_the_one_that_is_loaded_though_a_type_is_given_last(
 
 
 def test_a_plan_beside_a_recipe_is_found_wherever_the_command_starts(tmp_path: Path) -> None:
-    (tmp_path / "planned.yaml").write_text(QUICKSTART.read_text() + "observe: {plan: planned.plan.json}")
+    (tmp_path / "planned.yaml").write_text(RECIPE.read_text() + "observe: {plan: planned.plan.json}")
     assert load_config(tmp_path / "planned.yaml").observe.plan == str(tmp_path / "planned.plan.json")
     given = load_config(tmp_path / "planned.yaml", ["observe.plan=other.json"])
     assert given.observe.plan == "other.json"
     assert read_recipe(tmp_path / "planned.yaml")["observe"]["plan"] == str(tmp_path / "planned.plan.json")
-    (tmp_path / "home.yaml").write_text(QUICKSTART.read_text() + "observe: {plan: ~/plan.json}")
+    (tmp_path / "home.yaml").write_text(RECIPE.read_text() + "observe: {plan: ~/plan.json}")
     assert load_config(tmp_path / "home.yaml").observe.plan == str(Path.home() / "plan.json")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/mine.yaml").write_text("base: ../planned.yaml")

@@ -22,9 +22,9 @@ def test_a_recipe_that_ships_resolves_to_one_that_loads_back_unchanged(recipe: P
     assert load_config(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
 
 
-def test_the_asynchronous_recipe_trains_what_the_quickstart_trains() -> None:
-    quickstart, asynchronous = (load_config(RECIPES / name) for name in ("quickstart.yaml", "smollm2_async.yaml"))
-    assert asynchronous.model_dump(exclude=RUNTIME) == quickstart.model_dump(exclude=RUNTIME)
+def test_the_asynchronous_recipe_trains_what_grpo_trains() -> None:
+    grpo, asynchronous = (load_config(RECIPES / name) for name in ("grpo.yaml", "smollm2_async.yaml"))
+    assert asynchronous.model_dump(exclude=RUNTIME) == grpo.model_dump(exclude=RUNTIME)
 
 
 def test_the_asynchronous_recipe_gives_each_pool_a_core_and_bounds_staleness_by_one() -> None:
