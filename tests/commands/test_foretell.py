@@ -90,7 +90,7 @@ def test_a_damaged_plan_is_refused_before_anything_is_made(tmp_path: Path, recip
 def test_a_recipe_that_was_planned_names_what_was_foretold_of_it(tmp_path: Path, tailrace_here: Command) -> None:
     output = tmp_path / "planned.yaml"
     given = ("--model", "Qwen2.5-1.5B", "--cluster", "4xH100", "--workload", "math-32b", "--steps", "1")
-    command = ("plan", "quickstart", "sampling.max_new_tokens=16384", *given, "--candidates", "2")
+    command = ("plan", "grpo", "sampling.max_new_tokens=16384", *given, "--candidates", "2")
     done = tailrace_here(*command, "--json", "--output", str(output))
     assert done.returncode == 0, done.stderr
     found = read_foretold(output.parent / yaml.safe_load(output.read_text())["observe"]["plan"])

@@ -20,7 +20,7 @@ def plan(tailrace_here: Command) -> PlanCommand:
         *arguments: str, model: str = "Qwen2.5-7B", cluster: str = "8xH100", workload: str = "math-32b"
     ) -> CompletedProcess[str]:
         given = ("--model", model, "--cluster", cluster, "--workload", workload, "--steps", "1", "--candidates", "4")
-        return tailrace_here("plan", "quickstart", "sampling.max_new_tokens=16384", *arguments, *given)
+        return tailrace_here("plan", "grpo", "sampling.max_new_tokens=16384", *arguments, *given)
 
     return run
 

@@ -36,7 +36,7 @@ def profiled(tmp_path: Path) -> Path:
 
 def test_the_best_plan_is_written_as_a_recipe(tailrace_here: Command, profiled: Path, tmp_path: Path) -> None:
     output = tmp_path / "here.yaml"
-    given = ("plan", "quickstart", "--cluster", "local", "--workload", "video-7b", "--profile", str(profiled))
+    given = ("plan", "grpo", "--cluster", "local", "--workload", "video-7b", "--profile", str(profiled))
     done = tailrace_here(*given, "sampling.max_new_tokens=1000", "--output", str(output), "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_the_best_plan_is_written_as_a_recipe(tailrace_here: Command, profiled: 
     ],
 )
 def test_what_does_not_go_together_is_one_line(tailrace_here: Command, arguments: tuple[str, ...], said: str) -> None:
-    done = tailrace_here("plan", "quickstart", *arguments)
+    done = tailrace_here("plan", "grpo", *arguments)
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -83,5 +83,5 @@ def test_a_profile_of_another_machine_is_refused(
 ) -> None:
     path = tmp_path / "other.json"
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(of_this_machine(), **change)))
-    given = ("plan", "quickstart", "--cluster", "local", "--workload", "math-32b", "--profile", str(path))
+    given = ("plan", "grpo", "--cluster", "local", "--workload", "math-32b", "--profile", str(path))
     assert said in tailrace_here(*given).stderr

@@ -40,7 +40,7 @@ def simulate(tailrace_here: Command) -> Simulate:
         model: str = "Qwen2.5-7B",
         cluster: str = "8xH100",
         workload: str = "math-32b",
-        recipe: str = "quickstart",
+        recipe: str = "grpo",
     ) -> CompletedProcess[str]:
         given = ("--model", model, "--cluster", cluster, "--workload", workload)
         return tailrace_here("simulate", recipe, *LARGE, *arguments, *given)

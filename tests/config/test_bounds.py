@@ -14,7 +14,7 @@ from tailrace.config.places import schemas_in
 from tailrace.config.queue_table import ServeConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError
-from tests.config.test_load import QUICKSTART
+from tests.config.test_load import RECIPE
 
 ROOTS = (RunConfig, GenerateConfig, EvalConfig, ProfileConfig, TPProfileConfig, ServeConfig)
 
@@ -79,9 +79,9 @@ def test_a_number_that_has_to_be_above_zero_is_not_next_to_it() -> None:
 )
 def test_what_divides_or_scales_a_step_is_large_enough_for_fp32(key: str, least: str) -> None:
     others = ["evaluation.samples=1"]
-    load_config(QUICKSTART, [*others, f"{key}={least}"])
+    load_config(RECIPE, [*others, f"{key}={least}"])
     with pytest.raises(ConfigError, match=rf"{re.escape(key)} is 1e-40\b.* {least}$"):
-        load_config(QUICKSTART, [*others, f"{key}=1e-40"])
+        load_config(RECIPE, [*others, f"{key}=1e-40"])
 
 
 def test_no_integer_key_takes_a_truth_value_a_fraction_or_a_text() -> None:
@@ -91,7 +91,7 @@ def test_no_integer_key_takes_a_truth_value_a_fraction_or_a_text() -> None:
 
 
 def test_a_number_may_be_written_as_an_integer_and_a_power_of_ten() -> None:
-    config = load_config(QUICKSTART, ["sampling.temperature=1", "trainer.lr=1e-5", "trainer.betas=[0,0.5]"])
+    config = load_config(RECIPE, ["sampling.temperature=1", "trainer.lr=1e-5", "trainer.betas=[0,0.5]"])
     assert (config.sampling.temperature, config.trainer.lr, config.trainer.betas) == (1.0, 1e-5, (0.0, 0.5))
 
 

@@ -10,7 +10,7 @@ from tailrace.config.other_names import FRAMEWORKS, NAMES
 from tailrace.config.places import Place, places
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError
-from tests.config.test_load import QUICKSTART
+from tests.config.test_load import RECIPE
 
 KEYS = {place.key for schema in (RunConfig, GenerateConfig) for place in places(Place(schema=schema))}
 
@@ -180,7 +180,7 @@ PRIME_RL = {
 )
 def test_a_key_of_another_framework_as_its_recipes_have_it_is_told_ours(theirs: str, ours: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(QUICKSTART, [f"{theirs}=1"])
+        load_config(RECIPE, [f"{theirs}=1"])
     text = str(caught.value)
     assert "unknown key " in text
     assert re.search(rf" is called {re.escape(ours)} here(;|$)", text), text
@@ -207,7 +207,7 @@ def test_a_key_of_another_framework_as_its_recipes_have_it_is_told_ours(theirs: 
 )
 def test_the_hint_says_what_to_write(override: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(QUICKSTART, [override])
+        load_config(RECIPE, [override])
     assert says in str(caught.value)
 
 
@@ -220,7 +220,7 @@ def test_a_command_is_told_keys_of_its_own() -> None:
 
 def test_a_list_of_rewards_is_told_what_a_grader_is() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(QUICKSTART, ["rewards.grader=[math,exact]"])
+        load_config(RECIPE, ["rewards.grader=[math,exact]"])
     assert "rewards.grader is ['math', 'exact']; expected keys, rewards.grader.type first: one of 'exact'" in str(
         caught.value
     )

@@ -21,7 +21,7 @@ from tailrace.planning.model_shape.catalogue import find_shape
 from tailrace.workloads.replay import Replay, Script, Turn
 from tests.planner.machines import profile
 
-VALUES: dict[str, Any] = yaml.safe_load(find_recipe(Path("quickstart")).read_text())
+VALUES: dict[str, Any] = yaml.safe_load(find_recipe(Path("grpo")).read_text())
 DRAWN = Replay(
     [[Script(prompt_tokens=20, turns=(Turn(generated_tokens=5 + 3 * one),)) for one in range(8)] for _ in range(8)]
 )
