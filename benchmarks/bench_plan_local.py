@@ -1,8 +1,8 @@
-"""`make bench-plan-local`: the plan for this machine beside all others, each measured: the quickstart on two cores.
+"""`make bench-plan-local`: the plan for this machine beside all others, each measured: the recipe grpo on two cores.
 
     python benchmarks/bench_plan_local.py [--rounds 2]
 
-`tailrace plan quickstart --cluster local` is made once. Then every plan that it weighed has a turn: a real run of a few
+`tailrace plan grpo --cluster local` is made once. Then every plan that it weighed has a turn: a real run of a few
 steps, with the lengths of the model's own responses. The quickest of them, and the one that was chosen, have further
 turns, and their medians count. The last line is JSON.
 """
@@ -69,7 +69,7 @@ def main(rounds: int = 2) -> None:
     os.sched_setaffinity(0, two_cores().values())
     began = time.monotonic()
     problem = local_problem(
-        AskedHere(recipe=Path("quickstart"), overrides=(), workload=None, profile=None, search_modes=True)
+        AskedHere(recipe=Path("grpo"), overrides=(), workload=None, profile=None, search_modes=True)
     )
     plans = local_plans(problem, search_modes=True)
     planned_s = time.monotonic() - began
