@@ -30,6 +30,9 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     """The most tokens that it may still make: 1 or more."""
     expected: float | None = None
     """Tokens of the whole response that were expected before it began, for example by a length ranking."""
+    group: int = -1
+    shared: int = 0
+    """Tokens at the beginning of the context whose keys and values a replica has once for all of the group."""
 
 
 class RemainingEstimate(Protocol):

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence, Set
 import numpy as np
 
 from tailrace.planning.curves import Floats
-from tailrace.planning.drain import Work
 from tailrace.planning.latency import CorrectedPredictor, rms
 from tailrace.planning.tp_course import Course
 from tailrace.planning.tp_decision import Snapshot, SwitchTerms
-from tailrace.planning.tp_merge import Merged, context, sent_bytes
+from tailrace.planning.tp_merge import Held, Merged, sent_bytes
 from tailrace.planning.tp_profile import TPProfile
 
 MOST_SURPRISE = math.log(16.0)
@@ -19,7 +18,7 @@ SURPRISE_RATE = 0.5
 """Part of a switch's error by which the correction of all switches moves: there are few to learn from."""
 
 
-_NOTHING: Merged[Work] = Merged([[]], [[]])
+_NOTHING: Merged[Held] = Merged([[]], [[]])
 """The sequences of an engine that is done."""
 
 
@@ -43,11 +42,15 @@ class SwitchCosts:
             surprise = self._surprise + SURPRISE_RATE * math.log(seconds / predicted_s)
             self._surprise = min(MOST_SURPRISE, max(-MOST_SURPRISE, surprise))
 
-    def cost(self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], merged: Merged[Work]) -> SwitchTerms:
-        """The terms of a switch to `tp` from the snapshot's degree, with the snapshot's groups."""
+    def cost(self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Held]], merged: Merged[Held]) -> SwitchTerms:
+        """The terms of a switch to `tp` from the snapshot's degree, with the snapshot's groups.
+
+        Prompts that a group shares on its replica are sent once. Where their cache is computed again they count once as
+        well, so those of a group that is divided count too little.
+        """
         cost, longer = self._profiled[snapshot.tp, tp], math.exp(self._surprise)
         move_s = longer * self._sent_bytes(snapshot, tp, running, merged) / cost.kv_bytes_per_s
-        recompute_s = max(self._prefill_s(tp, works) for works in merged.replicas)
+        recompute_s = max(self._prefill_s(tp, held) for held in merged.replicas)
         return SwitchTerms(
             groups_s=self.groups_s(snapshot.tp, tp, snapshot.groups, across=any(merged.across)),
             reshard_s=longer * cost.reshard_s,
@@ -93,15 +96,17 @@ class SwitchCosts:
         return seconds
 
     def _sent_bytes(
-        self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], merged: Merged[Work]
+        self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Held]], merged: Merged[Held]
     ) -> float:
         """Bytes of equation 1, each counted as often as the exchange that was profiled would take as long.
 
         A rank receives from all others that exchange with it. There are more of these where sequences go across.
         """
         near, all_ranks = math.lcm(snapshot.tp, tp), self._profile.key.ranks
-        sent = sent_bytes(running, snapshot.tp, snapshot.kv_bytes_per_token)
-        across = sent_bytes(merged.across, snapshot.tp, snapshot.kv_bytes_per_token)
+        sent, across = (
+            sent_bytes([_cached(held) for held in rows], snapshot.tp, snapshot.kv_bytes_per_token)
+            for rows in (running, merged.across)
+        )
         return max(0.0, sent - across) + across * (all_ranks - 1) / (near - 1)
 
     def groups_s(self, tp: int, target: int, existing: Set[int], *, across: bool = False) -> float:
@@ -113,6 +118,10 @@ class SwitchCosts:
         longest = max(self._profile.group_s.values(), default=0.0)
         return sum(self._profile.group_s.get(degree, longest) for degree in needed)
 
-    def _prefill_s(self, tp: int, works: Sequence[Work]) -> float:
+    def _prefill_s(self, tp: int, held: Sequence[Held]) -> float:
         """Seconds of equation 4 on one replica; replicas prefill at the same time."""
-        return self._predictor.prefill_s(tp, len(works), rms(map(context, works))) if works else 0.0
+        return self._predictor.prefill_s(tp, len(held), rms(_cached(held))) if held else 0.0
+
+
+def _cached(held: Sequence[Held]) -> list[int]:
+    return [cached for _, cached in held]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tailrace.planning.curves import Floats
 from tailrace.planning.drain import Drained, Work, drain
 from tailrace.planning.latency import CorrectedPredictor
+from tailrace.planning.tp_merge import Held
 from tailrace.types import IntArray
 
 Bools = npt.NDArray[np.bool_]
@@ -35,9 +36,9 @@ class Course(NamedTuple):
     unfinished: Floats
     """[S] unfinished sequences."""
     tokens: Floats
-    """[S] context tokens of these together."""
+    """[S] cached tokens of these together."""
     rms: Floats
-    """[S] root mean square of their contexts."""
+    """[S] root mean square of these, by sequence."""
     stretch: Floats
     """[S] tokens that the longest response has still to make, over those where all sequences advance alike; above 0."""
 
@@ -62,21 +63,22 @@ class InOrder(NamedTuple):
     held_N: Floats
     """[N] the present contexts of these together."""
     tokens_N: Floats
-    """[N] their context tokens at each start."""
+    """[N] their cached tokens at each start."""
     rms_N: Floats
-    """[N] the root mean square of their contexts at each start."""
+    """[N] the root mean square of these at each start."""
 
     @classmethod
-    def of(cls, works: Sequence[Work]) -> "InOrder":
+    def of(cls, held: Sequence[Held]) -> "InOrder":
         """Sort them."""
-        context_N, end_N = _columns(works)
+        context_N, end_N = _columns([work for work, _ in held])
         order_N = np.argsort(end_N, kind="stable")
         context_N, end_N = context_N[order_N], end_N[order_N]
+        cached_N = np.fromiter((cached for _, cached in held), np.float64, len(held))[order_N]
         start_N = np.append(0.0, end_N[:-1])
-        left_N: Floats = np.arange(len(works), 0, -1, dtype=np.float64)
-        held_N, squares_N = (np.cumsum(values[::-1])[::-1] for values in (context_N, context_N**2))
-        mean_square_N = squares_N / left_N + 2 * start_N * held_N / left_N + start_N**2
-        return cls(end_N, start_N, left_N, held_N, held_N + left_N * start_N, np.sqrt(mean_square_N))
+        left_N: Floats = np.arange(len(held), 0, -1, dtype=np.float64)
+        held_N, once_N, squares_N = (np.cumsum(values[::-1])[::-1] for values in (context_N, cached_N, cached_N**2))
+        mean_square_N = squares_N / left_N + 2 * start_N * once_N / left_N + start_N**2
+        return cls(end_N, start_N, left_N, held_N, once_N + left_N * start_N, np.sqrt(mean_square_N))
 
     def on(self, replicas: int) -> "_Segments":
         """The segments of the fullest of equal replicas that advance together."""

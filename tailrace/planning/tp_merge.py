@@ -5,10 +5,11 @@ group takes another exchange, among all ranks.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from tailrace.planning.drain import Work
+from tailrace.planning.remaining import Unfinished
 
 Item = TypeVar("Item")
 
@@ -75,11 +76,40 @@ def _level(replicas: Sequence[list[Item]], tokens: Callable[[Item], int]) -> lis
         emptiest.append(moved[-1])
 
 
-def sent_bytes(running: Sequence[Sequence[Work]], tp: int, kv_bytes_per_token: int) -> float:
-    """Bytes of keys and values of the rank that sends most (PAT, eq. 1). Others wait for it in the exchange."""
-    return max(sum(map(context, works)) for works in running) * kv_bytes_per_token / tp
+def sent_bytes(cached: Sequence[Iterable[int]], tp: int, kv_bytes_per_token: int) -> float:
+    """Bytes of keys and values of the rank that sends most (PAT, eq. 1). Others wait for it in the exchange.
+
+    cached: tokens of each sequence of each replica; see `counted_once`.
+    """
+    return max(map(sum, cached)) * kv_bytes_per_token / tp
+
+
+def counted_once(sequences: Sequence[Unfinished], remaining: Sequence[int]) -> list[int]:
+    """The cached tokens of each sequence of a replica, where a group's prompt counts for the one that ends last.
+
+    remaining: the tokens that each will still make.
+    """
+    last: dict[int, int] = {}
+    for place, sequence in enumerate(sequences):
+        if sequence.shared and remaining[place] > remaining[last.setdefault(sequence.group, place)]:
+            last[sequence.group] = place
+    if not last:
+        return [sequence.context for sequence in sequences]
+    return [
+        sequence.context - (sequence.shared if last.get(sequence.group, place) != place else 0)
+        for place, sequence in enumerate(sequences)
+    ]
+
+
+Held = tuple[Work, int]
+"""A running sequence, and its cached tokens as `counted_once`."""
 
 
 def context(work: Work) -> int:
     """The context tokens of a sequence."""
     return work[0]
+
+
+def held_context(held: Held) -> int:
+    """The context tokens of a running sequence."""
+    return held[0][0]

@@ -108,11 +108,24 @@ class StagedTP:
             self._stage = _Stage(tp, most=unfinished, fewest=unfinished)
         return True
 
-    def unfinished(self, prompt: int, generated: int, limit: int, expected: float | None) -> Unfinished:
-        """A sequence as the controller sees it. `limit`: the most tokens that its request allows."""
+    def unfinished(
+        self, prompt: int, generated: int, limit: int, expected: float | None, *, group: int, block: int
+    ) -> Unfinished:
+        """A sequence as the controller sees it.
+
+        Args:
+            limit: the most tokens that its request allows.
+            group: those of a group share the whole blocks of their prompt. -1: it shares them with none.
+            block: tokens of a block.
+        """
         longest = self._config.max_response_tokens or limit
         return Unfinished(
-            context=prompt + generated, generated=generated, most=max(1, longest - generated), expected=expected
+            context=prompt + generated,
+            generated=generated,
+            most=max(1, longest - generated),
+            expected=expected,
+            group=group,
+            shared=0 if group == -1 else prompt // block * block,
         )
 
     def decide(

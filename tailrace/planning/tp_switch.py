@@ -8,6 +8,7 @@ hundreds of sequences, and tens of milliseconds where a thousand more wait. The 
 chooses the arrangement for its full batch, to which the engine returns at the end of the stage.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence, Set
 
@@ -21,7 +22,7 @@ from tailrace.planning.remaining import RemainingEstimate
 from tailrace.planning.tp_cost import SwitchCosts
 from tailrace.planning.tp_course import Course, InOrder, course, moments
 from tailrace.planning.tp_decision import Candidate, Decision, Snapshot, SwitchTerms
-from tailrace.planning.tp_merge import Merged, context, merge
+from tailrace.planning.tp_merge import Held, Merged, counted_once, held_context, merge
 from tailrace.planning.tp_path import Path, Paths
 from tailrace.planning.tp_profile import TPProfile
 
@@ -111,9 +112,9 @@ class SwitchController:
         ruled_out = self._ruled_out(snapshot)
         running, waiting = self._planned(snapshot)
         degrees = sorted({*snapshot.degrees, snapshot.tp} - ruled_out.keys())
-        merged = {tp: merge(running, snapshot.tp, tp, tokens=context) for tp in degrees}
+        merged = {tp: merge(running, snapshot.tp, tp, tokens=held_context) for tp in degrees}
         at = moments(snapshot.unfinished) if self._look_ahead else [snapshot.unfinished]
-        in_order = InOrder.of([work for sequences in (*running, waiting) for work in sequences])
+        in_order = InOrder.of([*itertools.chain.from_iterable(running), *((work, work[0]) for work in waiting)])
         courses = {tp: self._course(snapshot, tp, merged[tp], waiting, in_order, at) for tp in degrees}
         current_s = float(courses[snapshot.tp].seconds[-1]) + self._return_s(
             snapshot, snapshot.tp, snapshot.home_tp or snapshot.tp
@@ -150,7 +151,7 @@ class SwitchController:
         unknown = {tp: "not in the profile" for tp in snapshot.degrees if tp not in known}
         return {tp: why for tp, why in ({**unknown, **snapshot.ruled_out}).items() if tp != snapshot.tp}
 
-    def _planned(self, snapshot: Snapshot) -> tuple[list[list[Work]], list[Work]]:
+    def _planned(self, snapshot: Snapshot) -> tuple[list[list[Held]], list[Work]]:
         """The present and the estimated remaining tokens of each sequence: by replica, and of those that wait."""
         # in turns, so that of equal sequences not all of the first replica are assumed to end first
         turns = sorted((place, index) for index, row in enumerate(snapshot.replicas) for place in range(len(row)))
@@ -162,13 +163,17 @@ class SwitchController:
         running: list[list[Work]] = [[] for _ in snapshot.replicas]
         for (_, index), work in zip(turns, works, strict=False):
             running[index].append(work)
-        return running, works[len(turns) :]
+        held = [
+            list(zip(works, counted_once(row, [remaining for _, remaining in works]), strict=True))
+            for row, works in zip(snapshot.replicas, running, strict=True)
+        ]
+        return held, works[len(turns) :]
 
     def _course(
         self,
         snapshot: Snapshot,
         tp: int,
-        merged: Merged[Work],
+        merged: Merged[Held],
         waiting: Sequence[Work],
         in_order: InOrder,
         at: Sequence[int],
@@ -176,7 +181,7 @@ class SwitchController:
         return course(
             self.predictor,
             tp,
-            merged.replicas,
+            [[work for work, _ in held] for held in merged.replicas],
             waiting,
             in_order,
             slots=self._max_batch_size,
@@ -210,8 +215,8 @@ class SwitchController:
         self,
         snapshot: Snapshot,
         tp: int,
-        running: Sequence[Sequence[Work]],
-        merged: Merged[Work],
+        running: Sequence[Sequence[Held]],
+        merged: Merged[Held],
         alone: Course,
         path: Path,
     ) -> Candidate:

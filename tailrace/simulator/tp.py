@@ -14,7 +14,7 @@ from tailrace.events import EventLog
 from tailrace.planning.dispatch.base import Degree
 from tailrace.planning.remaining import Unfinished
 from tailrace.planning.tp_decision import Decision, SwitchTerms
-from tailrace.planning.tp_merge import sent_bytes
+from tailrace.planning.tp_merge import counted_once, sent_bytes
 from tailrace.planning.tp_stage import StagedTP, chosen
 from tailrace.planning.tp_verdict import SwitchReport, Verdict, adaptive_tp_event
 from tailrace.simulator.batch import Decoded, Sequence
@@ -119,12 +119,19 @@ class SimulatedTP:
                 yield self._unfinished(sequence, response, made=replica.batch.made(sequence, now - replica.since))
 
     def _unfinished(self, sequence: Sequence, response: Response, *, made: int) -> Unfinished:
-        return self._staged.unfinished(sequence.prompt, made, self._setup.limit, response.expected.tokens)
+        return self._staged.unfinished(
+            sequence.prompt,
+            made,
+            self._setup.limit,
+            response.expected.tokens,
+            group=sequence.group,
+            block=max(1, self._kind.block),
+        )
 
     def _decided(self, decision: Decision, running: List[List[Unfinished]], now: float) -> Wanted:
         terms = chosen(decision)
-        works = [[(sequence.context, 1) for sequence in own] for own in running]
-        moved = sent_bytes(works, self.degree, self._setup.kv_bytes_per_token) if terms.state == "move" else 0
+        cached = [counted_once(own, [1] * len(own)) for own in running]
+        moved = sent_bytes(cached, self.degree, self._setup.kv_bytes_per_token) if terms.state == "move" else 0
         return Wanted(target=decision.chosen, terms=terms, decision=decision, asked_at=now, kv_bytes=int(moved))
 
     def _closed(self, now: float) -> Wanted | None:

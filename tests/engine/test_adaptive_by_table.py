@@ -201,6 +201,24 @@ def test_steps_that_take_longer_than_profiled_are_foreseen_after_a_while(
     assert left[-1] == (4, pytest.approx(2.03, rel=0.05)), "under TP 2"
 
 
+@BY_TWO
+def test_the_bytes_that_a_switch_moves_were_foreseen_where_groups_share_their_prompts(
+    model: Path, tmp_path: Path, clock: TableTime
+) -> None:
+    pat = settings(model, tmp_path, TWO.profile(), preset="pat", max_response_tokens=200)
+    groups = [
+        make_request(number, group_id=number // 4, prompt=40, max_new_tokens=20 if number < 80 else 60, ignore_eos=True)
+        for number in range(128)
+    ]
+    ours = run(model, clock, groups, dp=2, tp=1, adaptive=pat)
+    (switch,) = (verdict for verdict in ours.verdicts if verdict.report is not None)
+    assert switch.decision is not None
+    assert switch.report is not None
+    assert switch.unfinished == 48
+    assert switch.report.kv_bytes == pytest.approx(6 * (40 + 4 * 20) * KV_BYTES, rel=0.1), "of six groups on a rank"
+    assert chosen(switch.decision).move_s * COST.kv_bytes_per_s == pytest.approx(switch.report.kv_bytes, rel=0.1)
+
+
 def replayed(controller: SwitchController, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
     """The switches that planning alone makes of the batch, where nothing is measured; as `Stage.switches`.
 

@@ -32,7 +32,7 @@ def predictor(step: StepFormula) -> CorrectedPredictor:
 
 def course_of(step: StepFormula, replicas: list[list[Work]], waiting: list[Work], **limits: Any) -> Course:
     """The course under TP 1."""
-    in_order = InOrder.of([*itertools.chain.from_iterable(replicas), *waiting])
+    in_order = InOrder.of([(work, work[0]) for work in (*itertools.chain.from_iterable(replicas), *waiting)])
     return course(predictor(step), 1, replicas, waiting, in_order, **limits)
 
 

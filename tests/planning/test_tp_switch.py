@@ -33,8 +33,9 @@ from tailrace.planning.remaining import (
     Unfinished,
     make_estimate,
 )
+from tailrace.planning.tp_course import InOrder
 from tailrace.planning.tp_decision import Candidate, Decision, Snapshot
-from tailrace.planning.tp_merge import context, merge, sent_bytes
+from tailrace.planning.tp_merge import context, counted_once, merge, sent_bytes
 from tailrace.planning.tp_profile import SwitchCost, TPProfile
 from tailrace.planning.tp_switch import SwitchController
 from tests.planning.tp_profiles import StepFormula, flat, made_profile
@@ -660,10 +661,48 @@ def test_merging_loses_nothing_is_even_and_moves_no_more_than_that_takes(
     assert len(left) == max(surplus, lacking) or parts > 1
 
 
-@pytest.mark.parametrize(
-    ("running", "tp", "expected"), [([[(100, 1), (50, 9)], [(120, 1)]], 1, 1500), ([[(100, 1)]], 2, 500), ([[]], 2, 0)]
-)
-def test_the_rank_with_the_most_to_send_counts(
-    running: Sequence[Sequence[tuple[int, int]]], tp: int, expected: float
-) -> None:
-    assert sent_bytes(running, tp, 10) == expected
+@pytest.mark.parametrize(("cached", "tp", "expected"), [([[100, 50], [120]], 1, 1500), ([[100]], 2, 500), ([[]], 2, 0)])
+def test_the_rank_with_the_most_to_send_counts(cached: Sequence[Sequence[int]], tp: int, expected: float) -> None:
+    assert sent_bytes(cached, tp, 10) == expected
+
+
+# prompts that a group shares
+
+
+def sample(group: int, context: int, most: int, shared: int = 96) -> Unfinished:
+    return Unfinished(context=context, generated=context - 100, most=most, group=group, shared=shared)
+
+
+def test_the_sequence_of_a_group_that_ends_last_counts_the_prompt_of_all() -> None:
+    row = [sample(0, 150, 10), sample(0, 160, 30), sample(1, 170, 20), sample(0, 180, 20)]
+    assert counted_once(row, [s.most for s in row]) == [150 - 96, 160, 170, 180 - 96]
+    assert counted_once([one(150, 10), one(160, 30)], [10, 30]) == [150, 160]
+
+
+def test_a_shared_prompt_is_sent_and_computed_again_once() -> None:
+    # 200 tokens of two replicas, of which 96 are a prompt of both sequences of each
+    row = (sample(0, 150, 300), sample(0, 146, 200))
+    other = (sample(1, 150, 300), sample(1, 146, 200))
+    shared = of(controller().decide(example(1, 1, replicas=(row, other))), 2)
+    alone = tuple(tuple(msgspec.structs.replace(s, shared=0) for s in own) for own in (row, other))
+    apart = of(controller().decide(example(1, 1, replicas=alone)), 2)
+    assert (apart.move_s, shared.move_s) == pytest.approx((0.296, 0.200))
+    # 1 ms a token: 4 sequences of sqrt((2 · 150² + 2 · 50²) / 4) tokens
+    assert shared.recompute_s == pytest.approx(4 * 0.1118, rel=1e-3)
+    assert shared.recompute_s < apart.recompute_s
+    assert shared.remaining_s == apart.remaining_s, "attention reads the prompt for each"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(100, 200), st.integers(1, 50)), max_size=12))
+def test_the_tokens_that_are_left_at_each_moment_count_every_prompt_once(rows: list[tuple[int, int, int]]) -> None:
+    row = [sample(*figures) for figures in rows]
+    remaining = [s.most for s in row]
+    held = list(zip(((s.context, s.most) for s in row), counted_once(row, remaining), strict=True))
+    in_order = InOrder.of(held)
+    ends = sorted(remaining)
+    for place, start in enumerate([0, *ends[:-1]] if ends else []):
+        if place and ends[place] == ends[place - 1]:
+            continue  # several end at once: what is left in between is never seen
+        left = [s for s in row if s.most > start]
+        prompts = 96 * len({s.group for s in left})
+        assert in_order.tokens_N[place] == sum(s.context - 96 + start for s in left) + prompts

@@ -189,6 +189,8 @@ class AdaptiveTP:
             len(response.log_probs),
             response.stop.max_tokens,
             response.request.expected_tokens,
+            group=response.request.group_id,
+            block=self._arrangement.config.block_size,
         )
 
 

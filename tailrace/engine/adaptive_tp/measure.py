@@ -186,7 +186,7 @@ class Bench:
         """
         source, held = self.tp, [lane.scheduler.sequences for lane in self._arrangement.lanes]
         report = self._arrangement.switch(tp, cache="move")
-        moved = [[(s.cached, 0) for s in sequences] for sequences in held]  # those without a place have none cached
+        moved = [[s.cached for s in sequences] for sequences in held]  # those without a place have none cached
         return MeasuredSwitch(report, sent_bytes(moved, source, self._kv_bytes_per_token))
 
     def _resume(self, scheduler: Scheduler, count: int, cached: int) -> None:
