@@ -1,8 +1,11 @@
 """`tailrace profile tp`: measures decode steps, prefills and switches under each TP degree, for engines with
 `adaptive_tp`.
 
-One engine, whose ranks go from degree to degree, measures everything in each of several rounds. It measures one batch
-size under all degrees before the next, so a machine that slows down for a while does so for all of them:
+One engine, whose ranks go from degree to degree, first searches for the batch sizes at which steps bend, by bisection.
+Then it measures everything in each of several rounds. It measures one batch size under all degrees before the next, so
+a machine that slows down for a while does so for all of them:
+
+    a short context ──all arrangements──▶ seconds of a step ──bends──▶ batch sizes
 
     each batch size ──each degree──▶ decode steps ────────────────────────┐
     prefills        ──each degree──▶ seconds ─────────────────────────────┼──medians over rounds──▶ TPProfile
@@ -40,13 +43,22 @@ from tailrace.errors import UserError, counted
 from tailrace.host.compute import prepare_torch
 from tailrace.models.architecture import read_architecture
 from tailrace.models.resolve import resolve_model
-from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, ProfileKey, SwitchCost, TPProfile
+from tailrace.planning.bends import bends_of, measure_bends, noise
+from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, ProfileKey, SwitchCost, TPProfile, most_sizes
 from tailrace.planning.tp_verdict import SwitchReport
 from tailrace.report.text import duration
 
 LOG_PERIOD_S = 10.0
 ALL_REDUCES = 100
 """Number of all-reduces that are timed after a switch."""
+TOLERANCE = 0.02
+"""Part of a step by which a line between two batch sizes may be off where a third was measured, unless measurements of
+the same size differ by more."""
+MOST_NOISE = 0.1
+"""A machine that is noisier than this hides no bend that is larger."""
+SEARCH_S = 120.0
+MOST_SEARCHED = 64
+"""Seconds, and batch sizes, after which no more sizes are tried."""
 
 
 @dataclass(slots=True)
@@ -68,10 +80,8 @@ class Figures:
     all_reduces: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Bytes a second of all-reduces, by TP."""
 
-    @property
-    def degrees(self) -> set[int]:
-        """The degrees under which anything was measured."""
-        return {tp for tp, *_ in self.decode}
+    warm: dict[int, int] = field(default_factory=dict)
+    """Blocks of a replica's cache that were written before measurements, by degree."""
 
     def profile(self, key: ProfileKey, plan: Plan) -> TPProfile:
         """Return the profile, of the medians of all measurements."""
@@ -136,30 +146,62 @@ def profile_tp(config: TPProfileConfig, *, force: bool = False) -> None:
     plan = make_plan(config, architecture)
     with closing(Arrangement(_engine(config, plan), architecture, device=device)) as arrangement:
         arrangement.load(stage(checkpoint_weights(architecture, model_dir), arrangement.config), recompute=False)
-        profile = measure(Bench(arrangement, architecture, seed=config.seed), plan, key, Console(stderr=True))
+        bench, figures, console = Bench(arrangement, architecture, seed=config.seed), Figures(), Console(stderr=True)
+        sizes = search(bench, plan, figures, console, most=most_sizes(config.points))
+        profile = measure(bench, make_plan(config, architecture, sizes=sizes), figures, key, console)
     profile.write(path)
     show(profile, Console(highlight=False))
     print(path)
 
 
-def measure(bench: Bench, plan: Plan, key: ProfileKey, console: Console) -> TPProfile:
+def search(bench: Bench, plan: Plan, figures: Figures, console: Console, *, most: int) -> list[int]:
+    """Return the batch sizes, at most `most`, between which steps go by straight lines under all arrangements.
+
+    Raises:
+        EngineError: see `profile_tp`.
+    """
+    ends_at = time.perf_counter() + SEARCH_S
+    with _Steps.shown(None, console) as done:
+
+        def row(size: int) -> list[float]:
+            seconds = {}
+            for tp in plan.walk(bench.tp):
+                if tp != bench.tp:
+                    _switch(bench, tp, figures)
+                _warm_up(bench, plan, figures)
+                for replicas in plan.replicas(tp):
+                    seconds[tp, replicas] = bench.decode_s(replicas, size, plan.length, steps=plan.steps)
+            done.count(f"searching for bends · decoding {size} × {plan.length}")
+            return [seconds[key] for key in sorted(seconds)]
+
+        repeated = [[row(size) for _ in range(max(2, plan.rounds))] for size in (1, plan.largest)]
+        tolerance = max(TOLERANCE, min(MOST_NOISE, max(map(noise, repeated))))
+        found = measure_bends(
+            row,
+            plan.largest,
+            tolerance=tolerance,
+            most=MOST_SEARCHED,
+            goes_on=lambda: time.perf_counter() < ends_at,
+        )
+    return bends_of(found, tolerance=tolerance, most=most)
+
+
+def measure(bench: Bench, plan: Plan, figures: Figures, key: ProfileKey, console: Console) -> TPProfile:
     """Measure all rounds, and show the progress on `console`.
 
     Raises:
         EngineError: see `profile_tp`.
     """
-    figures = Figures()
-    with _Steps.shown(plan, console) as done:
+    with _Steps.shown(plan.measurements, console) as done:
         for index in range(plan.rounds):
-            done.round = index + 1
+            done.turn = f"round {index + 1} of {plan.rounds} · "
             _measure_round(bench, plan, figures, done)
     return figures.profile(key, plan)
 
 
 def _measure_round(bench: Bench, plan: Plan, figures: Figures, done: "_Steps") -> None:
     for decode, prefill in plan.turns:
-        back = bench.tp != plan.degrees[0]
-        for tp in reversed(plan.degrees) if back else plan.degrees:
+        for tp in plan.walk(bench.tp):
             if tp != bench.tp:
                 _switch(bench, tp, figures)
             _measure_points(bench, plan, decode, prefill, figures, done)
@@ -187,14 +229,20 @@ def _switch(bench: Bench, tp: int, figures: Figures) -> MeasuredSwitch:
     return switch
 
 
+def _warm_up(bench: Bench, plan: Plan, figures: Figures) -> None:
+    """Prepare the present arrangement where it is measured for the first time, or with more cache than before."""
+    if figures.warm.get(bench.tp, 0) < plan.blocks:
+        figures.warm[bench.tp] = plan.blocks
+        bench.write_cache(plan.blocks)
+        bench.decode_s(max(plan.replicas(bench.tp)), *plan.decode[-1], steps=1)
+
+
 def _measure_points(
     bench: Bench, plan: Plan, decode: Points, prefill: Points, figures: Figures, done: "_Steps"
 ) -> None:
     """Measure points under the present arrangement."""
     tp = bench.tp
-    if tp not in figures.degrees:  # the first time
-        bench.write_cache(plan.blocks)
-        bench.decode_s(max(plan.replicas(tp)), *plan.decode[-1], steps=1)
+    _warm_up(bench, plan, figures)
     for size, length in decode:
         for replicas in plan.replicas(tp):
             seconds = bench.decode_s(replicas, size, length, steps=plan.steps)
@@ -227,19 +275,20 @@ class _Steps:
     It draws between two measurements only, since drawing would disturb them.
     """
 
-    def __init__(self, plan: Plan, console: Console, progress: Progress) -> None:
-        self.round = 0
-        """The present round of the plan, from 1."""
-        self._plan = plan
+    def __init__(self, total: int | None, console: Console, progress: Progress) -> None:
+        """`total`: the number of measurements; None where that is not known."""
+        self.turn = ""
+        """What every measurement is told with."""
+        self._total = total
         self._console = console
         self._progress = progress
-        self._bar = progress.add_task("", total=plan.measurements)
+        self._bar = progress.add_task("", total=total)
         self._done = 0
         self._began = self._logged = time.perf_counter()
 
     @classmethod
     @contextmanager
-    def shown(cls, plan: Plan, console: Console) -> Iterator["_Steps"]:
+    def shown(cls, total: int | None, console: Console) -> Iterator["_Steps"]:
         columns = (
             SpinnerColumn(),
             MofNCompleteColumn(),
@@ -250,17 +299,18 @@ class _Steps:
         with Progress(
             *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_interactive
         ) as progress:
-            yield cls(plan, console, progress)
+            yield cls(total, console, progress)
 
     def count(self, what: str) -> None:
         """Count a measurement that is done."""
         self._done += 1
-        text = f"round {self.round} of {self._plan.rounds} · {what}"
+        text = f"{self.turn}{what}"
         self._progress.update(self._bar, completed=self._done, description=text, refresh=True)
         now = time.perf_counter()
         if not self._console.is_interactive and now - self._logged >= LOG_PERIOD_S:
             self._logged = now
-            part = f"{self._done}/{counted(self._plan.measurements, 'measurement')}"
+            of = f"{self._done}/" if self._total else ""
+            part = f"{of}{counted(self._total or self._done, 'measurement')}"
             line = f"{part} · {duration(now - self._began)} · {text}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 

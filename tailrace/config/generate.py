@@ -108,8 +108,9 @@ class TPProfileConfig(_OnEngine):
     """Maximum number of sequences that a replica decodes together; by default that of the engine."""
     max_length: Count | None = None
     """Maximum number of tokens of a sequence; by default what the context has room for, up to 2048."""
-    points: Annotated[int, Field(ge=3, le=10000)] = 18
-    """Maximum number of pairs of batch size and length, which are measured under each degree."""
+    points: Annotated[int, Field(ge=3, le=10000)] = 36
+    """Maximum number of pairs of batch size and length, which are measured under each degree. Batch sizes, up to a
+    third of these, are those at which the time of a step bends."""
     steps: Count = 16
     """Number of decode steps of each measurement."""
     rounds: Count = 3

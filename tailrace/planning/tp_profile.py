@@ -183,18 +183,26 @@ class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             ) from None
 
 
-def grid(token_budget: int, max_batch_size: int, max_length: int, *, points: int = 40) -> list[tuple[int, int]]:
+def grid(
+    token_budget: int,
+    max_batch_size: int,
+    max_length: int,
+    *,
+    points: int = 40,
+    sizes: Sequence[int] | None = None,
+) -> list[tuple[int, int]]:
     """The sampling points (B, L): batch size and context length of each sequence.
 
-    Batch sizes are powers of two and the largest one. If these are too many for `points`, only some evenly spread ones
-    are taken, at least the smallest and the largest. Each has a few lengths within the budget, half of them up to
-    `SHORT`. The last length is the longest possible, so that nothing inside the budget has to be extrapolated.
+    By default batch sizes are powers of two and the largest one. If these are too many for `points`, only some evenly
+    spread ones are taken, at least the smallest and the largest. Each has a few lengths within the budget, half of them
+    up to `SHORT`. The last length is the longest possible, so that nothing inside the budget has to be extrapolated.
 
     Args:
         token_budget: the most cached tokens of a replica; every B · L is within it.
         max_batch_size: the most sequences that a replica decodes together.
         max_length: the most tokens of a sequence.
         points: the most points.
+        sizes: batch sizes to take instead, no more than `most_sizes(points)`, each within the budget.
 
     Raises:
         ConfigError: no point would be within these bounds, or `points` are too few.
@@ -207,13 +215,18 @@ def grid(token_budget: int, max_batch_size: int, max_length: int, *, points: int
             f"token_budget {token_budget}, max_batch_size {max_batch_size} and max_length {max_length} have no "
             f"room for a sequence of {SHORTEST} tokens; raise them"
         )
-    largest = min(max_batch_size, token_budget // shortest)
-    sizes = _batch_sizes(largest, max(2, points // LENGTHS))
+    if sizes is None:
+        sizes = _batch_sizes(min(max_batch_size, token_budget // shortest), most_sizes(points))
     return [
         (size, length)
         for size in sizes
         for length in _lengths(shortest, min(max_length, token_budget // size), points // len(sizes))
     ]
+
+
+def most_sizes(points: int) -> int:
+    """The most batch sizes that a grid of so many points has."""
+    return max(2, points // LENGTHS)
 
 
 def _batch_sizes(largest: int, count: int) -> list[int]:

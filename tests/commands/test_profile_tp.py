@@ -111,6 +111,21 @@ def test_all_pairs_of_four_ranks_are_measured_and_a_link_shows_in_the_key(
     assert all(text in printed for text in ("link of 1 us", "TP 1 × 4", "TP 2 × 2", "ms to prefill", "TP 4"))
 
 
+def test_batch_sizes_are_those_at_which_steps_bend_under_any_arrangement(
+    tiny_model: TinyModel, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stepped(bench: Bench, replicas: int, batch_size: int, length: int, *, steps: int) -> float:
+        bends = {(1, 1): 5, (1, 2): 5, (2, 1): 12}
+        return 0.01 + 0.005 * (batch_size > bends[bench.tp, replicas])
+
+    monkeypatch.setattr(Bench, "decode_s", stepped)
+    profile_tp(configured(tiny_model("llama"), points=18, token_budget=512, max_batch_size=16))
+    profile = TPProfile.read(next(cache.iterdir()))
+    assert sorted({point.batch_size for point in profile.decode}) == [1, 5, 6, 12, 13, 16]
+    predictor = LatencyPredictor(profile)
+    assert [predictor.step_s(1, size, 16 * size, 2) for size in (4, 7)] == pytest.approx([0.01, 0.015])
+
+
 @pytest.mark.parametrize("degrees", [(1,), (1, 2), (1, 2, 4), (2, 1, 3, 6), (1, 2, 3, 4, 6, 12)])
 def test_a_round_trip_takes_every_way_once(degrees: tuple[int, ...]) -> None:
     walk = round_trip(degrees)
@@ -332,6 +347,8 @@ PLAN = Plan(
     ranks=4,
     decode=((3, 5),),
     prefill=((1, 8),),
+    largest=3,
+    length=5,
     token_budget=64,
     blocks=4,
     held=(1, 4),

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import ConfigError
-from tailrace.planning.tp_profile import SHORT, DecodePoint, PrefillPoint, SwitchCost, TPProfile, grid
+from tailrace.planning.tp_profile import (
+    SHORT,
+    DecodePoint,
+    PrefillPoint,
+    SwitchCost,
+    TPProfile,
+    grid,
+    most_sizes,
+)
 from tests.planning.tp_profiles import KEY, flat, made_key, made_profile
 
 STEP = flat({1: 0.01, 2: 0.006})
@@ -127,6 +135,13 @@ def test_a_grid_reaches_the_edge_of_the_budget_and_is_denser_for_short_contexts(
 
 def test_few_points_thin_the_batch_sizes_out_but_keep_the_ends() -> None:
     assert sorted({size for size, _ in grid(1 << 20, 256, 4096, points=12)}) == [1, 8, 32, 256]
+
+
+def test_batch_sizes_that_are_given_are_taken_as_they_are() -> None:
+    sampled = grid(4096, 64, 512, points=18, sizes=[1, 5, 6, 64])
+    assert sorted({size for size, _ in sampled}) == [1, 5, 6, 64]
+    assert len(sampled) <= 18
+    assert most_sizes(18) == 6
 
 
 @pytest.mark.parametrize("bounds", [(8, 4, 100), (100, 0, 100), (100, 4, 0)])

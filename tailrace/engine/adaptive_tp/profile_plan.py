@@ -1,5 +1,6 @@
 """The plan of the TP profiler: batches, lengths and degrees to measure, as far as the engine has room for them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrace.config.engine import NativeEngineConfig
@@ -34,6 +35,10 @@ class Plan:
     """(B, L): sequences of a replica, and cached tokens of each."""
     prefill: Points
     """(B, L): prompts, and tokens of each."""
+    largest: int
+    """The largest batch size."""
+    length: int
+    """The cached tokens of each sequence while batch sizes are searched for, a short context."""
     token_budget: int
     blocks: int
     """The most blocks of a replica's cache that one of these measurements takes."""
@@ -48,6 +53,10 @@ class Plan:
         sizes = sorted({size for size, _ in self.decode})
         return [*((tuple(p for p in self.decode if p[0] == size), ()) for size in sizes), ((), self.prefill)]
 
+    def walk(self, tp: int) -> Sequence[int]:
+        """All degrees, from the present one to the other end."""
+        return self.degrees if tp == self.degrees[0] else self.degrees[::-1]
+
     def replicas(self, tp: int) -> list[int]:
         """The numbers of replicas that are measured side by side: one, and all of them."""
         return sorted({1, self.ranks // tp})
@@ -60,8 +69,11 @@ class Plan:
         return self.rounds * (windows + len(self.degrees) * len(self.prefill) + switches)
 
 
-def make_plan(config: TPProfileConfig, architecture: Architecture) -> Plan:
+def make_plan(config: TPProfileConfig, architecture: Architecture, *, sizes: Sequence[int] | None = None) -> Plan:
     """Plan what to measure of a model.
+
+    Args:
+        sizes: the batch sizes, once they have been found; see `planning.bends`.
 
     Raises:
         ModelError: the model cannot be split into these degrees.
@@ -82,7 +94,7 @@ def make_plan(config: TPProfileConfig, architecture: Architecture) -> Plan:
     max_length = _chosen(
         "max_length", config.max_length, MAX_LENGTH, room, "engine.max_model_len where the model allows"
     )
-    wanted = grid(token_budget, max_batch_size, max_length, points=config.points)
+    wanted = grid(token_budget, max_batch_size, max_length, points=config.points, sizes=sizes)
     takes = {
         (size, length): size * _blocks_for(length, steps, engine)
         for size, length in sorted({(size, max(length, shortest)) for size, length in wanted})
@@ -92,13 +104,17 @@ def make_plan(config: TPProfileConfig, architecture: Architecture) -> Plan:
         raise ConfigError(
             f"token_budget {token_budget} leaves nothing to measure in {steps} steps; raise it or lower steps"
         )
+    length = max(shortest, min(SHORTEST, max_length))
+    largest = min(max_batch_size, token_budget // length, fewest // _blocks_for(length, steps, engine))
     return Plan(
         degrees=tuple(blocks),
         ranks=engine.ranks,
         decode=decode,
         prefill=tuple(grid(min(token_budget, PREFILL_TOKENS), max_batch_size, max_length, points=PREFILL_POINTS)),
+        largest=largest,
+        length=length,
         token_budget=token_budget,
-        blocks=max(takes[point] for point in decode),
+        blocks=max(*(takes[point] for point in decode), largest * _blocks_for(length, steps, engine)),
         held=_held(engine, blocks, max_length, context),
         steps=steps,
         rounds=config.rounds,
