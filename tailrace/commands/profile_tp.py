@@ -30,7 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 import tailrace
 from tailrace.commands.files import check_new_file
-from tailrace.commands.tp_tables import decode_table, prefill_table, switch_table, title
+from tailrace.commands.tp_tables import decode_table, prefill_line, prefill_table, switch_table, title
 from tailrace.config.engine import AdaptiveTPConfig, NativeEngineConfig
 from tailrace.config.generate import TPProfileConfig
 from tailrace.engine.adaptive_tp.measure import Bench, MeasuredSwitch
@@ -318,6 +318,6 @@ class _Steps:
 def show(profile: TPProfile, console: Console) -> None:
     """Print the profile, for people."""
     console.print(title(profile.key), style="bold", soft_wrap=True, markup=False)
-    for shown in (decode_table(profile), prefill_table(profile), switch_table(profile)):
+    for shown in (decode_table(profile), prefill_table(profile), prefill_line(profile), switch_table(profile)):
         console.print(shown)
         console.print()

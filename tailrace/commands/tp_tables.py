@@ -3,6 +3,7 @@
 from rich.table import Table
 
 from tailrace.errors import counted
+from tailrace.planning.latency import prefill_errors
 from tailrace.planning.tp_profile import ProfileKey, TPProfile
 from tailrace.report.text import number
 
@@ -37,6 +38,12 @@ def prefill_table(profile: TPProfile) -> Table:
     for size, length in sorted({(point.batch_size, point.length) for point in profile.prefill}):
         shown.add_row(f"{size:,}", f"{length:,}", *(_ms(seconds.get((tp, size, length))) for tp in profile.degrees))
     return shown
+
+
+def prefill_line(profile: TPProfile) -> str:
+    """Say how far prefills are off that are predicted from all others."""
+    errors = (f"{100 * error:.1f} % under TP {tp}" for tp, error in prefill_errors(profile).items())
+    return f"predicted from the others, a prefill is off by {', '.join(errors) or 'a part that is not known'}"
 
 
 def switch_table(profile: TPProfile) -> Table:

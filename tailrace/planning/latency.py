@@ -1,19 +1,22 @@
 """Predicts how long a step takes: interpolated between profiled points, corrected by measurements of the engine.
 
 Source: PAT, section 4.2 (Online Latency Predictor). A decode step depends on the batch size B and on the context tokens
-T of all its sequences together. It is linear in T between points of one B, then linear between the two nearest B.
+T of all its sequences together. It is linear in T between points of one B, then linear between the two nearest B. A
+prefill has a part that grows with the squares of lengths, which is attention, and the rest is linear between points.
 """
 
 import itertools
 import math
+import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from tailrace.planning.curves import Curve, Floats, Surface, SurfaceArrays
-from tailrace.planning.tp_profile import TPProfile
+from tailrace.planning.fits import non_negative
+from tailrace.planning.tp_profile import PrefillPoint, TPProfile
 
 MOST_CORRECTION = math.log(4.0)
 """Bound of the ratio of measured to predicted time, and of its inverse, as a logarithm."""
@@ -57,14 +60,7 @@ class LatencyPredictor:
             tp: [(replicas, SurfaceArrays(surface)) for replicas, surface in surfaces]
             for tp, surfaces in self._decode.items()
         }
-        prefills: defaultdict[int, _Points] = defaultdict(_no_points)
-        for p in profile.prefill:
-            prefills[p.tp][p.batch_size].append((p.length, p.seconds))
-        # no tokens take no time; this point also extends the curve to the left where a size has one point only
-        self._prefill = {
-            tp: tuple((size, Curve.through([(0, 0.0), *measured])) for size, measured in sorted(by_size.items()))
-            for tp, by_size in prefills.items()
-        }
+        self._prefill = {tp: Prefills(point for point in profile.prefill if point.tp == tp) for tp in self._decode}
 
     def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
         """Seconds of a decode step; see `StepTimes`.
@@ -103,18 +99,70 @@ class LatencyPredictor:
         return seconds
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
-        """Seconds of a prefill; see `StepTimes`. Beyond the largest batch, time is in proportion to the batch.
+        """Seconds of a prefill; see `StepTimes` and `Prefills`.
 
         Raises:
             KeyError: the degree was not profiled.
         """
+        return self._prefill[tp].at(batch_size, rms_length)
+
+
+class Prefills:
+    """Seconds of prefills under one degree. Exact on its points.
+
+    Attention takes time in proportion to the sum of squared lengths (PAT, eq. 3). How much is fitted to the points of
+    one batch size, together with a constant and a part in proportion to tokens. The rest of each point is what lines
+    connect: between lengths of a batch size, then between batch sizes. So times go on as they should beyond the longest
+    length. Beyond the largest batch they are in proportion to it.
+    """
+
+    def __init__(self, points: Iterable[PrefillPoint]) -> None:
+        by_size = _no_points()
+        for point in points:
+            by_size[point.batch_size].append((point.length, point.seconds))
+        self._pair_s = _pair_s(*max(by_size.items(), key=lambda measured: len(measured[1])))
+        """Seconds for each pair of tokens of a sequence."""
+        # no tokens take no time; this point also extends the curve to the left where a size has one point only
+        self._curves = tuple(
+            (size, Curve.through([(0, 0.0), *((n, seconds - size * self._pair_s * n * n) for n, seconds in measured)]))
+            for size, measured in sorted(by_size.items())
+        )
+
+    def at(self, batch_size: float, length: float) -> float:
+        """Seconds for `batch_size` sequences of this length."""
+        pairs_s = batch_size * self._pair_s * length * length
         below, low = 0.0, 0.0
-        for size, curve in self._prefill[tp]:
-            seconds = curve.at(rms_length)
+        for size, curve in self._curves:
+            seconds = curve.at(length)
             if batch_size <= size:
-                return low + (batch_size - below) / (size - below) * (seconds - low)
+                return pairs_s + low + (batch_size - below) / (size - below) * (seconds - low)
             below, low = size, seconds
-        return low * batch_size / below
+        return pairs_s + low * batch_size / below
+
+
+def prefill_errors(profile: TPProfile) -> dict[int, float]:
+    """The mean part by which a prefill is off that is predicted from all others, by degree.
+
+    The shortest and the longest of a batch size are not: there is nothing on one side of them. Degrees with no other
+    are left out.
+    """
+    errors: defaultdict[int, list[float]] = defaultdict(list)
+    for point in profile.prefill:
+        others = [other for other in profile.prefill if other.tp == point.tp and other is not point]
+        lengths = [other.length for other in others if other.batch_size == point.batch_size]
+        if lengths and min(lengths) < point.length < max(lengths):
+            found = Prefills(others).at(point.batch_size, point.length)
+            errors[point.tp].append(abs(found - point.seconds) / point.seconds)
+    return {tp: statistics.fmean(those) for tp, those in sorted(errors.items())}
+
+
+def _pair_s(size: float, measured: Sequence[tuple[float, float]]) -> float:
+    """Seconds for each pair of tokens of a sequence; 0 where the lengths are too few to tell."""
+    if len(measured) < 3:
+        return 0.0
+    rows = np.array([(1.0, size * n, size * n * n) for n, _ in measured]) / [[seconds] for _, seconds in measured]
+    *_, pair_s = non_negative(rows.T @ rows, rows.sum(0))
+    return min(pair_s, *(seconds / (size * n * n) for n, seconds in measured))
 
 
 class CorrectedPredictor:

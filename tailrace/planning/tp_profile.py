@@ -22,6 +22,8 @@ SHORTEST = 16
 """Tokens of the shortest sampled context."""
 SHORT = 512
 """Half of the lengths are at or below this, where latency is least linear (PAT, section 4.2)."""
+BATCH = 1024
+"""Tokens of a batch of short prompts."""
 LENGTHS = 3
 """The least number of lengths of each batch size; fewer would not show a bend."""
 
@@ -222,6 +224,17 @@ def grid(
         for size in sizes
         for length in _lengths(shortest, min(max_length, token_budget // size), points // len(sizes))
     ]
+
+
+def prefill_grid(max_batch_size: int, max_length: int) -> list[tuple[int, int]]:
+    """The sampling points (B, L) of prefills: a prompt of each length, doubling up to the longest, and two batches.
+
+    Longer prompts are computed one after the other, or in parts, so that batches of them tell nothing more.
+    """
+    doubled = (SHORTEST << exponent for exponent in range(max_length.bit_length()))
+    lengths = [*(length for length in doubled if length < max_length), max_length]
+    batches = ((BATCH // length, length) for length in (SHORTEST, 4 * SHORTEST))
+    return [(1, n) for n in lengths] + [(size, n) for size, n in batches if size <= max_batch_size and n <= max_length]
 
 
 def most_sizes(points: int) -> int:

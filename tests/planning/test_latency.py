@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor, rms
-from tailrace.planning.tp_profile import DecodePoint, PrefillPoint
+from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor, prefill_errors, rms
+from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, TPProfile, prefill_grid
 from tests.planning.tp_profiles import flat, made_profile
 
 
@@ -91,6 +91,50 @@ def test_prefill_is_in_proportion_to_tokens_outside_of_its_points() -> None:
     assert PREDICTOR.prefill_s(1, 32, 128) == pytest.approx(32 * 0.128)
     assert PREDICTOR.prefill_s(1, 2, 8) == pytest.approx(0.016)
     assert PREDICTOR.prefill_s(1, 1, 1000) == pytest.approx(1.0)
+
+
+def attending(tp: int, size: int, length: int) -> float:
+    """Seconds of a prefill with a constant, a part for each token and one for each pair of tokens."""
+    return (0.01 + 3e-4 * size * length + 4e-8 * size * length * length) / tp
+
+
+def prefilled(longest: int, noise: float = 0.0) -> TPProfile:
+    """A profile of such prefills, whose every second point takes longer by the part `noise`."""
+    points = tuple(
+        PrefillPoint(
+            tp=tp, batch_size=size, length=length, seconds=attending(tp, size, length) * (1 + noise * (index % 2))
+        )
+        for tp in (1, 2)
+        for index, (size, length) in enumerate(prefill_grid(64, longest))
+    )
+    return made_profile(bent, prefill=points)
+
+
+@given(st.sampled_from([1, 2]), st.integers(16, 16_384))
+def test_a_prefill_grows_with_the_square_of_its_length_also_beyond_the_longest_that_was_measured(
+    tp: int, length: int
+) -> None:
+    predictor = LatencyPredictor(prefilled(4096))
+    assert predictor.prefill_s(tp, 1, length) == pytest.approx(attending(tp, 1, length), rel=0.001)
+
+
+@given(st.integers(2, 64), st.integers(64, 4096))
+def test_the_attention_of_every_sequence_of_a_batch_counts(size: int, length: int) -> None:
+    assert LatencyPredictor(prefilled(4096)).prefill_s(1, size, length) == pytest.approx(
+        attending(1, size, length), rel=0.05
+    )
+
+
+@pytest.mark.parametrize("point", prefilled(4096, noise=0.1).prefill, ids=lambda p: f"{p.tp}-{p.batch_size}-{p.length}")
+def test_a_profiled_prefill_is_predicted_exactly_whatever_the_fit(point: PrefillPoint) -> None:
+    predictor = LatencyPredictor(prefilled(4096, noise=0.1))
+    assert predictor.prefill_s(point.tp, point.batch_size, point.length) == pytest.approx(point.seconds)
+
+
+def test_the_error_of_a_prefill_is_that_of_a_prediction_from_the_others() -> None:
+    assert prefill_errors(prefilled(4096)) == pytest.approx({1: 0.0, 2: 0.0}, abs=1e-6)
+    assert 0.05 < prefill_errors(prefilled(4096, noise=0.1))[1] < 0.15
+    assert prefill_errors(PROFILE) == {}, "of two lengths there is none in between"
 
 
 def test_a_degree_that_was_not_profiled_is_an_error() -> None:

@@ -17,6 +17,7 @@ from tailrace.planning.tp_profile import (
     TPProfile,
     grid,
     most_sizes,
+    prefill_grid,
 )
 from tests.planning.tp_profiles import KEY, flat, made_key, made_profile
 
@@ -142,6 +143,11 @@ def test_batch_sizes_that_are_given_are_taken_as_they_are() -> None:
     assert sorted({size for size, _ in sampled}) == [1, 5, 6, 64]
     assert len(sampled) <= 18
     assert most_sizes(18) == 6
+
+
+def test_prefills_reach_the_longest_length_by_doubling_and_there_are_batches_of_short_ones() -> None:
+    assert prefill_grid(64, 100) == [(1, 16), (1, 32), (1, 64), (1, 100), (64, 16), (16, 64)]
+    assert prefill_grid(8, 8) == [(1, 8)]
 
 
 @pytest.mark.parametrize("bounds", [(8, 4, 100), (100, 0, 100), (100, 4, 0)])

@@ -9,14 +9,13 @@ from tailrace.engine.adaptive_tp.measure import shortest_length, tokens_reached
 from tailrace.engine.decoder.factory import local_sizes, longest_sequence
 from tailrace.errors import ConfigError, EngineError, ModelError
 from tailrace.models.architecture import Architecture
-from tailrace.planning.tp_profile import SHORTEST, grid
+from tailrace.planning.tp_profile import SHORTEST, grid, prefill_grid
 
 TOKEN_BUDGET = 16384
 MAX_LENGTH = 2048
 """Defaults of `token_budget` and `max_length`; see `TPProfileConfig`."""
-PREFILL_TOKENS = 1024
-"""The most tokens of a measured prefill. A longer one takes time in proportion."""
-PREFILL_POINTS = 6
+PREFILL_LENGTH = 4096
+"""The longest prompt that is measured, where the context and the cache have room for it."""
 HELD_TOKENS = 2048
 """The cached tokens of each rank while switches are measured, in sequences of `HELD_LENGTH`."""
 HELD_LENGTH = 512
@@ -110,7 +109,7 @@ def make_plan(config: TPProfileConfig, architecture: Architecture, *, sizes: Seq
         degrees=tuple(blocks),
         ranks=engine.ranks,
         decode=decode,
-        prefill=tuple(grid(min(token_budget, PREFILL_TOKENS), max_batch_size, max_length, points=PREFILL_POINTS)),
+        prefill=_prefill(fewest, max_batch_size, context, engine),
         largest=largest,
         length=length,
         token_budget=token_budget,
@@ -119,6 +118,13 @@ def make_plan(config: TPProfileConfig, architecture: Architecture, *, sizes: Seq
         steps=steps,
         rounds=config.rounds,
     )
+
+
+def _prefill(blocks: int, max_batch_size: int, context: int, engine: NativeEngineConfig) -> Points:
+    """The prefills for which a cache of so many blocks has room, with the token that each prompt gets."""
+    longest = min(PREFILL_LENGTH, context, blocks * engine.block_size) - 1
+    points = prefill_grid(max_batch_size, longest)
+    return tuple(p for p in points if p[0] * -(-(p[1] + 1) // engine.block_size) + p[0] <= blocks or p[0] == 1)
 
 
 def _degrees(config: TPProfileConfig, architecture: Architecture) -> list[int]:

@@ -8,12 +8,13 @@ profile that was measured before could not.
 """
 
 from collections.abc import Iterable
-from itertools import product
 from typing import Annotated
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from tailrace.planning.fits import non_negative
 
 _FORGET = 0.99
 """The weight that a step keeps with each further step of its size."""
@@ -81,7 +82,7 @@ class ObservedSteps:
         if self._decodes < _LEAST_STEPS:
             return None
         sums = sum(list(self._sizes.values()), np.zeros((4, 4)))  # another thread may add a size
-        base, each, context = _non_negative(sums[:3, :3], sums[:3, 3])
+        base, each, context = non_negative(sums[:3, :3], sums[:3, 3])
         prefill = self._prefill_s / self._prefill_tokens if self._prefill_tokens else 0.0
         return StepCosts(base=base, each=each, context=context, prefill=prefill)
 
@@ -96,24 +97,6 @@ def fitted(decode: Iterable[tuple[float, float, float]], prefill: Iterable[tuple
     rows = np.array([(1.0, size, tokens, seconds) for size, tokens, seconds in decode])
     rows /= rows[:, -1:]
     sums = rows.T @ rows
-    base, each, context = _non_negative(sums[:3, :3], sums[:3, 3])
+    base, each, context = non_negative(sums[:3, :3], sums[:3, 3])
     tokens, seconds = (sum(column) for column in zip(*prefill, (0.0, 0.0), strict=True))
     return StepCosts(base=base, each=each, context=context, prefill=seconds / tokens if tokens else 0.0)
-
-
-def _non_negative(gram: _Array, moment: _Array) -> tuple[float, float, float]:
-    """The best coefficients of which none is negative: that of each choice of columns, where it is allowed."""
-    scale = 1 / np.sqrt(np.maximum(np.diag(gram), 1e-300))  # columns differ by orders of magnitude
-    gram, moment = gram * np.multiply.outer(scale, scale), moment * scale
-    best, least = np.zeros(3), 0.0
-    for chosen in product((False, True), repeat=3):
-        columns = np.flatnonzero(chosen)
-        if not len(columns):
-            continue
-        found = np.zeros(3)
-        found[columns] = np.linalg.lstsq(gram[np.ix_(columns, columns)], moment[columns], rcond=1e-9)[0]
-        error = float(found @ gram @ found - 2 * found @ moment)
-        if (found >= 0).all() and error < least:
-            best, least = found, error
-    base, each, context = best * scale
-    return float(base), float(each), float(context)
