@@ -35,7 +35,7 @@ from tailrace.config.engine import AdaptiveTPConfig, NativeEngineConfig
 from tailrace.config.generate import TPProfileConfig
 from tailrace.engine.adaptive_tp.measure import Bench, MeasuredSwitch
 from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
-from tailrace.engine.adaptive_tp.profile_plan import Plan, Points, make_plan
+from tailrace.engine.adaptive_tp.profile_plan import Plan, Turn, make_plan
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.model.weights import checkpoint_weights
 from tailrace.engine.ranks.factory import stage
@@ -44,7 +44,15 @@ from tailrace.host.compute import prepare_torch
 from tailrace.models.architecture import read_architecture
 from tailrace.models.resolve import resolve_model
 from tailrace.planning.bends import bends_of, measure_bends, noise
-from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, ProfileKey, SwitchCost, TPProfile, most_sizes
+from tailrace.planning.tp_profile import (
+    DecodePoint,
+    PrefillPoint,
+    ProfileKey,
+    SwitchCost,
+    TPProfile,
+    UnevenPoint,
+    most_sizes,
+)
 from tailrace.planning.tp_verdict import SwitchReport
 from tailrace.report.text import duration
 
@@ -67,6 +75,10 @@ class Figures:
 
     decode: defaultdict[tuple[int, int, int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
     """Seconds of decode steps, by (TP, replicas, B, L)."""
+    uneven: defaultdict[tuple[int, int, int], list[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """Seconds of decode steps beside other batches, and beside equal ones, by (TP, B, B of the others)."""
     prefill: defaultdict[tuple[int, int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
     """Seconds of prefills, by (TP, B, L)."""
     switches: defaultdict[tuple[int, int], list[SwitchReport]] = field(default_factory=lambda: defaultdict(list))
@@ -103,6 +115,16 @@ class Figures:
             prefill=tuple(
                 PrefillPoint(tp=tp, batch_size=size, length=length, seconds=statistics.median(seconds))
                 for (tp, size, length), seconds in sorted(self.prefill.items())
+            ),
+            uneven=tuple(
+                UnevenPoint(
+                    tp=tp,
+                    batch_size=size,
+                    others=others,
+                    seconds=statistics.median(uneven for uneven, _ in seconds),
+                    even_s=statistics.median(even for _, even in seconds),
+                )
+                for (tp, size, others), seconds in sorted(self.uneven.items())
             ),
             switches=tuple(
                 SwitchCost(
@@ -200,11 +222,11 @@ def measure(bench: Bench, plan: Plan, figures: Figures, key: ProfileKey, console
 
 
 def _measure_round(bench: Bench, plan: Plan, figures: Figures, done: "_Steps") -> None:
-    for decode, prefill in plan.turns:
+    for turn in plan.turns:
         for tp in plan.walk(bench.tp):
             if tp != bench.tp:
                 _switch(bench, tp, figures)
-            _measure_points(bench, plan, decode, prefill, figures, done)
+            _measure_points(bench, plan, turn, figures, done)
     walk = round_trip([bench.tp, *(tp for tp in plan.degrees if tp != bench.tp)])
     bench.hold(*plan.held)
     bench.step()
@@ -237,20 +259,26 @@ def _warm_up(bench: Bench, plan: Plan, figures: Figures) -> None:
         bench.decode_s(max(plan.replicas(bench.tp)), *plan.decode[-1], steps=1)
 
 
-def _measure_points(
-    bench: Bench, plan: Plan, decode: Points, prefill: Points, figures: Figures, done: "_Steps"
-) -> None:
+def _measure_points(bench: Bench, plan: Plan, turn: Turn, figures: Figures, done: "_Steps") -> None:
     """Measure points under the present arrangement."""
     tp = bench.tp
     _warm_up(bench, plan, figures)
-    for size, length in decode:
+    for size, length in turn.decode:
         for replicas in plan.replicas(tp):
             seconds = bench.decode_s(replicas, size, length, steps=plan.steps)
             figures.decode[tp, replicas, size, length].append(seconds)
             done.count(f"TP {tp}, decoding {size} × {length}")
-    for size, length in prefill:
+    for size, length in turn.prefill:
         figures.prefill[tp, size, length].append(bench.prefill_s(size, length))
         done.count(f"TP {tp}, prefilling {size} × {length}")
+    replicas = max(plan.replicas(tp))
+    for size, others in turn.uneven if replicas > 1 else ():
+        uneven, even = (
+            bench.decode_s(replicas, size, plan.uneven_length, steps=plan.steps, others=beside)
+            for beside in (others, None)
+        )
+        figures.uneven[tp, size, others].append((uneven, even))
+        done.count(f"TP {tp}, decoding {size} beside {others}")
 
 
 def round_trip(degrees: Sequence[int]) -> list[int]:

@@ -198,7 +198,7 @@ class EngineCore(Core):
 
     def _complete(self, lanes: Sequence[Lane]) -> list[Sample]:
         samples: list[Sample] = []
-        busy = sum(lane.busy for lane in self.lanes)
+        running = {lane: lane.scheduler.running for lane in self.lanes if lane.busy}
         for lane in lanes:
             try:
                 samples += lane.complete()
@@ -206,7 +206,7 @@ class EngineCore(Core):
                 self._failure = self._failure or error
         self._observe(lanes)
         if self.adaptive_tp is not None:
-            self.adaptive_tp.observe(lanes, samples, beside=busy)
+            self.adaptive_tp.observe(lanes, samples, running=running)
         return self._unless_failed(samples)
 
     def _observe(self, lanes: Iterable[Lane]) -> None:

@@ -1,8 +1,9 @@
 """Predicts how long a step takes: interpolated between profiled points, corrected by measurements of the engine.
 
 Source: PAT, section 4.2 (Online Latency Predictor). A decode step depends on the batch size B and on the context tokens
-T of all its sequences together. It is linear in T between points of one B, then linear between the two nearest B. A
-prefill has a part that grows with the squares of lengths, which is attention, and the rest is linear between points.
+T of all its sequences together. It is linear in T between points of one B, then linear between the two nearest B. Where
+the replicas beside it have another batch, it takes as much more or less as was measured of such batches. A prefill has
+a part that grows with the squares of lengths, which is attention, and the rest is linear between points.
 """
 
 import itertools
@@ -16,7 +17,7 @@ import numpy as np
 
 from tailrace.planning.curves import Curve, Floats, Surface, SurfaceArrays
 from tailrace.planning.fits import non_negative
-from tailrace.planning.tp_profile import PrefillPoint, TPProfile
+from tailrace.planning.tp_profile import PrefillPoint, TPProfile, UnevenPoint
 
 MOST_CORRECTION = math.log(4.0)
 """Bound of the ratio of measured to predicted time, and of its inverse, as a logarithm."""
@@ -60,16 +61,31 @@ class LatencyPredictor:
             tp: [(replicas, SurfaceArrays(surface)) for replicas, surface in surfaces]
             for tp, surfaces in self._decode.items()
         }
+        self._uneven = {
+            tp: Uneven(point for point in profile.uneven if point.tp == tp)
+            for tp in sorted({point.tp for point in profile.uneven})
+        }
         self._prefill = {tp: Prefills(point for point in profile.prefill if point.tp == tp) for tp in self._decode}
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         """Seconds of a decode step; see `StepTimes`.
 
         Outside the points it goes on as between the last two, never below zero and never downwards.
 
+        Args:
+            others: sequences of each other replica at work, on average. None: as many as this one has.
+
         Raises:
             KeyError: the degree was not profiled.
         """
+        even = self._even_s(tp, batch_size, context_tokens, replicas)
+        if others is None or replicas < 2 or tp not in self._uneven:
+            return even
+        return even * self._uneven[tp].ratio(batch_size, others)
+
+    def _even_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
         surfaces = self._decode[tp]
         below, surface = surfaces[0]
         if replicas <= below or len(surfaces) == 1:
@@ -82,12 +98,21 @@ class LatencyPredictor:
             below, surface = above, next_surface
         return surface.at(batch_size, context_tokens)
 
-    def steps_s(self, tp: int, batch_sizes: Floats, context_tokens: Floats, replicas: Floats) -> Floats:
-        """`step_s` of many steps, [N], each with its own figures.
+    def steps_s(
+        self, tp: int, batch_sizes: Floats, context_tokens: Floats, replicas: Floats, others: Floats | None = None
+    ) -> Floats:
+        """`step_s` of many steps, [N], each with its own figures. Replicas may be at work for a part of the time.
 
         Raises:
             KeyError: the degree was not profiled.
         """
+        seconds = self._evens_s(tp, batch_sizes, context_tokens, replicas)
+        if others is None or tp not in self._uneven:
+            return seconds
+        beside = np.clip(replicas - 1, 0.0, 1.0)
+        return np.asarray(seconds * (1 + beside * (self._uneven[tp].ratios(batch_sizes, others) - 1)))
+
+    def _evens_s(self, tp: int, batch_sizes: Floats, context_tokens: Floats, replicas: Floats) -> Floats:
         levels = self._decode_arrays[tp]
         seconds = levels[0][1].at(batch_sizes, context_tokens)
         for (below, _), (above, surface) in itertools.pairwise(levels):
@@ -105,6 +130,35 @@ class LatencyPredictor:
             KeyError: the degree was not profiled.
         """
         return self._prefill[tp].at(batch_size, rms_length)
+
+
+class Uneven:
+    """Steps of a replica whose others have another batch, over those where all have the same, under one degree.
+
+    Two curves over the batch size were measured: beside the smallest batch, and beside the largest. Between these and
+    an equal batch the ratio is linear. A constant goes on beyond the points.
+    """
+
+    def __init__(self, points: Iterable[UnevenPoint]) -> None:
+        """There is one point or more. An equal batch is one of the ratio 1."""
+        measured = list(points)
+        self._fewest = min(point.others for point in measured)
+        self._most = max(point.others for point in measured)
+        self._beside_fewest, self._beside_most = (
+            _ratios(others, [point for point in measured if point.others == others])
+            for others in (self._fewest, self._most)
+        )
+
+    def ratio(self, size: float, others: float) -> float:
+        """The ratio for a batch size, where each other replica has `others` sequences."""
+        return float(self.ratios(np.array([size]), np.array([others]))[0])
+
+    def ratios(self, sizes: Floats, others: Floats) -> Floats:
+        """`ratio` of many, [N]."""
+        fewer = np.clip((sizes - others) / np.maximum(sizes - self._fewest, 1.0), 0.0, 1.0)
+        more = np.clip((others - sizes) / np.maximum(self._most - sizes, 1.0), 0.0, 1.0)
+        beside_fewest, beside_most = (np.interp(sizes, *curve) for curve in (self._beside_fewest, self._beside_most))
+        return np.asarray(1 + fewer * (beside_fewest - 1) + more * (beside_most - 1))
 
 
 class Prefills:
@@ -156,6 +210,12 @@ def prefill_errors(profile: TPProfile) -> dict[int, float]:
     return {tp: statistics.fmean(those) for tp, those in sorted(errors.items())}
 
 
+def _ratios(others: int, points: Iterable[UnevenPoint]) -> Floats:
+    """[2, n] batch sizes, and the ratios of their steps beside batches of `others`."""
+    ratios = {others: 1.0} | {point.batch_size: point.seconds / point.even_s for point in points}
+    return np.array(sorted(ratios.items())).T
+
+
 def _pair_s(size: float, measured: Sequence[tuple[float, float]]) -> float:
     """Seconds for each pair of tokens of a sequence; 0 where the lengths are too few to tell."""
     if len(measured) < 3:
@@ -179,15 +239,20 @@ class CorrectedPredictor:
         self._common = 0.0
         self._own: dict[tuple[int, int], float] = {}
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
-        """See `StepTimes`."""
-        return self.ratio(tp, replicas) * self.base.step_s(tp, batch_size, context_tokens, replicas)
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
+        """See `LatencyPredictor.step_s`."""
+        return self.ratio(tp, replicas) * self.base.step_s(tp, batch_size, context_tokens, replicas, others)
 
-    def steps_s(self, tp: int, batch_sizes: Floats, context_tokens: Floats, replicas: Floats) -> Floats:
+    def steps_s(
+        self, tp: int, batch_sizes: Floats, context_tokens: Floats, replicas: Floats, others: Floats | None = None
+    ) -> Floats:
         """See `LatencyPredictor.steps_s`. Between two numbers of replicas, the ratio is linear."""
         numbers = np.arange(1, math.ceil(replicas.max(initial=1.0)) + 1)
         ratios = [self.ratio(tp, int(number)) for number in numbers]
-        return np.interp(replicas, numbers, ratios) * self.base.steps_s(tp, batch_sizes, context_tokens, replicas)
+        predicted = self.base.steps_s(tp, batch_sizes, context_tokens, replicas, others)
+        return np.interp(replicas, numbers, ratios) * predicted
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
         """Seconds of a prefill as profiled, since no prefill is observed; see `StepTimes`."""
@@ -197,13 +262,21 @@ class CorrectedPredictor:
         """The factor on predicted steps, from 1/4 to 4."""
         return math.exp(_bounded(self._common + self._own.get((tp, replicas), 0.0)))
 
-    def observe(self, tp: int, batch_size: int, context_tokens: int, replicas: int, seconds: float) -> None:
-        """Learn from a measured decode step. One of no time is ignored.
+    def observe(
+        self,
+        tp: int,
+        batch_size: int,
+        context_tokens: int,
+        replicas: int,
+        seconds: float,
+        others: float | None = None,
+    ) -> None:
+        """Learn from a measured decode step. One of no time is ignored. `others`: see `LatencyPredictor.step_s`.
 
         Raises:
             KeyError: the degree was not profiled.
         """
-        predicted = self.base.step_s(tp, batch_size, context_tokens, replicas)
+        predicted = self.base.step_s(tp, batch_size, context_tokens, replicas, others)
         if not (predicted > 0 and seconds > 0 and math.isfinite(seconds)):
             return
         own = self._own.get((tp, replicas), 0.0)

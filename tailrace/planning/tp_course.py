@@ -84,7 +84,8 @@ class InOrder(NamedTuple):
         """The segments of the fullest of equal replicas that advance together."""
         sizes_N: Floats = np.ceil(self.left_N / replicas)
         beside_N = np.minimum(self.left_N, replicas)
-        return _Segments.of(self.starts_N, self.ends_N, sizes_N, self.held_N / self.left_N * sizes_N, beside_N)
+        held_N = self.held_N / self.left_N * sizes_N
+        return _Segments.of(self.starts_N, self.ends_N, sizes_N, held_N, beside_N, sizes_N)
 
 
 def course(
@@ -154,12 +155,16 @@ class _Segments(NamedTuple):
     """T at the end."""
     beside: Floats
     """Replicas at work, on average."""
+    others: Floats
+    """B of each other replica at work, on average."""
 
     @classmethod
-    def of(cls, start: Floats, end: Floats, sizes: Floats, tokens: Floats, beside: Floats) -> "_Segments":
+    def of(
+        cls, start: Floats, end: Floats, sizes: Floats, tokens: Floats, beside: Floats, others: Floats
+    ) -> "_Segments":
         """`tokens`: T before the first of all steps."""
         middle = tokens + sizes * (start + (end - start - 1) / 2)
-        return cls(end - start, end, sizes, middle, tokens + sizes * end, beside)
+        return cls(end - start, end, sizes, middle, tokens + sizes * end, beside, others)
 
     def fits(self, slots: int, cache_tokens: float) -> Bools:
         """Whether there are places and cache."""
@@ -187,10 +192,13 @@ def _apart(replicas: Sequence[Sequence[Work]]) -> tuple[_Segments, IntArray]:
     held_N = np.cumsum(context_N)
     held_N = held_N[last_N] - held_N + context_N  # of those that have not ended
     some_N = np.maximum(end_N - start_N, 1.0)
-    beside_N = np.clip(end_N[behind - 1, None] - start_N, 0.0, some_N).sum(0) / some_N
-    return _Segments.of(
-        start_N, end_N, (last_N - place_N + 1).astype(np.float64), held_N, np.maximum(beside_N, 1.0)
-    ), first_N
+    to_end_RN = end_N[behind - 1, None] - start_N
+    beside_N = np.clip(to_end_RN, 0.0, some_N).sum(0) / some_N
+    sizes_N = (last_N - place_N + 1).astype(np.float64)
+    left_N = len(end_N) - np.searchsorted(np.sort(end_N), start_N, side="right")
+    others_N = (to_end_RN > 0).sum(0) - 1
+    others_N = np.where(others_N > 0, (left_N - sizes_N) / np.maximum(others_N, 1), sizes_N)
+    return _Segments.of(start_N, end_N, sizes_N, held_N, np.maximum(beside_N, 1.0), others_N), first_N
 
 
 def _columns(works: Sequence[Work]) -> Floats:
@@ -200,5 +208,5 @@ def _columns(works: Sequence[Work]) -> Floats:
 
 def _seconds(predictor: CorrectedPredictor, tp: int, *segments: _Segments) -> Floats:
     """Seconds of all segments, at once since a call takes as long as a hundred segments."""
-    steps, _, sizes, middle, _, beside = map(np.concatenate, zip(*segments, strict=True))
-    return np.asarray(steps * predictor.steps_s(tp, sizes, middle, beside))
+    steps, _, sizes, middle, _, beside, others = map(np.concatenate, zip(*segments, strict=True))
+    return np.asarray(steps * predictor.steps_s(tp, sizes, middle, beside, others))

@@ -16,7 +16,7 @@ import msgspec
 
 from tailrace.errors import UNREADABLE, ConfigError, one_line
 
-FORMAT = 1
+FORMAT = 2
 """Format of the file; raised when older readers would misread a newer one."""
 SHORTEST = 16
 """Tokens of the shortest sampled context."""
@@ -77,6 +77,19 @@ class DecodePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Seconds of the median step."""
 
 
+class UnevenPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The time of a decode step while all replicas are at work, and the others have another batch."""
+
+    tp: int
+    batch_size: int
+    others: int
+    """B of each other replica."""
+    seconds: float
+    """Seconds of the median step."""
+    even_s: float
+    """The same where all have `batch_size`, measured next to it."""
+
+
 class PrefillPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The time to prefill a batch of equal prompts on one replica, in as many steps as the engine takes for it."""
 
@@ -119,6 +132,8 @@ class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The most cached tokens of a replica in any point: B · L ≤ token_budget."""
     decode: tuple[DecodePoint, ...]
     prefill: tuple[PrefillPoint, ...]
+    uneven: tuple[UnevenPoint, ...] = ()
+    """For each degree that has any, the same sizes beside the smallest and beside the largest batch."""
     switches: tuple[SwitchCost, ...] = ()
     """One cost for each ordered pair of degrees."""
     group_s: dict[int, float] = {}
@@ -297,6 +312,15 @@ def _check_points(profile: TPProfile) -> None:
         _check_positive(
             f"prefill[{index}]", batch_size=prefill.batch_size, length=prefill.length, seconds=prefill.seconds
         )
+    for index, uneven in enumerate(profile.uneven):
+        _check_positive(
+            f"uneven[{index}]",
+            batch_size=uneven.batch_size,
+            others=uneven.others,
+            seconds=uneven.seconds,
+            even_s=uneven.even_s,
+        )
+    _check_once("uneven point", [(p.tp, p.batch_size, p.others) for p in profile.uneven])
     _check_once("decode point", [(p.tp, p.replicas, p.batch_size, p.context_tokens) for p in profile.decode])
     _check_once("prefill point", [(p.tp, p.batch_size, p.length) for p in profile.prefill])
     _check_same("prefill points", {str(point.tp) for point in profile.prefill}, set(map(str, degrees)))

@@ -87,9 +87,17 @@ class StagedTP:
         """Whether a stage is open."""
         return self._stage is not None
 
-    def stepped(self, tp: int, sequences: int, context_tokens: int, replicas: int, seconds: float) -> None:
+    def stepped(
+        self,
+        tp: int,
+        sequences: int,
+        context_tokens: int,
+        replicas: int,
+        seconds: float,
+        others: float | None = None,
+    ) -> None:
         """Learn from a decode step of one replica; see `SwitchController.observe`."""
-        self._controller.observe(tp, sequences, context_tokens, replicas, seconds)
+        self._controller.observe(tp, sequences, context_tokens, replicas, seconds, others)
 
     def ended(self, tokens: int) -> None:
         """Learn from the length of a finished response."""

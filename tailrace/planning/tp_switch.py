@@ -88,10 +88,18 @@ class SwitchController:
         changed = abs(unfinished - self._decided_for)
         return changed > 0 and 8 * changed >= self._decided_for
 
-    def observe(self, tp: int, batch_size: int, context_tokens: int, replicas: int, seconds: float) -> None:
+    def observe(
+        self,
+        tp: int,
+        batch_size: int,
+        context_tokens: int,
+        replicas: int,
+        seconds: float,
+        others: float | None = None,
+    ) -> None:
         """Learn from a measured decode step of one replica; see `CorrectedPredictor.observe`."""
         self._steps += 1 / replicas
-        self.predictor.observe(tp, batch_size, context_tokens, replicas, seconds)
+        self.predictor.observe(tp, batch_size, context_tokens, replicas, seconds, others)
 
     def observe_switch(self, predicted_s: float, seconds: float) -> None:
         """Learn from the time of a switch; see `SwitchCosts.observe`."""

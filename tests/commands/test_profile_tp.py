@@ -80,6 +80,7 @@ def test_an_engine_of_the_same_settings_decides_by_what_was_measured(
     assert {(p.tp, p.batch_size, p.length) for p in profile.prefill} == {
         (tp, size, length) for tp in (1, 2) for size, length in plan.prefill
     }
+    assert [(point.tp, point.batch_size, point.others) for point in profile.uneven] == [(1, 1, 4), (1, 4, 1)]
     assert [(cost.source_tp, cost.target_tp) for cost in profile.switches] == [(1, 2), (2, 1)]
     assert profile.group_s[2] > 0
     predictor = LatencyPredictor(profile)
@@ -114,7 +115,9 @@ def test_all_pairs_of_four_ranks_are_measured_and_a_link_shows_in_the_key(
 def test_batch_sizes_are_those_at_which_steps_bend_under_any_arrangement(
     tiny_model: TinyModel, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stepped(bench: Bench, replicas: int, batch_size: int, length: int, *, steps: int) -> float:
+    def stepped(
+        bench: Bench, replicas: int, batch_size: int, length: int, *, steps: int, others: int | None = None
+    ) -> float:
         bends = {(1, 1): 5, (1, 2): 5, (2, 1): 12}
         return 0.01 + 0.005 * (batch_size > bends[bench.tp, replicas])
 
@@ -159,6 +162,32 @@ def test_a_window_decodes_the_batch_around_its_length_and_leaves_nothing(
         assert arrangement.counts.preemptions == 0
 
 
+def test_only_the_first_replica_counts_where_the_others_have_another_batch(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[Lane, list[tuple[int, int, float]]] = {}
+    complete = Lane.complete
+
+    def spy(lane: Lane) -> Any:
+        busy, samples = lane.busy, complete(lane)
+        if busy and lane.decoded is not None:
+            seen.setdefault(lane, []).append(
+                (lane.decoded.sequences, lane.decoded.context_tokens, lane.decoded.seconds)
+            )
+        return samples
+
+    monkeypatch.setattr(Lane, "complete", spy)
+    with bench_of(tiny_model("llama")) as (bench, arrangement):
+        bench.write_cache(8)
+        seconds = bench.decode_s(2, 3, 12, steps=5, others=1)
+        first, other = (seen[lane] for lane in arrangement.lanes)
+        assert {sequences for sequences, _, _ in first} == {3}
+        assert {sequences for sequences, _, _ in other} == {1}
+        assert max(context for _, context, _ in other) <= 12 + 5, "it begins again before its cache is full"
+        assert seconds == statistics.median(each for _, _, each in first[DROPPED : DROPPED + 5])
+        assert all(lane.scheduler.blocks.used == 0 and not lane.has_work for lane in arrangement.lanes)
+
+
 def test_sequences_move_with_each_switch_and_their_bytes_count_for_one_rank(tiny_model: TinyModel) -> None:
     with bench_of(tiny_model("llama")) as (bench, arrangement):
         bench.hold(3, 10)
@@ -188,12 +217,14 @@ def test_a_profile_has_the_medians_and_groups_that_came_with_the_ranks_cost_as_m
         for tp, other in ((2, 4), (4, 2)):
             figures.decode[tp, 1, 3, 5].append(seconds)
             figures.prefill[tp, 1, 8].append(seconds)
+            figures.uneven[2, 1, 3].append((seconds, 10 * seconds))
             figures.switches[tp, other].append(switch)
             figures.capture_s[tp].append(seconds)
             figures.kv_bytes_per_s[tp, other].append(18.0 / seconds)
             figures.all_reduces[tp].append(seconds)
     profile = figures.profile(KEY, PLAN)
     assert {(point.context_tokens, point.seconds) for point in profile.decode} == {(15, 2.0)}
+    assert [(point.seconds, point.even_s) for point in profile.uneven] == [(2.0, 20.0)]
     assert [(cost.reshard_s, cost.rest_s, cost.kv_bytes_per_s) for cost in profile.switches] == [(2.0, 20.0, 9.0)] * 2
     assert profile.group_s == profile.capture_s == profile.collective_bytes_per_s == {2: 2.0, 4: 2.0}
 
@@ -347,6 +378,8 @@ PLAN = Plan(
     ranks=4,
     decode=((3, 5),),
     prefill=((1, 8),),
+    uneven=((1, 3),),
+    uneven_length=5,
     largest=3,
     length=5,
     token_budget=64,

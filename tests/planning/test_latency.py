@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor, prefill_errors, rms
-from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, TPProfile, prefill_grid
+from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, TPProfile, UnevenPoint, prefill_grid
 from tests.planning.tp_profiles import flat, made_profile
 
 
@@ -91,6 +91,47 @@ def test_prefill_is_in_proportion_to_tokens_outside_of_its_points() -> None:
     assert PREDICTOR.prefill_s(1, 32, 128) == pytest.approx(32 * 0.128)
     assert PREDICTOR.prefill_s(1, 2, 8) == pytest.approx(0.016)
     assert PREDICTOR.prefill_s(1, 1, 1000) == pytest.approx(1.0)
+
+
+UNEVEN = tuple(
+    UnevenPoint(tp=1, batch_size=size, others=others, seconds=ratio * 0.1, even_s=0.1)
+    for size, others, ratio in ((1, 16, 1.2), (4, 16, 1.1), (4, 1, 0.9), (16, 1, 0.8))
+)
+"""Steps of two replicas of TP 1: the larger the batch of the other, the longer they take."""
+
+
+@pytest.mark.parametrize(
+    ("size", "others", "ratio"),
+    [
+        (4, 4, 1.0),
+        (1, 16, 1.2),
+        (4, 16, 1.1),
+        (4, 10, 1.05),
+        (16, 1, 0.8),
+        (4, 1, 0.9),
+        (4, 2.5, 0.95),
+        (10, 1, 0.85),
+        (1, 1, 1.0),
+        (40, 1, 0.8),
+    ],
+)
+def test_a_step_beside_another_batch_takes_as_much_more_or_less_as_was_measured(
+    size: int, others: float, ratio: float
+) -> None:
+    predictor = LatencyPredictor(made_profile(bent, uneven=UNEVEN))
+    even = predictor.step_s(1, size, 600, 2)
+    assert predictor.step_s(1, size, 600, 2, others) == pytest.approx(ratio * even)
+    assert predictor.step_s(1, size, 600, 1, others) == predictor.step_s(1, size, 600, 1), "there is no other"
+    assert predictor.step_s(2, size, 600, 2, others) == predictor.step_s(2, size, 600, 2), "it was not measured so"
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=9))
+def test_many_steps_beside_other_batches_take_what_each_takes(steps: list[tuple[int, int]]) -> None:
+    predictor = LatencyPredictor(made_profile(bent, uneven=UNEVEN))
+    sizes, others = np.array(steps, np.float64).T
+    twos = np.full(len(steps), 2.0)
+    found = predictor.steps_s(1, sizes, 50 * sizes, twos, others)
+    assert found.tolist() == pytest.approx([predictor.step_s(1, own, 50 * own, 2, other) for own, other in steps])
 
 
 def attending(tp: int, size: int, length: int) -> float:

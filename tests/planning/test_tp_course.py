@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tailrace.planning.drain import Work, drain
 from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor, rms
 from tailrace.planning.tp_course import Course, InOrder, course, moments
+from tailrace.planning.tp_profile import UnevenPoint
 from tests.planning.tp_profiles import StepFormula, made_profile
 
 WORK = st.tuples(st.integers(1, 300), st.integers(1, 60))
@@ -74,6 +75,21 @@ def test_where_places_or_cache_are_short_it_is_the_simulation(
 ) -> None:
     found, expected = simulated(apart, replicas, waiting, slots, cache_tokens)
     assert found == pytest.approx(expected, rel=0.02)
+
+
+def test_replicas_of_other_batches_take_what_was_measured_beside_these() -> None:
+    uneven = tuple(
+        UnevenPoint(tp=1, batch_size=size, others=others, seconds=ratio, even_s=1.0)
+        for size, others, ratio in ((1, 16, 1.5), (16, 1, 0.5))
+    )
+    profile = made_profile(lambda *_: 0.01, ranks=2, degrees=(1, 2), uneven=uneven)
+    replicas: list[list[Work]] = [[(100, 30)], [(100, 20)] * 16]
+    in_order = InOrder.of([(work, work[0]) for work in itertools.chain.from_iterable(replicas)])
+    predictor = CorrectedPredictor(LatencyPredictor(profile))
+    found = course(predictor, 1, replicas, [], in_order, slots=16, cache_tokens=math.inf, at=[17, 1])
+    # the one step of 16 takes half as long beside one sequence, and that one half as long again until they have ended
+    assert found.seconds[1] == pytest.approx(20 * 0.005)
+    assert found.seconds[2] == pytest.approx(30 * 0.01 + 0.5 * 30 * 0.01 * 20 / 30)
 
 
 EVEN: list[list[Work]] = [

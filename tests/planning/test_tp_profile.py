@@ -15,6 +15,7 @@ from tailrace.planning.tp_profile import (
     PrefillPoint,
     SwitchCost,
     TPProfile,
+    UnevenPoint,
     grid,
     most_sizes,
     prefill_grid,
@@ -26,7 +27,7 @@ STEP = flat({1: 0.01, 2: 0.006})
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "profiles" / "tiny.json"
-    profile = made_profile(STEP, capture_s={2: 0.5}, collective_bytes_per_s={2: 1e9})
+    profile = made_profile(STEP, capture_s={2: 0.5}, collective_bytes_per_s={2: 1e9}, uneven=(uneven(),))
     profile.write(path)
     assert TPProfile.read(path) == profile
     assert [file.name for file in path.parent.iterdir()] == ["tiny.json"]
@@ -60,8 +61,8 @@ def test_a_directory_cannot_be_read_or_replaced(tmp_path: Path) -> None:
     [
         (b"{", "is not valid: Input data was truncated"),
         (b"[1]", "is not valid: Expected `object`"),
-        (b'{"format": 1}', "is not valid: Object missing required field `key`"),
-        (b'{"format": 2, "other": 1}', "has format 2, this version reads 1; profile the model again"),
+        (b'{"format": 2}', "is not valid: Object missing required field `key`"),
+        (b'{"format": 1, "other": 1}', "has format 1, this version reads 2; profile the model again"),
         (b"\xff\xfe", "is not valid: "),
     ],
 )
@@ -87,6 +88,10 @@ def decode(**changes: Any) -> DecodePoint:
     return DecodePoint(**({"tp": 1, "replicas": 1, "batch_size": 1, "context_tokens": 1, "seconds": 1.0} | changes))
 
 
+def uneven(**changes: Any) -> UnevenPoint:
+    return UnevenPoint(**({"tp": 1, "batch_size": 4, "others": 1, "seconds": 1.0, "even_s": 1.0} | changes))
+
+
 def cost(**changes: Any) -> SwitchCost:
     fields = {"source_tp": 1, "target_tp": 2, "reshard_s": 0.1, "rest_s": 0.0, "kv_bytes_per_s": 1e9}
     return SwitchCost(**(fields | changes))
@@ -102,6 +107,8 @@ def cost(**changes: Any) -> SwitchCost:
         ({"decode": (decode(seconds=float("nan")),)}, r"decode\[0\] has seconds nan"),
         ({"decode": (decode(),)}, "prefill points have TP 2, which its decode points lack"),
         ({"prefill": (PrefillPoint(tp=1, batch_size=1, length=1, seconds=1.0),)}, "prefill points lack TP 2"),
+        ({"uneven": (uneven(even_s=0.0),)}, r"uneven\[0\] has even_s 0.0"),
+        ({"uneven": (uneven(), uneven(seconds=2.0))}, r"uneven point \(1, 4, 1\) occurs twice"),
         ({"switches": (cost(),)}, "switches lack TP 2 to 1"),
         ({"switches": (cost(reshard_s=-1.0),)}, "switch 1 to 2 has reshard_s -1.0; expected 0 or more"),
         ({"switches": (cost(kv_bytes_per_s=0.0),)}, "switch 1 to 2 has kv_bytes_per_s 0.0; expected a positive"),

@@ -7,7 +7,7 @@
 
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,15 +73,17 @@ class AdaptiveTP:
         """Whether a stage is open. `close_stage` closes it, once nothing is unfinished."""
         return self._staged.in_stage
 
-    def observe(self, lanes: Iterable[Lane], samples: Iterable[Sample], *, beside: int) -> None:
+    def observe(self, lanes: Iterable[Lane], samples: Iterable[Sample], *, running: Mapping[Lane, int]) -> None:
         """Learn from the steps that these lanes have just completed, and from the samples that finished.
 
-        beside: The number of lanes that computed side by side.
+        running: The running sequences of the lanes that computed side by side.
         """
+        beside, together = len(running), sum(running.values())
         tp = self._arrangement.config.tp
         for lane in lanes:
             if (step := lane.decoded) is not None:
-                self._staged.stepped(tp, step.sequences, step.context_tokens, beside, step.seconds)
+                others = (together - running[lane]) / (beside - 1) if beside > 1 else None
+                self._staged.stepped(tp, step.sequences, step.context_tokens, beside, step.seconds, others)
         for sample in samples:
             if sample.finish_reason is not FinishReason.ABORT:
                 self._staged.ended(len(sample.response_ids))

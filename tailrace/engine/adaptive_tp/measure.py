@@ -89,7 +89,7 @@ class Bench:
                 lane.replica.start(StepInput(copies, [chunk]))
                 lane.replica.finish()
 
-    def decode_s(self, replicas: int, batch_size: int, length: int, *, steps: int) -> float:
+    def decode_s(self, replicas: int, batch_size: int, length: int, *, steps: int, others: int | None = None) -> float:
         """Return the median time of a decode step in seconds, as the engine measures it at run time.
 
         Args:
@@ -97,25 +97,35 @@ class Bench:
             batch_size: The sequences of each replica.
             length: The cached tokens of each sequence in the middle of the window.
             steps: The steps of each replica that count.
+            others: The sequences of each replica but the first, where they are to have another number. Only steps of
+                the first count then.
 
         Raises:
             EngineError: a rank died, or the cache has no room for the sequences.
         """
         lanes, window = self._arrangement.lanes[:replicas], DROPPED + steps
+        counted, sizes = lanes, dict.fromkeys(lanes, batch_size)
+        if others is not None:
+            counted, sizes = lanes[:1], dict.fromkeys(lanes, others) | {lanes[0]: batch_size}
+        most, cached = window + steps // 2, length - DROPPED - steps // 2
         for lane in lanes:
-            self._resume(lane.scheduler, batch_size, length - DROPPED - steps // 2)
+            self._resume(lane.scheduler, sizes[lane], cached)
         seconds: dict[Lane, list[float]] = {lane: [] for lane in lanes}
-        while any(len(own) < window for own in seconds.values()):
+        while any(len(seconds[lane]) < window for lane in counted):
             for lane, own in seconds.items():
-                if len(own) < window + steps // 2:  # keeps the other replicas company, while the cache has room
+                if len(own) < most:  # keeps the other replicas company, while the cache has room
                     lane.begin(0)
             for lane in first_done(lanes, timeout_s=self._arrangement.config.step_timeout_s):
                 lane.complete()
                 self._check_undisturbed()
                 assert lane.decoded is not None, "sequences that were cached decode"
                 seconds[lane].append(lane.decoded.seconds)
+                if lane not in counted and len(seconds[lane]) == most:  # a smaller batch makes more steps
+                    seconds[lane].clear()
+                    _abort_all(lane)
+                    self._resume(lane.scheduler, sizes[lane], cached)
         self.clear()
-        return statistics.median(second for own in seconds.values() for second in own[DROPPED:window])
+        return statistics.median(second for lane in counted for second in seconds[lane][DROPPED:window])
 
     def prefill_s(self, batch_size: int, length: int) -> float:
         """Prefill `batch_size` prompts of `length` tokens on one replica alone.
@@ -176,7 +186,7 @@ class Bench:
         """Wait for steps under way, then abort all sequences."""
         for lane in self._arrangement.lanes:
             lane.complete()
-            lane.scheduler.abort({sequence.request.request_id for sequence in lane.scheduler.sequences})
+            _abort_all(lane)
 
     def switch(self, tp: int) -> MeasuredSwitch:
         """Change the degree, and move the cached tokens of all sequences.
@@ -229,3 +239,7 @@ class Bench:
             raise EngineError("a rank died while it was measured; what it took is of no use, profile again")
         if counts.preemptions:
             raise EngineError("the cache has no room for what is measured; raise kv_cache_gib or lower token_budget")
+
+
+def _abort_all(lane: Lane) -> None:
+    lane.scheduler.abort({sequence.request.request_id for sequence in lane.scheduler.sequences})

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.generate import TPProfileConfig
@@ -16,12 +17,22 @@ MAX_LENGTH = 2048
 """Defaults of `token_budget` and `max_length`; see `TPProfileConfig`."""
 PREFILL_LENGTH = 4096
 """The longest prompt that is measured, where the context and the cache have room for it."""
+UNEVEN_SIZES = 5
+"""The batch sizes that are measured beside others."""
 HELD_TOKENS = 2048
 """The cached tokens of each rank while switches are measured, in sequences of `HELD_LENGTH`."""
 HELD_LENGTH = 512
 
 Points = tuple[tuple[int, int], ...]
 """Pairs (B, L)."""
+
+
+class Turn(NamedTuple):
+    """What is measured under each degree before the next turn."""
+
+    decode: Points = ()
+    prefill: Points = ()
+    uneven: Points = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +45,10 @@ class Plan:
     """(B, L): sequences of a replica, and cached tokens of each."""
     prefill: Points
     """(B, L): prompts, and tokens of each."""
+    uneven: Points
+    """(B, B of the others), where replicas have another batch than those beside them."""
+    uneven_length: int
+    """The cached tokens of each sequence there."""
     largest: int
     """The largest batch size."""
     length: int
@@ -47,10 +62,13 @@ class Plan:
     rounds: int
 
     @property
-    def turns(self) -> list[tuple[Points, Points]]:
-        """The points to decode and to prefill before the degree changes: one batch size, or all prefills."""
+    def turns(self) -> list[Turn]:
+        """The points to measure before the degree changes: of one batch size, or all that do not just decode."""
         sizes = sorted({size for size, _ in self.decode})
-        return [*((tuple(p for p in self.decode if p[0] == size), ()) for size in sizes), ((), self.prefill)]
+        return [
+            *(Turn(decode=tuple(p for p in self.decode if p[0] == size)) for size in sizes),
+            Turn(prefill=self.prefill, uneven=self.uneven),
+        ]
 
     def walk(self, tp: int) -> Sequence[int]:
         """All degrees, from the present one to the other end."""
@@ -65,7 +83,8 @@ class Plan:
         """The number of measurements in all rounds."""
         windows = sum(len(self.replicas(tp)) for tp in self.degrees) * len(self.decode)
         switches = len(self.degrees) * (len(self.degrees) - 1)
-        return self.rounds * (windows + len(self.degrees) * len(self.prefill) + switches)
+        uneven = sum(self.ranks > tp for tp in self.degrees) * len(self.uneven)
+        return self.rounds * (windows + len(self.degrees) * len(self.prefill) + uneven + switches)
 
 
 def make_plan(config: TPProfileConfig, architecture: Architecture, *, sizes: Sequence[int] | None = None) -> Plan:
@@ -110,6 +129,8 @@ def make_plan(config: TPProfileConfig, architecture: Architecture, *, sizes: Seq
         ranks=engine.ranks,
         decode=decode,
         prefill=_prefill(fewest, max_batch_size, context, engine),
+        uneven=_uneven(sorted({size for size, _ in decode})),
+        uneven_length=max(shortest, min(HELD_LENGTH, decode[-1][1])),
         largest=largest,
         length=length,
         token_budget=token_budget,
@@ -125,6 +146,12 @@ def _prefill(blocks: int, max_batch_size: int, context: int, engine: NativeEngin
     longest = min(PREFILL_LENGTH, context, blocks * engine.block_size) - 1
     points = prefill_grid(max_batch_size, longest)
     return tuple(p for p in points if p[0] * -(-(p[1] + 1) // engine.block_size) + p[0] <= blocks or p[0] == 1)
+
+
+def _uneven(sizes: Sequence[int]) -> Points:
+    """Some of these batch sizes, beside the smallest and beside the largest."""
+    chosen = sorted({sizes[index * (len(sizes) - 1) // (UNEVEN_SIZES - 1)] for index in range(UNEVEN_SIZES)})
+    return tuple((size, others) for size in chosen for others in (sizes[0], sizes[-1]) if size != others)
 
 
 def _degrees(config: TPProfileConfig, architecture: Architecture) -> list[int]:
