@@ -95,7 +95,7 @@ def noise(seconds: Sequence[Row]) -> float:
 def _error(seconds: Mapping[int, Row], first: int, last: int, size: int) -> float:
     share = (size - first) / (last - first)
     columns = zip(seconds[first], seconds[last], seconds[size], strict=True)
-    return max(abs(low + share * (high - low) - there) / there for low, high, there in columns)
+    return float(max(abs(low + share * (high - low) - there) / there for low, high, there in columns))
 
 
 def _first(largest: int) -> list[int]:
