@@ -222,7 +222,7 @@ def _pair_s(size: float, measured: Sequence[tuple[float, float]]) -> float:
         return 0.0
     rows = np.array([(1.0, size * n, size * n * n) for n, _ in measured]) / [[seconds] for _, seconds in measured]
     *_, pair_s = non_negative(rows.T @ rows, rows.sum(0))
-    return min(pair_s, *(seconds / (size * n * n) for n, seconds in measured))
+    return min(float(pair_s), *(seconds / (size * n * n) for n, seconds in measured))
 
 
 class CorrectedPredictor:
