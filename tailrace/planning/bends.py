@@ -89,13 +89,14 @@ def error_at(seconds: Mapping[int, Row], kept: Sequence[int], size: int) -> floa
 
 def noise(seconds: Sequence[Row]) -> float:
     """The part by which measurements of the same size differ: the range over the least, in the median column."""
-    return statistics.median(max(column) / min(column) - 1 for column in zip(*seconds, strict=True))
+    spreads: list[float] = [max(column) / min(column) - 1 for column in zip(*seconds, strict=True)]
+    return statistics.median(spreads)
 
 
 def _error(seconds: Mapping[int, Row], first: int, last: int, size: int) -> float:
     share = (size - first) / (last - first)
     columns = zip(seconds[first], seconds[last], seconds[size], strict=True)
-    return float(max(abs(low + share * (high - low) - there) / there for low, high, there in columns))
+    return max(abs(low + share * (high - low) - there) / there for low, high, there in columns)
 
 
 def _first(largest: int) -> list[int]:

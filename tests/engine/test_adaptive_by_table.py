@@ -196,9 +196,10 @@ def test_steps_that_take_longer_than_profiled_are_foreseen_after_a_while(
     quick = Table({tp: (one / 2, full / 2) for tp, (one, full) in FIGURE_4.items()})
     pat = settings(model, tmp_path, quick.profile(), preset="pat", max_response_tokens=300)
     ours = run(model, clock, responses(LENGTHS), dp=2, tp=1, adaptive=pat)
-    left = [(d.unfinished, of(d, d.tp).remaining_s) for d in ours.decisions]
-    assert left[1] == (72, pytest.approx(4.90, rel=0.05)), "under TP 1"
-    assert left[-1] == (4, pytest.approx(2.03, rel=0.05)), "under TP 2"
+    second, last = ours.decisions[1], ours.decisions[-1]
+    assert (second.unfinished, last.unfinished) == (72, 4)
+    assert of(second, second.tp).remaining_s == pytest.approx(4.90, rel=0.05), "under TP 1"
+    assert of(last, last.tp).remaining_s == pytest.approx(2.03, rel=0.05), "under TP 2"
 
 
 @BY_TWO
