@@ -124,8 +124,10 @@ class AsyncClient(ClientBase):
             complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             exchange.on_complete = partial(_set, complete)
             self._start(exchange)
-            if exchange.missing:
+            if exchange.missing and step.limit_s is None:
                 await complete
+            elif exchange.missing:
+                await asyncio.wait([complete], timeout=step.limit_s)
         except BaseException:  # also when cancelled, even if the answer is there
             self._break_off(exchange)
             raise

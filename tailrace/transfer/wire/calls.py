@@ -50,6 +50,11 @@ class Step:
     """Seconds to wait before the calls."""
     meanwhile: Meanwhile = wait
     """Called when the calls are on their way, so that servers and this process work at once. It must not raise."""
+    first: bool = False
+    """Whether the first reply ends the step. Errors do not, unless every call has one."""
+    limit_s: float | None = None
+    """Seconds after which the step ends in any case. Calls without an outcome at the end are taken back, and a
+    QueueTimeout is their outcome."""
 
 
 Operation: TypeAlias = Generator[Step, list[Outcome], T]

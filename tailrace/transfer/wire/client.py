@@ -3,6 +3,8 @@
     run: operation ──Step──▶ Exchange ──start──▶ connections ──outcomes──▶ finish ──▶ operation
                                 └── broken off (cancelled, Ctrl-C, too late): calls are taken back, `otherwise` is sent
 
+A step may end with its first reply, or at a limit of its own. The calls that have no outcome then are taken back.
+
 Waiting: only `SyncClient` and `AsyncClient` wait, each in its own way.
 """
 
@@ -13,7 +15,7 @@ from typing import Any, TypeVar
 
 import zmq
 
-from tailrace.errors import PeerLost, QueueClosed, TailraceError
+from tailrace.errors import PeerLost, QueueClosed, QueueTimeout, TailraceError
 from tailrace.transfer.wire.calls import Call, Outcome, Step
 from tailrace.transfer.wire.connection import Connection, Patience
 from tailrace.transfer.wire.handshake import Identity, check_token
@@ -32,15 +34,19 @@ class Exchange:
         self.outcomes: dict[int, Outcome] = {}
         """The outcomes that are there, by place among the calls."""
         self.missing = len(step.calls)
-        """The number of outcomes that are not there yet."""
-        self.started: list[tuple[Connection, int]] = []
+        """The number of outcomes that are still awaited."""
+        self.started: dict[int, tuple[Connection, int]] = {}
+        """The connection and number of each request, by place among the calls."""
         self.on_complete: Callable[[], object] | None = None
-        """Called when the last outcome comes."""
+        """Called when no more outcomes are awaited."""
 
     def settle(self, place: int, outcome: Outcome) -> None:
-        """Record the outcome of one call."""
+        """Record the outcome of one call, unless the step has ended: then the call is taken back."""
+        if not self.missing:
+            return
         self.outcomes[place] = outcome
-        self.missing -= 1
+        ends = self.step.first and not isinstance(outcome, TailraceError)
+        self.missing = 0 if ends else self.missing - 1
         if not self.missing and self.on_complete is not None:
             self.on_complete()
 
@@ -120,18 +126,20 @@ class ClientBase(ABC):
             except TailraceError as error:
                 exchange.settle(place, error)
             else:
-                exchange.started.append((connection, number))
+                exchange.started[place] = connection, number
         exchange.step.meanwhile()
 
     def _finish(self, exchange: Exchange) -> list[Outcome]:
-        """Return all outcomes, in the order of the calls."""
-        for connection, number in exchange.started:
-            connection.release(number)
-        return [exchange.outcomes[place] for place in range(len(exchange.step.calls))]
+        """Return all outcomes, in the order of the calls. Calls without one are taken back."""
+        exchange.missing = 0
+        for place, (connection, number) in exchange.started.items():
+            (connection.release if place in exchange.outcomes else connection.cancel)(number)
+        late = "its step has ended without an answer to it"
+        return [exchange.outcomes.get(place) or QueueTimeout(late) for place in range(len(exchange.step.calls))]
 
     def _break_off(self, exchange: Exchange) -> None:
         """Take back every call, even if its answer is there."""
-        for connection, number in exchange.started:
+        for connection, number in exchange.started.values():
             connection.cancel(number)
         self.tell(exchange.step.otherwise)
 

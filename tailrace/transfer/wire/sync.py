@@ -58,18 +58,20 @@ class SyncClient(ClientBase):
             if step.pause_s:
                 _sleep(step.pause_s, deadline)
             self._start(exchange)
-            while exchange.missing:
+            ends_at = math.inf if step.limit_s is None else time.monotonic() + step.limit_s
+            while exchange.missing and time.monotonic() < ends_at:
                 if time.monotonic() >= deadline:
                     raise TimeoutError
-                self._turn()
+                self._turn(ends_at)
         except BaseException:  # also at Ctrl-C
             self._break_off(exchange)
             raise
         return self._finish(exchange)
 
-    def _turn(self) -> None:
+    def _turn(self, ends_at: float) -> None:
         sockets = [(connection.socket, zmq.POLLIN) for connection in self._connections.values()]
-        if zmq.zmq_poll(sockets, math.ceil(self._tick_s * 1000)):
+        wait_s = min(self._tick_s, max(0.0, ends_at - time.monotonic()))
+        if zmq.zmq_poll(sockets, math.ceil(wait_s * 1000)):
             for connection in self._connections.values():
                 connection.receive()
         for connection in self._connections.values():

@@ -19,7 +19,7 @@ from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.messages import QUEUE, Claim, Claimed, Nack
 from tailrace.transfer.wire import protocol as wire
 from tailrace.transfer.wire.aio import AsyncClient
-from tailrace.transfer.wire.calls import Beside, Call, Operation, Outcome, Step, ask, nothing
+from tailrace.transfer.wire.calls import Beside, Call, Operation, Outcome, Step, ask, expect, nothing
 from tailrace.transfer.wire.connection import Patience
 from tailrace.transfer.wire.frames import Reply
 from tailrace.transfer.wire.messages import Accepted, Beat, Message
@@ -155,6 +155,72 @@ def test_calls_of_one_step_are_made_at_once_and_each_has_its_own_outcome(desk: P
         assert isinstance(well, Reply)
         assert isinstance(refused, WireError)
         assert "send fewer rows" in str(refused)
+
+
+@pytest.fixture(scope="module")
+def pair(desk: Process) -> Iterator[tuple[str, str]]:
+    """The endpoints of two desks."""
+    other = Process()
+    yield desk.endpoints[0], other.endpoints[0]
+    other.end()
+
+
+def claims_at(*desks: str, limit_s: float | None = None) -> Operation[list[Outcome]]:
+    """Claim a row at the desk that has one first."""
+    calls = [Call(to, Claim("actor", 1, None, LIMIT_S), wait_s=LIMIT_S) for to in desks]
+    return (yield Step(calls, first=True, limit_s=limit_s))
+
+
+def rows_at(client: Client, *desks: str) -> list[int]:
+    """The rows that wait at each desk, once no claim waits there."""
+    stats = [client.run(talk.stats(to)) for to in desks]
+    return rows_at(client, *desks) if any(one.blocked_puts for one in stats) else [one.rows for one in stats]
+
+
+def test_the_first_reply_ends_a_step_and_the_other_calls_are_taken_back(pair: tuple[str, str], face: Face) -> None:
+    with using(face) as client:
+        client.run(talk.put(pair[1], ints([1])))
+        late, won = client.run(claims_at(*pair))
+        assert isinstance(late, QueueTimeout)
+        assert isinstance(won, Reply)
+        assert rows_at(client, *pair) == [0, 0]
+        client.run(talk.ack(pair[1], expect(won, Claimed).lease_id))
+
+
+def test_a_lease_that_is_granted_besides_the_first_one_is_given_back(pair: tuple[str, str], face: Face) -> None:
+    with using(face) as client:
+        for to in pair:
+            client.run(talk.put(to, ints([1])))
+        outcomes = client.run(claims_at(*pair))
+        [(place, won)] = [(place, one) for place, one in enumerate(outcomes) if isinstance(one, Reply)]
+        client.run(talk.ack(pair[place], expect(won, Claimed).lease_id))
+        lease, _ = client.run(talk.claim(pair[1 - place]))
+        client.run(talk.ack(pair[1 - place], lease))
+        assert rows_at(client, *pair) == [0, 0]
+
+
+def test_an_error_does_not_end_a_step_that_waits_for_the_first_reply(pair: tuple[str, str], face: Face) -> None:
+    def waiting() -> Operation[list[Outcome]]:
+        refused = Call(pair[0], Claim("actor", 1, None, 0.0))
+        want = Call(pair[1], Claim("actor", 1, None, LIMIT_S), wait_s=LIMIT_S)
+        return (yield Step([refused, want], first=True, meanwhile=threading.Thread(target=put).start))
+
+    def put() -> None:
+        with SyncClient("beside", TOKEN, QUEUE) as beside:
+            beside.run(talk.put(pair[1], ints([1])))
+
+    with using(face) as client:
+        late, won = client.run(waiting())
+        assert isinstance(late, QueueTimeout)
+        assert isinstance(won, Reply)
+        client.run(talk.ack(pair[1], expect(won, Claimed).lease_id))
+
+
+def test_a_step_ends_at_its_limit_and_what_it_waits_for_is_taken_back(pair: tuple[str, str], face: Face) -> None:
+    with using(face) as client:
+        outcomes = client.run(claims_at(*pair, limit_s=0.05))
+        assert [type(outcome) for outcome in outcomes] == [QueueTimeout, QueueTimeout]
+        assert rows_at(client, *pair) == [0, 0]
 
 
 def test_what_is_done_meanwhile_is_done_when_the_calls_are_on_their_way(desk: Process, face: Face) -> None:
