@@ -12,29 +12,50 @@ from tailrace.errors import UNREADABLE, UserError, one_line
 from tailrace.transfer.wire.sockets import reachable
 
 
-class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The endpoints of a queue's controller, and the token that lets a client in."""
+class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The endpoints of a queue's controllers, and the token that lets a client in."""
 
     endpoints: list[str]
+    """The endpoints of the controller, or of the first of several."""
     host: str
-    """The id of the controller's host; see `sockets.host_id`."""
+    """The id of the controllers' host; see `sockets.host_id`."""
     token: bytes
+    others: list[list[str]] = []
+    """The endpoints of each further controller."""
 
     def __repr__(self) -> str:
         """Return a text without the token, which must not appear in logs."""
-        return f"QueueAddress(endpoints={self.endpoints}, host={self.host!r})"
+        others = f", others={self.others}" if self.others else ""
+        return f"QueueAddress(endpoints={self.endpoints}, host={self.host!r}{others})"
 
     @property
     def endpoint(self) -> str:
-        """The controller's endpoint by which this process reaches it; see `sockets.reachable`.
+        """The endpoint by which this process reaches the controller, the first of several; see `sockets.reachable`.
 
         Raises:
             UserError: the controller cannot be reached from here.
         """
-        ways = reachable(self.endpoints, self.host)
+        return self._reached(self.endpoints)
+
+    @property
+    def controllers(self) -> list[str]:
+        """The endpoint by which this process reaches each controller.
+
+        Raises:
+            UserError: a controller cannot be reached from here.
+        """
+        return list(map(self._reached, (self.endpoints, *self.others)))
+
+    @property
+    def each(self) -> "list[QueueAddress]":
+        """The address of each controller alone."""
+        return [msgspec.structs.replace(self, endpoints=own, others=[]) for own in (self.endpoints, *self.others)]
+
+    def _reached(self, endpoints: list[str]) -> str:
+        ways = reachable(endpoints, self.host)
         if not ways:
             raise UserError(
-                f"the queue listens at {self.endpoints} alone, which cannot be reached from this host; "
+                f"the queue listens at {endpoints} alone, which cannot be reached from this host; "
                 f"serve it at an address of the network: queue.listen"
             )
         return ways[0]

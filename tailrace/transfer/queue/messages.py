@@ -95,6 +95,8 @@ class Table(Message, frozen=True):
     tasks: list[TaskSpec]
     recovering: bool = False
     """Whether a restarted controller still waits for units: `units` have come back, and others may."""
+    gathering: list[str] = []
+    """The tasks whose claims gather as many rows as their limit says."""
 
 
 class Dismiss(Message, frozen=True):
@@ -160,6 +162,15 @@ class Claim(Message, frozen=True):
     rank: int | None
     """The rank that claims, for policies that split batches among ranks."""
     wait_s: Seconds
+    window: int | None = None
+    """To one of several controllers: the last window whose rows may be handed out; see `Policy.next_window`."""
+
+
+class Later(Message, frozen=True):
+    """Answer to Claim: none of this controller's rows that are to be handed out is in `Claim.window` or before it."""
+
+    window: int | None
+    """The first window that has such rows; None where there are none."""
 
 
 class Claimed(Message, frozen=True):
@@ -455,6 +466,7 @@ Answer = (
     | Admitted
     | Withdrawn
     | Claimed
+    | Later
     | Groups
     | Counted
     | Exported

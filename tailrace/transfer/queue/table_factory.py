@@ -11,6 +11,7 @@ from tailrace.config.queue_policies import (
     WholeGroupsConfig,
 )
 from tailrace.config.queue_table import TableConfig
+from tailrace.errors import QueueError
 from tailrace.planning.balance import partition
 from tailrace.transfer.queue.policies.balanced import BalancedByLength
 from tailrace.transfer.queue.policies.base import Policy
@@ -22,23 +23,28 @@ from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import TaskSpec
 
 
-def make_tasks(table: TableConfig) -> list[QueueTask]:
+def make_tasks(table: TableConfig, *, controllers: int = 1) -> list[QueueTask]:
     """Make the tasks of `table`, each with a new policy. `check_table` checks whether rows can pass through them.
+
+    `controllers`: those of the queue; the tasks are for one of them.
 
     Raises:
         QueueError: see `make_policy`.
     """
     return [
-        QueueTask(TaskSpec(name=task.name, reads=task.reads, writes=task.writes), make_policy(task.policy))
+        QueueTask(
+            TaskSpec(name=task.name, reads=task.reads, writes=task.writes),
+            make_policy(task.policy, controllers=controllers),
+        )
         for task in table.tasks
     ]
 
 
-def make_policy(config: PolicyConfig) -> Policy:
-    """Make the policy of `config.type`.
+def make_policy(config: PolicyConfig, *, controllers: int = 1) -> Policy:
+    """Make the policy of `config.type`, for one of `controllers`.
 
     Raises:
-        QueueError: a batch has fewer rows than ranks.
+        QueueError: a batch has fewer rows than ranks, or would have to be split by several controllers.
     """
     match config:
         case FirstInConfig():
@@ -53,8 +59,14 @@ def make_policy(config: PolicyConfig) -> Policy:
                 window=config.window,
                 prompt_column=config.prompt_column,
                 response_column=config.response_column,
+                ends_with_window=controllers > 1,
             )
         case BalancedConfig():
+            if controllers > 1:
+                raise QueueError(
+                    f"policy 'balanced' splits batches of rows that one controller has, and queue.controllers is "
+                    f"{controllers}; give 1, or another policy"
+                )
             return BalancedByLength(
                 config.ranks,
                 config.rows,

@@ -6,6 +6,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.transfer.queue.address import QueueAddress
@@ -81,6 +83,7 @@ def serving(
     endpoints: Sequence[str] = DEFAULT_ENDPOINTS,
     clock: Callable[[], float] | None = None,
     listen: Callable[..., Server] = Server,
+    controllers: int = 1,
     **config: Any,
 ) -> Iterator[Served]:
     """Serve a queue, by default with the table `table`. It is ready when the block begins.
@@ -94,13 +97,16 @@ def serving(
         endpoints: Where the servers listen.
         clock: The clock of the controller.
         listen: Makes the servers.
+        controllers: The controllers of the queue, of which this is one.
         config: Keys of `ServiceQueueConfig`.
     """
     with ExitStack() as stack:
         server = listen("controller", TOKEN, QUEUE, endpoints=endpoints, clock=clock)
         settings = ServiceQueueConfig.model_validate({"units": units, **config})
         journal = Journal(directory / "journal")
-        controller = Controller(server, tasks or table(), settings, columns=columns, journal=journal)
+        controller = Controller(
+            server, tasks or table(), settings, columns=columns, journal=journal, controllers=controllers
+        )
         stack.enter_context(_running(server, controller))
         storages, stops, where_units = [], [], []
         address = QueueAddress(endpoints=server.endpoints, host=host_id(), token=TOKEN)
@@ -119,6 +125,25 @@ def serving(
                 while sum(unit.alive for unit in queue.stats().units) <= number:
                     pass  # one after the other, so that the number of each is its index here
         yield Served(address, server, storages, stops, where_units)
+
+
+@contextmanager
+def serving_several(
+    directory: Path, tasks: Callable[[], Sequence[QueueTask]], *, controllers: int = 2, **options: Any
+) -> Iterator[tuple[QueueAddress, list[Served]]]:
+    """Serve a queue of several controllers. `tasks`: makes those of each. `options`: see `serving`."""
+    with ExitStack() as stack:
+        parts = []
+        for number in range(controllers):
+            (own := directory / f"{number}").mkdir()
+            parts.append(stack.enter_context(serving(own, tasks=tasks(), controllers=controllers, **options)))
+        yield joined([part.address for part in parts]), parts
+
+
+def joined(addresses: Sequence[QueueAddress]) -> QueueAddress:
+    """The address of a queue with these controllers."""
+    first, *others = addresses
+    return msgspec.structs.replace(first, others=[address.endpoints for address in others])
 
 
 @contextmanager

@@ -11,14 +11,14 @@ QUESTION = Call("ipc://c", ReadTable())
 
 
 def test_nothing_is_asked_when_nobody_is_silent_or_the_controller_itself() -> None:
-    check = LivenessCheck("ipc://c")
+    check = LivenessCheck(["ipc://c"])
     assert check.question(set()) is None
     assert check.question({"ipc://c"}) is None
 
 
 def test_one_question_is_asked_at_a_time_and_the_next_one_a_moment_later() -> None:
     now = 0.0
-    check = LivenessCheck("ipc://c", lambda: now)
+    check = LivenessCheck(["ipc://c"], lambda: now)
     silent = {"ipc://a"}
     assert check.question(silent) == QUESTION
     assert check.question(silent) is None
@@ -30,7 +30,7 @@ def test_one_question_is_asked_at_a_time_and_the_next_one_a_moment_later() -> No
 
 
 def test_a_server_is_gone_that_was_asked_about_and_is_no_unit_and_still_silent() -> None:
-    check = LivenessCheck("ipc://c")
+    check = LivenessCheck(["ipc://c"])
     check.question({"ipc://a", "ipc://b", "ipc://d"})
     check.hear(TABLE)
     assert check.gone({"ipc://a", "ipc://b", "ipc://e"}) == {"ipc://b"}
@@ -39,7 +39,7 @@ def test_a_server_is_gone_that_was_asked_about_and_is_no_unit_and_still_silent()
 
 def test_a_controller_that_recovers_says_of_no_server_that_it_is_gone_and_is_asked_again() -> None:
     now = 0.0
-    check = LivenessCheck("ipc://c", lambda: now)
+    check = LivenessCheck(["ipc://c"], lambda: now)
     silent = {"ipc://b"}
     check.question(silent)
     check.hear(Reply(Table([], {}, [], recovering=True)))
@@ -51,6 +51,6 @@ def test_a_controller_that_recovers_says_of_no_server_that_it_is_gone_and_is_ask
 
 
 def test_the_controller_and_the_units_are_called_what_they_are() -> None:
-    check = LivenessCheck("ipc://c")
+    check = LivenessCheck(["ipc://c"])
     assert check.name("ipc://c") == "the controller of the queue"
     assert check.name("ipc://a") == "the storage unit of the queue"

@@ -24,7 +24,7 @@ from tailrace.errors import (
     StorageFull,
 )
 from tailrace.transfer.queue.base import Claim, NewRow, RowId
-from tailrace.transfer.queue.client import sync_queue
+from tailrace.transfer.queue.client import one
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
@@ -368,7 +368,7 @@ def test_a_claim_is_held_by_a_client_whose_own_connection_is_silent(
         yield from session.tell(Renew(lease_id))
         renewed.release()
 
-    monkeypatch.setattr(sync_queue, "renew_lease", renew)
+    monkeypatch.setattr(one, "renew_lease", renew)
     with serving(tmp_path, lease_s=3.0, listen=listen) as served, blocking(served) as queue:
         queue.put(group(0))
         with queue.held(queue.claim("rollout")) as claim:

@@ -148,3 +148,30 @@ def test_streamed_in_order_the_claims_are_the_micro_batches_of_the_whole_batch(
             claims.append(groups_of(claim))
             left -= len(claim)
     assert claims == next_fit(groups, tokens)
+
+
+def test_at_one_of_several_controllers_a_claim_ends_with_the_rows_of_its_window() -> None:
+    policy = TokenBudget(None, window=400, ends_with_window=True)
+    fill(policy, rows_of(0, 1), rows_of(2, 1), rows_of(4, 1))
+    assert policy.next_window == 0
+    assert groups_of(policy.take(8)) == [0, 2]
+    assert policy.next_window == 1
+    assert groups_of(policy.take(8)) == [4]
+    assert policy.next_window is None
+
+
+def test_at_one_of_several_controllers_a_claim_waits_for_all_rows_of_its_window() -> None:
+    policy = TokenBudget(10, window=400, ends_with_window=True)
+    first, second = rows_of(0, 1), rows_of(2, 1)
+    policy.added(second)
+    fill(policy, first, rows_of(4, 20))
+    assert policy.take(8) == []
+    assert policy.next_window == 0
+    policy.lost(second)
+    assert policy.take(8) == []
+    fill(policy, second)
+    assert groups_of(policy.take(8)) == [0, 2]
+    assert groups_of(policy.take(8)) == [4]
+    policy.ready(first[0])
+    assert policy.next_window == 0
+    assert policy.take(8) == first

@@ -101,6 +101,7 @@ EXAMPLES: list[Message] = [
     Failure("LeaseError", "gone"),
     messages.Admitted(ROWS, [0, 1]),
     messages.Claimed(9, 60.0, packed([[1, 2, 3, 4]]), packed([[0, -1]]), 2, ["prompt_ids"], packed([[0]])),
+    messages.Later(3),
     messages.Counted(QueueStats(rows=1, bytes=2, blocked_puts=0, tasks={"actor": TASK})),
     messages.Joined(2, {"prompt_ids": ColumnKind.INTS}),
     messages.Reserved(1, "0", 64),

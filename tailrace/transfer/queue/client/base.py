@@ -5,13 +5,26 @@ from typing import Generic, TypeVar
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.client import checks
 from tailrace.transfer.queue.client.liveness import LivenessCheck
+from tailrace.transfer.queue.client.one import OneController
+from tailrace.transfer.queue.client.operations import Operations
 from tailrace.transfer.queue.client.session import Session
+from tailrace.transfer.queue.client.several import SeveralControllers
 from tailrace.transfer.queue.messages import QUEUE
 from tailrace.transfer.wire.client import ClientBase
 from tailrace.transfer.wire.connection import Patience
 from tailrace.transfer.wire.handshake import check_name
 
 C = TypeVar("C", bound=ClientBase)
+
+
+def operations_of(address: QueueAddress, *, shared_memory: bool) -> Operations:
+    """Make the operations of a new client of the queue at `address`. `shared_memory`: see `QueueClient`.
+
+    Raises:
+        UserError: the queue cannot be reached from this host.
+    """
+    sessions = [Session(controller, shared_memory=shared_memory) for controller in address.controllers]
+    return OneController(sessions[0]) if len(sessions) == 1 else SeveralControllers(sessions)
 
 
 class QueueClient(Generic[C]):
@@ -47,11 +60,11 @@ class QueueClient(Generic[C]):
         self._name = name
         self._timeout_s = checks.seconds("timeout_s", timeout_s)
         self._limit_s = checks.limit_seconds(limit_s)
-        self._session = Session(address.endpoint, shared_memory=shared_memory)
+        self._operations = operations_of(address, shared_memory=shared_memory)
         self._client = self._connect()
 
     def _connect(self) -> C:
-        peers, patience = LivenessCheck(self._address.endpoint), Patience.within(self._limit_s)
+        peers, patience = LivenessCheck(self._address.controllers), Patience.within(self._limit_s)
         return self._kind(self._name, self._address.token, QUEUE, peers=peers, patience=patience)
 
     def _limit(self, timeout: float | None) -> float:

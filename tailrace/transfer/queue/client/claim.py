@@ -60,13 +60,9 @@ def claim_rows(
     tries = session.tries(timeout)
     while True:
         claimed = yield from lease_rows(session, task, limit=limit, rank=rank, timeout=tries.left_s)
-        give_back = Call(session.controller, Nack(claimed.lease_id, None))
         try:
-            return (yield from fetch_rows(session, task, claimed, otherwise=[give_back]))
-        except TailraceError as error:
-            yield Step([give_back])  # if this does not arrive, the lease expires by itself
-            if not isinstance(error, PASSING):
-                raise
+            return (yield from fetch_or_give_back(session, task, claimed))
+        except PASSING as error:
             yield from tries.again(error)
 
 
@@ -77,6 +73,18 @@ def lease_rows(
     check_limit(limit)
     message = Claim(task, limit, rank, timeout)
     return (yield from ask(Call(session.controller, message, wait_s=message.wait_s), Claimed))
+
+
+def fetch_or_give_back(
+    session: Session, task: str, claimed: Claimed, *, otherwise: Sequence[Call] = ()
+) -> Operation[base.Claim]:
+    """Fetch the cells of leased rows. If they do not come, give the rows back."""
+    give_back = Call(session.controller, Nack(claimed.lease_id, None))
+    try:
+        return (yield from fetch_rows(session, task, claimed, otherwise=[give_back, *otherwise]))
+    except TailraceError:
+        yield Step([give_back], otherwise)  # if this does not arrive, the lease expires by itself
+        raise
 
 
 def fetch_rows(

@@ -2,16 +2,21 @@
 
 from typing import TypeVar
 
+from tailrace.errors import UserError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
+from tailrace.transfer.queue.client.base import operations_of
 from tailrace.transfer.queue.client.liveness import LivenessCheck
-from tailrace.transfer.queue.messages import QUEUE, Counted, ReadTable, Retire, Stats, Table
-from tailrace.transfer.wire.calls import Call, ask
+from tailrace.transfer.queue.messages import QUEUE, ReadTable, Retire, Table
+from tailrace.transfer.wire.calls import Call, Operation, ask
 from tailrace.transfer.wire.connection import Patience
-from tailrace.transfer.wire.messages import Accepted, Message
+from tailrace.transfer.wire.messages import Accepted
 from tailrace.transfer.wire.sync import SyncClient
 
-A = TypeVar("A", bound=Message)
+T = TypeVar("T")
+
+_UNITS = "units"
+"""The name of a client that asks on behalf of a unit."""
 
 
 def read_stats(address: QueueAddress, *, name: str, limit_s: float) -> QueueStats:
@@ -22,24 +27,47 @@ def read_stats(address: QueueAddress, *, name: str, limit_s: float) -> QueueStat
         PeerLost: no answer within `limit_s` seconds.
         WireError: the queue has another token.
     """
-    return _ask(address, Stats(), Counted, name, limit_s).stats
+    return _run(address, operations_of(address, shared_memory=False).stats(), name, limit_s)
 
 
 def read_table(address: QueueAddress, *, name: str, limit_s: float) -> Table:
-    """Return the units, columns and tasks of the queue at `address`. Arguments and errors: see `read_stats`."""
-    return _ask(address, ReadTable(), Table, name, limit_s)
+    """Return the units, columns and tasks of the queue at `address`. Of several controllers, the first answers.
+
+    Arguments and errors: see `read_stats`.
+    """
+    return _run(address, ask(Call(address.endpoint, ReadTable()), Table), name, limit_s)
 
 
 def retire_unit(address: QueueAddress, name: str, *, limit_s: float) -> None:
     """Have the unit `name` leave the queue at `address`, which takes a while. Other errors: see `read_stats`.
 
     Raises:
-        UserError: there is no such unit, or it is the last.
+        UserError: there is no such unit, or it is the last of its controller.
     """
-    _ask(address, Retire(name), Accepted, "units", limit_s)
+    owner = address
+    if address.others:
+        owners = {unit.name: own for own, stats in _of_each(address, limit_s) for unit in stats.units}
+        if name not in owners:
+            raise UserError(f"the queue has no unit {name!r}; its units are {', '.join(owners)}")
+        owner = owners[name]
+    _run(owner, ask(Call(owner.endpoint, Retire(name)), Accepted), _UNITS, limit_s)
 
 
-def _ask(address: QueueAddress, question: Message, kind: type[A], name: str, limit_s: float) -> A:
-    peers, patience = LivenessCheck(address.endpoint), Patience(limit_s=limit_s, retry_s=limit_s / 4)
+def fullest(address: QueueAddress, *, limit_s: float) -> QueueAddress:
+    """Return the address, alone, of the controller whose units have the least room left. Errors: see `read_stats`."""
+    room = [
+        (sum(unit.max_bytes - unit.bytes for unit in stats.units if unit.alive), number, own)
+        for number, (own, stats) in enumerate(_of_each(address, limit_s))
+    ]
+    return min(room)[-1]
+
+
+def _of_each(address: QueueAddress, limit_s: float) -> list[tuple[QueueAddress, QueueStats]]:
+    """The address and the counts of each controller."""
+    return [(own, read_stats(own, name=_UNITS, limit_s=limit_s)) for own in address.each]
+
+
+def _run(address: QueueAddress, operation: Operation[T], name: str, limit_s: float) -> T:
+    peers, patience = LivenessCheck(address.controllers), Patience(limit_s=limit_s, retry_s=limit_s / 4)
     with SyncClient(name, address.token, QUEUE, peers=peers, patience=patience) as client:
-        return client.run(ask(Call(address.endpoint, question), kind))
+        return client.run(operation)

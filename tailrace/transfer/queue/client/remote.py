@@ -15,11 +15,8 @@ from typing import Self, TypeVar
 
 from tailrace.transfer.queue import holding
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId, TransferQueue
-from tailrace.transfer.queue.client import checks, control, snapshots
-from tailrace.transfer.queue.client.ack import ack_rows, nack_rows, remake_groups, renew_lease
+from tailrace.transfer.queue.client import checks
 from tailrace.transfer.queue.client.base import QueueClient
-from tailrace.transfer.queue.client.claim import claim_rows, lease_rows
-from tailrace.transfer.queue.client.put import put_rows
 from tailrace.transfer.queue.messages import Claimed
 from tailrace.transfer.queue.rows.schema import check_integer
 from tailrace.transfer.wire.aio import AsyncClient
@@ -56,10 +53,10 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
         self._life.cancel()
         try:
             await asyncio.wait([self._life])  # awaiting the task and suppressing its cancellation would suppress ours
-            self._client.tell(self._session.due())
+            self._client.tell(self._operations.due())
         finally:  # a socket that is left open would keep the process from ending
             self._client.close()
-            self._session.memory.close()
+            self._operations.release()
 
     async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
         """See `TransferQueue.put`. The arrays of `rows` must not be changed before it returns.
@@ -69,7 +66,7 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
         """
         checks.check_rows(rows)
         limit = self._limit(timeout)
-        return await self._run(put_rows(self._session, rows, timeout=limit), limit)
+        return await self._run(self._operations.put(rows, timeout=limit), limit)
 
     async def claim(
         self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
@@ -77,7 +74,7 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
         """See `TransferQueue.claim`."""
         checks.check_claim(task, limit, rank)
         wait_s = self._limit(timeout)
-        return await self._run(claim_rows(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
+        return await self._run(self._operations.claim(task, limit=limit, rank=rank, timeout=wait_s), wait_s)
 
     async def lease(
         self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
@@ -88,7 +85,7 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
         """
         checks.check_claim(task, limit, rank)
         wait_s = self._limit(timeout)
-        return await self._run(lease_rows(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
+        return await self._run(self._operations.lease(task, limit=limit, rank=rank, timeout=wait_s), wait_s)
 
     async def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
         """See `TransferQueue.ack`.
@@ -97,12 +94,12 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
             StorageFull: the units had no room within the client's `timeout_s`.
         """
         checks.check_output_rows(outputs)
-        await self._run(ack_rows(self._session, claim, outputs, timeout=self._timeout_s), self._timeout_s)
+        await self._run(self._operations.ack(claim, outputs, timeout=self._timeout_s), self._timeout_s)
 
     async def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
         """See `TransferQueue.nack`."""
         checks.check_row_ids(rows or ())
-        await self._run(nack_rows(self._session, claim, rows))
+        await self._run(self._operations.nack(claim, rows))
 
     def held(self, claim: Claim) -> AbstractAsyncContextManager[Claim]:
         """Renew the lease of `claim` while the block runs. Rows that were not acked go back at its end."""
@@ -110,44 +107,44 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
 
     async def renew(self, claim: Claim) -> None:
         """See `TransferQueue.renew`."""
-        await self._run(renew_lease(self._session, claim.lease_id))
+        await self._run(self._operations.renew(claim))
 
     async def remake(self, claim: Claim, groups: Collection[int], *, most: int) -> list[int]:
         """See `TransferQueue.remake`."""
         checks.check_remake(groups, most)
-        return await self._run(remake_groups(self._session, claim, groups, most))
+        return await self._run(self._operations.remake(claim, groups, most))
 
     async def advance(self, version: WeightVersion) -> None:
         """See `TransferQueue.advance`."""
         check_integer("version", version)
-        await self._run(control.advance(self._session, version))
+        await self._run(self._operations.advance(version))
 
     async def dismiss(self, name: str) -> None:
         """Tell the queue that clients have ended: their rows go back now, and not after `limit_s`.
 
         `name`: the name that was given to these clients, at most 100 characters. No living client may have it.
         """
-        await self._run(control.dismiss(self._session, name))
+        await self._run(self._operations.dismiss(name))
 
     async def lost_groups(self, *, timeout: float | None = None) -> dict[int, int]:
         """See `TransferQueue.lost_groups`."""
-        return await self._run(control.lost_groups(self._session, timeout=self._limit(timeout)))
+        return await self._run(self._operations.lost_groups(timeout=self._limit(timeout)))
 
     async def stats(self) -> QueueStats:
         """See `TransferQueue.stats`."""
-        return await self._run(control.stats(self._session))
+        return await self._run(self._operations.stats())
 
     async def snapshot(self) -> bytes:
         """See `TransferQueue.snapshot`."""
-        return await self._run(snapshots.snapshot(self._session, timeout=self._limit_s))
+        return await self._run(self._operations.snapshot(timeout=self._limit_s))
 
     async def restore(self, snapshot: bytes) -> None:
         """See `TransferQueue.restore`."""
-        await self._run(snapshots.restore(self._session, snapshot))
+        await self._run(self._operations.restore(snapshot))
 
     async def close(self) -> None:
         """See `TransferQueue.close`. It closes the queue for all clients; to hang up this client, leave the block."""
-        await self._run(control.close(self._session))
+        await self._run(self._operations.close())
 
     def hang_up(self) -> None:
         """Hang up after the queue's processes have ended: every call, waiting now or made later, raises QueueClosed."""
@@ -155,9 +152,9 @@ class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
 
     async def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
         """Carry out `operation`. `timeout`: see `QueueClient._within`."""
-        return await self._client.run(operation, within_s=self._within(timeout), beside=self._session.due)
+        return await self._client.run(operation, within_s=self._within(timeout), beside=self._operations.due)
 
     async def _live(self) -> None:
         while self._owner.is_here:
-            self._client.tell([*self._session.signs_of_life(self._limit_s), *self._session.due()])
+            self._client.tell([*self._operations.signs_of_life(self._limit_s), *self._operations.due()])
             await asyncio.sleep(self._limit_s / 4)

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tailrace.config.columns import ColumnKind
 from tailrace.errors import PeerLost, StaleRowError, StorageFull, TailraceError
@@ -34,8 +34,10 @@ class Session:
     """The shared state of one client's operations."""
 
     columns: Mapping[str, ColumnKind]
-    """The queue's columns; like `schema` and `codec`, known after `prepare`."""
+    """The queue's columns; like `schema`, `gathering` and `codec`, known after `prepare`."""
     schema: Schema
+    gathering: Collection[str]
+    """See `Table.gathering`."""
     codec: PartCodec
 
     def __init__(self, controller: str, *, shared_memory: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,6 +69,7 @@ class Session:
         self.columns = table.columns
         self.codec = PartCodec(table.columns)
         self.schema = Schema(table.tasks)
+        self.gathering = table.gathering
         self._prepared = True
 
     def tell(self, message: Message) -> Operation[None]:
@@ -140,13 +143,13 @@ class Tries:
         """The seconds that are left for tries."""
         return max(0.0, self._deadline - self._clock())
 
-    def again(self, error: TailraceError) -> Operation[None]:
-        """Pause after a try that failed with `error`. If no time is left, raise it instead."""
+    def again(self, error: TailraceError, *, otherwise: Sequence[Call] = ()) -> Operation[None]:
+        """Pause after a try that failed with `error`. If no time is left, raise it instead. `otherwise`: see `Step`."""
         left_s = self.left_s
         if not left_s:
             raise error
         if self._clock() >= self._tell_at:
             self._tell_at = math.inf
             _log.warning("%s; tried again for another %.0f s", error, left_s)
-        yield Step([], pause_s=min(self._pause_s, left_s))
+        yield Step([], otherwise, pause_s=min(self._pause_s, left_s))
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

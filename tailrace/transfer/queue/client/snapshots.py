@@ -37,16 +37,22 @@ _PIECE_BYTES = 64 * 2**20
 
 def snapshot(session: Session, *, timeout: float) -> Operation[bytes]:
     """See `TransferQueue.snapshot`. If a unit is lost meanwhile, it is tried again within `timeout` seconds."""
+    state, parts = yield from read_all(session, timeout=timeout)
+    return encode_snapshot(session.schema.tasks, session.columns, state, parts)
+
+
+def read_all(session: Session, *, timeout: float) -> Operation[tuple[ControlState, dict[RowId, bytes]]]:
+    """Return the state of the controller, and one part for each row, with all of its cells."""
     yield from session.prepare()
     tries = session.tries(timeout)
     while True:
         try:
-            return (yield from _snapshot(session))
+            return (yield from _read_all(session))
         except (PeerLost, StaleRowError) as error:
             yield from tries.again(error)
 
 
-def _snapshot(session: Session) -> Operation[bytes]:
+def _read_all(session: Session) -> Operation[tuple[ControlState, dict[RowId, bytes]]]:
     exported = yield from ask(Call(session.controller, Export()), Exported)
     release = Call(session.controller, Release(exported.hold))
     parts: dict[RowId, bytes] = {}
@@ -58,7 +64,7 @@ def _snapshot(session: Session) -> Operation[bytes]:
     yield Step([release], [release])  # until then no row that leaves is dropped; a controller that dies loses its hold
     for row in exported.state.rows:
         parts.setdefault(row.id, b"")  # a row without cells
-    return encode_snapshot(session.schema.tasks, session.columns, exported.state, parts)
+    return exported.state, parts
 
 
 def restore(session: Session, data: bytes) -> Operation[None]:
@@ -69,6 +75,11 @@ def restore(session: Session, data: bytes) -> Operation[None]:
     """
     yield from session.prepare()
     state, parts = decode_snapshot(data, session.schema.tasks, session.columns)
+    yield from write_all(session, state, parts)
+
+
+def write_all(session: Session, state: ControlState, parts: dict[RowId, bytes]) -> Operation[None]:
+    """Fill the controller and its units from a state. `parts`: one for each row. Errors: see `restore`."""
     admitted = yield from ask(Call(session.controller, Restore(state)), Admitted)
     groups = pack(np.array([row.group_id for row in state.rows], np.int64))
     withdraw = Call(session.controller, Withdraw(admitted.rows, groups))

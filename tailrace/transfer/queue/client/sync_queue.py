@@ -19,12 +19,8 @@ from typing import Self, TypeVar
 from tailrace.config.columns import ColumnKind
 from tailrace.errors import LeaseError, PeerLost, TailraceError
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId
-from tailrace.transfer.queue.client import checks, control, snapshots
-from tailrace.transfer.queue.client.ack import ack_rows, nack_rows, remake_groups, renew_lease
-from tailrace.transfer.queue.client.base import QueueClient
-from tailrace.transfer.queue.client.claim import claim_rows, fetch_rows
-from tailrace.transfer.queue.client.put import put_rows
-from tailrace.transfer.queue.client.session import Session
+from tailrace.transfer.queue.client import checks
+from tailrace.transfer.queue.client.base import QueueClient, operations_of
 from tailrace.transfer.queue.messages import Claimed
 from tailrace.transfer.queue.rows.schema import check_integer
 from tailrace.transfer.wire.calls import Operation
@@ -53,9 +49,9 @@ class SyncQueue(QueueClient[SyncClient]):
         """Hang up. In a forked process this does nothing: the connections belong to the client's process."""
         if not self._owner.is_here:
             return
-        self._client.tell(self._session.due())
+        self._client.tell(self._operations.due())
         self._client.close()
-        self._session.memory.close()
+        self._operations.release()
 
     def reads(self, task: str) -> tuple[str, ...]:
         """Return the columns that `task` reads.
@@ -63,20 +59,18 @@ class SyncQueue(QueueClient[SyncClient]):
         Raises:
             QueueError: the queue has no such task.
         """
-        self._run(self._session.prepare())
-        return self._session.schema.task(task).reads
+        return self._run(self._operations.prepared()).schema.task(task).reads
 
     @property
     def columns(self) -> Mapping[str, ColumnKind]:
         """The kind of each of the queue's columns."""
-        self._run(self._session.prepare())
-        return self._session.columns
+        return self._run(self._operations.prepared()).columns
 
     def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
         """See `RemoteQueue.put`."""
         checks.check_rows(rows)
         limit = self._limit(timeout)
-        return self._run(put_rows(self._session, rows, timeout=limit), limit)
+        return self._run(self._operations.put(rows, timeout=limit), limit)
 
     def claim(
         self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
@@ -84,7 +78,7 @@ class SyncQueue(QueueClient[SyncClient]):
         """See `TransferQueue.claim`."""
         checks.check_claim(task, limit, rank)
         wait_s = self._limit(timeout)
-        return self._run(claim_rows(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
+        return self._run(self._operations.claim(task, limit=limit, rank=rank, timeout=wait_s), wait_s)
 
     def fetch(self, task: str, claimed: Claimed) -> Claim:
         """Do the second half of `claim`: fetch the cells of rows that another client leased, see `RemoteQueue.lease`.
@@ -92,51 +86,51 @@ class SyncQueue(QueueClient[SyncClient]):
         Raises:
             PeerLost, StaleRowError: a row did not come from any of its units; the lease is not given back.
         """
-        return self._run(fetch_rows(self._session, task, claimed))
+        return self._run(self._operations.fetch(task, claimed))
 
     def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
         """See `RemoteQueue.ack`."""
         checks.check_output_rows(outputs)
-        self._run(ack_rows(self._session, claim, outputs, timeout=self._timeout_s), self._timeout_s)
+        self._run(self._operations.ack(claim, outputs, timeout=self._timeout_s), self._timeout_s)
 
     def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
         """See `TransferQueue.nack`."""
         checks.check_row_ids(rows or ())
-        self._run(nack_rows(self._session, claim, rows))
+        self._run(self._operations.nack(claim, rows))
 
     def renew(self, claim: Claim) -> None:
         """See `TransferQueue.renew`."""
-        self._run(renew_lease(self._session, claim.lease_id))
+        self._run(self._operations.renew(claim))
 
     def remake(self, claim: Claim, groups: Collection[int], *, most: int) -> list[int]:
         """See `TransferQueue.remake`."""
         checks.check_remake(groups, most)
-        return self._run(remake_groups(self._session, claim, groups, most))
+        return self._run(self._operations.remake(claim, groups, most))
 
     def advance(self, version: WeightVersion) -> None:
         """See `TransferQueue.advance`."""
         check_integer("version", version)
-        self._run(control.advance(self._session, version))
+        self._run(self._operations.advance(version))
 
     def lost_groups(self, *, timeout: float | None = None) -> dict[int, int]:
         """See `TransferQueue.lost_groups`."""
-        return self._run(control.lost_groups(self._session, timeout=self._limit(timeout)))
+        return self._run(self._operations.lost_groups(timeout=self._limit(timeout)))
 
     def stats(self) -> QueueStats:
         """See `TransferQueue.stats`."""
-        return self._run(control.stats(self._session))
+        return self._run(self._operations.stats())
 
     def snapshot(self) -> bytes:
         """See `TransferQueue.snapshot`."""
-        return self._run(snapshots.snapshot(self._session, timeout=self._limit_s))
+        return self._run(self._operations.snapshot(timeout=self._limit_s))
 
     def restore(self, snapshot: bytes) -> None:
         """See `TransferQueue.restore`."""
-        self._run(snapshots.restore(self._session, snapshot))
+        self._run(self._operations.restore(snapshot))
 
     def close(self) -> None:
         """See `RemoteQueue.close`."""
-        self._run(control.close(self._session))
+        self._run(self._operations.close())
 
     @contextmanager
     def held(self, claim: Claim) -> Iterator[Claim]:
@@ -169,10 +163,10 @@ class SyncQueue(QueueClient[SyncClient]):
 
     def _renew_until(self, claim: Claim, ended: threading.Event) -> None:
         with self._connect() as client:
-            session = Session(self._address.endpoint, shared_memory=False)
+            operations = operations_of(self._address, shared_memory=False)
             while not ended.wait(claim.lease_s / 3):
                 try:
-                    client.run(renew_lease(session, claim.lease_id))
+                    client.run(operations.renew(claim))
                 except PeerLost:
                     continue  # the controller may be back in time; if not, the ack will say so
                 except LeaseError:
@@ -180,4 +174,4 @@ class SyncQueue(QueueClient[SyncClient]):
 
     def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
         """Carry out `operation`. `timeout`: see `QueueClient._within`."""
-        return self._client.run(operation, within_s=self._within(timeout), beside=self._session.due)
+        return self._client.run(operation, within_s=self._within(timeout), beside=self._operations.due)

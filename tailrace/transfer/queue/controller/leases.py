@@ -18,6 +18,7 @@ from tailrace.transfer.queue.messages import (
     Answer,
     Claim,
     Claimed,
+    Later,
     Nack,
     Renew,
     pack,
@@ -208,8 +209,8 @@ class Leases:
             counts[name] = replace(counts[name], claims=waiting, wait_s=self.wait_s[name])
         return counts
 
-    def lease_now(self, ticket: Ticket, message: Claim) -> Claimed | Wait:
-        """Lease rows and return the answer, or Wait where there are none.
+    def lease_now(self, ticket: Ticket, message: Claim) -> Claimed | Later | Wait:
+        """Lease rows and return the answer, or Wait where there are none. Later: see there.
 
         Raises:
             QueueError: see `ControlPlane.claim`.
@@ -218,6 +219,10 @@ class Leases:
         if context.units.recovering:
             return Wait.HERE
         now = context.server.now
+        if message.window is not None:
+            window = context.control.next_window(message.task)
+            if window is None or window > message.window:
+                return Later(window)
         lease = context.control.claim(message.task, limit=message.limit, rank=message.rank, now=now)
         if lease is None:
             return Wait.HERE

@@ -90,8 +90,10 @@ class _Mute(Policy):
         return []
 
 
-def replay(records: Iterable[Base | Change], tasks: Sequence[QueueTask]) -> Recovered | None:
+def replay(records: Iterable[Base | Change], tasks: Sequence[QueueTask], *, controllers: int = 1) -> Recovered | None:
     """The state of the controller that wrote `records`; None where there are no records.
+
+    `controllers`: those of the queue, see `ControlPlane`.
 
     Raises:
         QueueError: they do not begin with a state, or are of another table.
@@ -107,15 +109,16 @@ def replay(records: Iterable[Base | Change], tasks: Sequence[QueueTask]) -> Reco
             f"the journal is of another table, with tasks {[task.name for task in base.tasks]}; "
             f"serve that one, or another directory"
         )
-    player = _Player(base, tasks)
+    player = _Player(base, tasks, controllers)
     for change in changes:
         player.play(change)
     return player.end()
 
 
 class _Player:
-    def __init__(self, base: Base, tasks: Sequence[QueueTask]) -> None:
-        self._plane = ControlPlane([QueueTask(task.spec, _Mute()) for task in tasks], lease_s=0.0)
+    def __init__(self, base: Base, tasks: Sequence[QueueTask], controllers: int) -> None:
+        muted = [QueueTask(task.spec, _Mute()) for task in tasks]
+        self._plane = ControlPlane(muted, lease_s=0.0, controllers=controllers)
         self._plane.restore(base.state)
         self._found = Recovered(base.state, closed=base.closed, next_unit=base.next_unit)
 

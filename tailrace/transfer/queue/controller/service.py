@@ -109,8 +109,11 @@ class Controller(Service):
         *,
         columns: Mapping[str, ColumnKind] = COLUMNS,
         journal: Journal,
+        controllers: int = 1,
     ) -> None:
         """`journal`: a new one, or one of the same table, from whose state this controller goes on.
+
+        `controllers`: those of the queue, of which this is one.
 
         Raises:
             QueueError: rows cannot pass through the table, see `check_table`; or the journal is of another table.
@@ -119,16 +122,18 @@ class Controller(Service):
         self._specs = [task.spec for task in tasks]
         self._split = {task.spec.name for task in tasks if None not in task.policy.ranks}
         """Tasks whose policy splits batches among ranks."""
+        self._gathering = [task.spec.name for task in tasks if task.policy.gathers]
         self._columns = dict(columns)
         self._closed = False
         self._watches: dict[str, tuple[float, Timer]] = {}
         """By client that promised signs of life: its limit in seconds, and the timer that declares it dead."""
-        self._context = self._make_context(server, ControlPlane(tasks, lease_s=config.lease_s), config, journal)
+        control = ControlPlane(tasks, lease_s=config.lease_s, controllers=controllers)
+        self._context = self._make_context(server, control, config, journal)
         self._leases = Leases(self._context, tasks)
         written = {column for task in tasks for column in task.spec.writes}
         self._puts = Puts(self._context, self._leases, put_columns(self._specs), written)
         self._losses = WaitLine[_LossWanted](server, self._context.timers, lambda: None)
-        recovered = replay(journal.records(), tasks)
+        recovered = replay(journal.records(), tasks, controllers=controllers)
         if recovered is not None:
             self._recover(recovered)
         self._begin_journal()
@@ -219,7 +224,7 @@ class Controller(Service):
 
     def _read_table(self, incoming: Incoming) -> Reply:
         units = self._context.units
-        return Reply(Table(units.listing(), self._columns, self._specs, units.recovering))
+        return Reply(Table(units.listing(), self._columns, self._specs, units.recovering, self._gathering))
 
     def _ack(self, incoming: Incoming) -> Reply:
         if self._leases.ack(incoming):

@@ -58,6 +58,20 @@ class Policy(ABC):
         return ()
 
     @property
+    def gathers(self) -> bool:
+        """Whether a claim gathers as many rows as its limit says."""
+        return False
+
+    @property
+    def next_window(self) -> int | None:
+        """The window of the run whose rows are handed out next; None where there are none. 0 for one without windows.
+
+        Each of several controllers has a part of every window. A client asks for it, so that no task gets rows of a
+        window while another controller has rows of an earlier one.
+        """
+        return 0
+
+    @property
     def ranks(self) -> Sequence[int | None]:
         """The ranks that claims may name, where batches are split among ranks; else None alone: claims name no rank."""
         return (None,)

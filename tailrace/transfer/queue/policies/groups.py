@@ -1,6 +1,7 @@
 """The policy `whole_groups`. A group is whole when every row that the task has still to consume is ready."""
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -51,6 +52,8 @@ class GroupLine:
         """The ids of groups that are not handed out, by window. A window is removed with its last group."""
         self._windows: list[int] = []
         """A heap of the windows in `_open`, and of some that were removed from it."""
+        self._whole: Counter[int] = Counter()
+        """The number of groups in `_heap`, by window."""
         self.whole_rows = 0
         self.whole_cost = 0
 
@@ -88,22 +91,35 @@ class GroupLine:
         if group.ready and group.whole:
             self.whole_rows -= len(group.ready)
             self.whole_cost -= group.cost
+            self._whole[group.window] -= 1
         self._heap = [entry for entry in self._heap if entry[-1] is not group]
         heapq.heapify(self._heap)
         self._lost[group_id] = group.window
         self._reopen(group)
 
-    def first(self) -> Group | None:
-        """The next group to hand out; None where it is not whole yet."""
+    @property
+    def window(self) -> int | None:
+        """The first window with groups that are not handed out; None where there are none."""
         while self._windows and self._windows[0] not in self._open:
             heapq.heappop(self._windows)
-        if not self._heap or (self._windows and self._heap[0][0] != self._windows[0]):
+        return self._windows[0] if self._windows else None
+
+    @property
+    def window_is_whole(self) -> bool:
+        """Whether all groups of `window` that are not handed out are whole."""
+        window = self.window
+        return window is not None and self._whole[window] == len(self._open[window])
+
+    def first(self) -> Group | None:
+        """The next group to hand out; None where it is not whole yet."""
+        if not self._heap or self._heap[0][0] != self.window:
             return None
         return self._heap[0][-1]
 
     def pop(self) -> Group:
         """Remove `first()` from the line."""
         group = heapq.heappop(self._heap)[-1]
+        self._whole[group.window] -= 1
         self._close(group)
         return group
 
@@ -132,6 +148,7 @@ class GroupLine:
 
     def _push(self, group: Group) -> None:
         assert group.arrival is not None
+        self._whole[group.window] += 1
         heapq.heappush(self._heap, (group.window, group.arrival, group.id, group))
 
     def _reopen(self, group: Group) -> None:
@@ -147,7 +164,7 @@ class GroupLine:
         if own is not None:
             own.discard(group.id)
             if not own:
-                del self._open[group.window]
+                del self._open[group.window], self._whole[group.window]
 
 
 class GroupPolicy(Policy):

@@ -19,6 +19,9 @@ class TokenBudget(GroupPolicy):
     an earlier window of `order` come first, and a slow group holds back all later windows. In a window of 1 it holds
     back every group after it. With `tokens=None` there is no budget, and a claim gathers `limit` rows of any size. With
     a window of 1, that is the next mini-batch of a synchronous run.
+
+    One of several controllers has a part of each window. There a claim is also complete with the last group of a window
+    that is to be handed out: the rest of the window is at other controllers.
     """
 
     name = "token_budget"
@@ -30,25 +33,39 @@ class TokenBudget(GroupPolicy):
         window: int | None,
         prompt_column: str = "prompt_ids",
         response_column: str = "response_ids",
+        ends_with_window: bool = False,
     ) -> None:
+        """`ends_with_window`: whether this is a policy of one of several controllers."""
         super().__init__(GroupLine(window=window, cost=len if tokens is None else self._cost))
         if window is not None:
             at_least_one("token_budget.window", window)
         self._tokens = None if tokens is None else at_least_one("token_budget.tokens", tokens)
         self._prompt_column = prompt_column
         self._response_column = response_column
+        self._ends_with_window = ends_with_window
 
     @property
     def columns(self) -> tuple[str, ...]:
         """See `Policy.columns`."""
         return () if self._tokens is None else (self._prompt_column, self._response_column)
 
+    @property
+    def gathers(self) -> bool:
+        """See `Policy.gathers`."""
+        return self._tokens is None
+
+    @property
+    def next_window(self) -> int | None:
+        """See `Policy.next_window`."""
+        return self._line.window
+
     def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
         """See `Policy.take`."""
         self.check_rank(rank)
         if self._tokens is None and limit is None:
             raise QueueError("a claim without a token budget needs a limit: pass the rows that it is to gather")
-        if not self._claim(limit).is_reached_by(self._line.whole_cost, self._line.whole_rows):
+        is_reached = self._claim(limit).is_reached_by(self._line.whole_cost, self._line.whole_rows)
+        if not is_reached and not (self._ends_with_window and self._line.window_is_whole):
             return []
         groups, complete = self._gather(limit)
         if not complete:
@@ -67,7 +84,8 @@ class TokenBudget(GroupPolicy):
                 return groups, True
             groups.append(self._line.pop())
             claim.add(group.cost, len(group.ready))
-            if claim.is_complete:
+            ends = self._ends_with_window and self._line.window != group.window
+            if claim.is_complete or ends:
                 return groups, True
         return groups, False
 

@@ -86,7 +86,8 @@ class ControlPlane:
     A lease is live until `expire` is called at or after its deadline. So call `expire` before anything else.
     """
 
-    def __init__(self, tasks: Sequence[QueueTask], *, lease_s: float) -> None:
+    def __init__(self, tasks: Sequence[QueueTask], *, lease_s: float, controllers: int = 1) -> None:
+        """`controllers`: those of the queue; see `Groups`."""
         self._tasks = {entry.spec.name: _Task(index, entry) for index, entry in enumerate(tasks)}
         self._readers: dict[str, list[_Task]] = {}
         for task in self._tasks.values():
@@ -106,7 +107,8 @@ class ControlPlane:
         self._missing_by_columns: dict[tuple[str, ...], list[int]] = {}
         self._lease_s = lease_s
         self._slots = Slots[_Row]()
-        self._groups = Groups()
+        self._controllers = controllers
+        self._groups = Groups(controllers=controllers)
         self.version: WeightVersion = 0
         """The newest weight version that `advance` was called with."""
         self._leases: OrderedDict[int, Lease] = OrderedDict()
@@ -244,6 +246,10 @@ class ControlPlane:
             QueueError: there is no such task, or its policy does not hand out rows to `rank`.
         """
         self._task(task).entry.policy.check_rank(rank)
+
+    def next_window(self, task: str) -> int | None:
+        """See `Policy.next_window`."""
+        return self._task(task).entry.policy.next_window
 
     def claim(self, task: str, *, limit: int | None, rank: int | None = None, now: float) -> Lease | None:
         """Lease the rows that the task's policy chooses; None where it has to wait for more.
@@ -460,7 +466,7 @@ class ControlPlane:
             self._slots.take(record.id)
         self._next_lease = state.next_lease
         self.advance(state.version)
-        self._groups = Groups.of(state)
+        self._groups = Groups.of(state, controllers=self._controllers)
         held = {(lease.task, row_id) for lease in leases for row_id in lease.rows}
         self._add_records(sorted(state.rows, key=lambda record: record.order), held)
         for task, consumed, expired in zip(self._tasks.values(), state.consumed, state.expired, strict=True):

@@ -36,8 +36,14 @@ class Groups:
         seen: Iterable[tuple[int, int]] = (),
         lost: Iterable[LostGroup] = (),
         remade: Mapping[int, int] = MappingProxyType({}),
+        *,
+        controllers: int = 1,
     ) -> None:
-        """The arguments are as in a ControlState."""
+        """The arguments are as in a ControlState.
+
+        `controllers`: those of the queue. One of them has every `controllers`-th group, and `seen` counts these.
+        """
+        self._controllers = controllers
         self._rows = Counter(row.group_id for row in rows)
         self._seen = Intervals(seen)
         self._lost = {group.group_id: group for group in lost}
@@ -45,9 +51,9 @@ class Groups:
         """See `ControlState.remade`."""
 
     @classmethod
-    def of(cls, state: ControlState) -> "Groups":
+    def of(cls, state: ControlState, *, controllers: int = 1) -> "Groups":
         """Make the groups of an exported state."""
-        return cls(state.rows, state.seen, state.lost, state.remade)
+        return cls(state.rows, state.seen, state.lost, state.remade, controllers=controllers)
 
     @property
     def seen(self) -> list[tuple[int, int]]:
@@ -90,8 +96,11 @@ class Groups:
         if group_id in self._lost:
             return Standing.BEING_PUT if group_id in self._rows else Standing.LOST
         if group_id in self._rows:
-            return Standing.PRESENT if group_id in self._seen else Standing.BEING_PUT
-        return Standing.LEFT if group_id in self._seen else Standing.NEW
+            return Standing.PRESENT if self._has_seen(group_id) else Standing.BEING_PUT
+        return Standing.LEFT if self._has_seen(group_id) else Standing.NEW
+
+    def _has_seen(self, group_id: int) -> bool:
+        return group_id // self._controllers in self._seen
 
     def is_lost(self, group_id: int) -> bool:
         """Whether a group has to be put again; true also while it is being put."""
@@ -104,7 +113,7 @@ class Groups:
 
     def enter(self, group_id: int) -> None:
         """Note that a group's rows are written: it is in the queue."""
-        self._seen.add(group_id)
+        self._seen.add(group_id // self._controllers)
         self._lost.pop(group_id, None)
 
     def remove_row(self, group_id: int) -> None:

@@ -89,7 +89,8 @@ class ControlState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """See `TransferQueue.advance`."""
     rows: list[RowRecord]
     seen: list[tuple[int, int]]
-    """The groups that were ever in the queue: ascending ranges of group_id, the end not included."""
+    """The groups that were ever in the queue: ascending ranges of group_id, the end not included. Of one of several
+    controllers, ranges of group_id // controllers: it has every `controllers`-th group."""
     lost: list[LostGroup]
     remade: dict[int, int]
     """How often groups that are in the queue or lost were remade, by group_id, where that is not 0."""
