@@ -93,7 +93,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Workers:
     workers = Workers()
     for module in ("separated", "loop_runtime"):
         monkeypatch.setattr(f"tailrace.run.{module}.make_cluster", workers.make_cluster)
-    monkeypatch.setattr("tailrace.run.queue.QueueProcesses", QueueThreads)
+    monkeypatch.setattr("tailrace.run.queue.queue_processes", QueueThreads)
     return workers
 
 

@@ -18,6 +18,7 @@ from tailrace.host.streams import outliving_readers
 from tailrace.transfer.queue.base import QueueStats
 from tailrace.transfer.queue.client.look import read_stats
 from tailrace.transfer.queue.processes.metrics import SETTING, serving_metrics
+from tailrace.transfer.queue.processes.several import SeveralProcesses, queue_processes
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 
 _LOOK_LIMIT_S = 2.0
@@ -77,7 +78,7 @@ def serve(served: Served, directory: Path, *, metrics_port: int | None) -> None:
     if metrics_port is not None:
         check_port(metrics_port, setting=SETTING)
     config = served.config
-    processes = QueueProcesses(config.queue, config.table, directory, resume=True)
+    processes = queue_processes(config.queue, config.table, directory, resume=True)
     asked: SimpleQueue[bool] = SimpleQueue()  # may be put to in a signal handler
     """Requests to end the queue; False where it has been given up."""
     processes.on_given_up(lambda: asked.put(False))
@@ -115,7 +116,7 @@ def greeting(served: Served, connection: Path) -> list[str]:
     return [*use, f"Watch it with: tailrace queue top {connection}"]
 
 
-def _say_what_goes(processes: QueueProcesses, config: ServiceQueueConfig) -> None:
+def _say_what_goes(processes: QueueProcesses | SeveralProcesses, config: ServiceQueueConfig) -> None:
     if isinstance(config.storage, RedisStorageConfig):
         return
     if (stats := _look(processes)) and stats.rows:
@@ -126,7 +127,7 @@ def _say_what_goes(processes: QueueProcesses, config: ServiceQueueConfig) -> Non
         )
 
 
-def _look(processes: QueueProcesses) -> QueueStats | None:
+def _look(processes: QueueProcesses | SeveralProcesses) -> QueueStats | None:
     try:
         return read_stats(processes.address, name="serve", limit_s=_LOOK_LIMIT_S)
     except PeerLost:

@@ -250,8 +250,10 @@ class RunConfig(OnDevice):
 
     @model_validator(mode="after")
     def _queue_holds_a_step(self) -> Self:
-        steps = self.pipeline.max_staleness + 1
-        needed = steps * self.trainer.train_batch_size
+        steps, size = self.pipeline.max_staleness + 1, self.algorithm.group_size
+        controllers = self.queue.controllers if self.queue.type == "service" else 1
+        of_each = -(-steps * self.trainer.train_batch_size // (size * controllers))  # groups, of the one with most
+        needed = of_each * size * controllers
         if self.queue.type != "remote" and self.queue.max_rows < needed:
             raise ValueError(
                 f"queue.max_rows {self.queue.max_rows} cannot hold the {needed} rows of "

@@ -127,14 +127,17 @@ class ServiceQueueConfig(_Bounds):
     """A transfer queue in processes of its own: a controller and storage units."""
 
     type: Literal["service"] = "service"
+    controllers: Processes = 1
+    """Controllers. Each has its part of the groups and an equal share of `units`, `max_units`, `max_rows` and
+    `max_bytes`. Several handle more calls a second than one. `balanced` policies need 1."""
     units: Processes = 2
-    """Storage units to start; others may join."""
+    """Storage units to start, a multiple of `controllers`; others may join."""
     max_units: Processes | None = None
     """Most storage units. While there are fewer, another one is started when the units are 80 % full. It leaves when
     the others would be 40 % full without it; `units` stay. By default there are always as many as `units`."""
     replicas: Processes = 1
-    """Number of units that each row is written to, at most `units`; with 2, no row is lost with a unit. Where fewer
-    units are alive, a row is written to fewer."""
+    """Number of units that each row is written to, at most `units` / `controllers`; with 2, no row is lost with a unit.
+    Where fewer units are alive, a row is written to fewer."""
     storage: StorageConfig = ArenaStorageConfig()
     """Where units keep cells."""
     listen: ListenAddress = "127.0.0.1"
@@ -149,14 +152,20 @@ class ServiceQueueConfig(_Bounds):
     unit_limit_s: Liveness = 10.0
     """Seconds without a sign of life after which a unit counts as dead, and its rows as lost."""
 
+    @field_validator("units")
+    @classmethod
+    def _as_many_for_each_controller(cls, units: int, others: ValidationInfo) -> int:
+        """Check that the controllers can share the units."""
+        return _multiple(units, others.data.get("controllers", 1))  # missing where it is not valid itself
+
     @field_validator("max_units")
     @classmethod
     def _no_fewer_than_at_first(cls, most: int | None, others: ValidationInfo) -> int | None:
-        """Check that the units to start may be there."""
+        """Check that the units to start may be there, and that the controllers can share all of them."""
         units = others.data.get("units", 1)  # missing where `units` itself is not valid
         if most is not None and most < units:
             raise ValueError(f"{most} is less than queue.units, {units}; raise it, or lower units")
-        return most
+        return most if most is None else _multiple(most, others.data.get("controllers", 1))
 
     @field_validator("replicas")
     @classmethod
@@ -167,7 +176,22 @@ class ServiceQueueConfig(_Bounds):
             raise ValueError(
                 f"{replicas} is more than queue.units, {units}; a row is on each unit once, so raise units"
             )
+        controllers = others.data.get("controllers", 1)
+        if replicas * controllers > units:
+            raise ValueError(
+                f"{replicas} is more than the {units // controllers} units of each controller (queue.units / "
+                f"queue.controllers); raise units, or lower controllers"
+            )
         return replicas
+
+
+def _multiple(units: int, controllers: int) -> int:
+    """Check that each controller has as many units."""
+    if units % controllers:
+        raise ValueError(
+            f"{units} is no multiple of queue.controllers, {controllers}; each controller has as many units"
+        )
+    return units
 
 
 class RemoteQueueConfig(Config):

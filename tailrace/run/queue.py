@@ -9,6 +9,7 @@ from typing import TypedDict
 from tailrace.algorithms.factory import make_run_algorithm
 from tailrace.algorithms.policies import run_policies
 from tailrace.config.columns import COLUMNS
+from tailrace.config.queue_policies import PolicyConfig, TokenBudgetConfig
 from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import LocalQueueConfig, QueueConfig, RemoteQueueConfig, ServiceQueueConfig
@@ -20,7 +21,7 @@ from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.messages import Table
 from tailrace.transfer.queue.processes.preflight import check_service
-from tailrace.transfer.queue.processes.supervisor import QueueProcesses
+from tailrace.transfer.queue.processes.several import queue_processes
 from tailrace.transfer.queue.rows.table import check_table
 from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.types import TaskSpec
@@ -38,6 +39,8 @@ def run_table(config: RunConfig) -> TableConfig:
     """
     algorithm = make_run_algorithm(config)
     policies = run_policies(algorithm, config)
+    if isinstance(config.queue, ServiceQueueConfig) and config.queue.controllers > 1:
+        policies = {name: _by_steps(policy, config.trainer.train_batch_size) for name, policy in policies.items()}
     return TableConfig(
         tasks=tuple(
             TaskConfig(name=task.name, reads=task.reads, writes=task.writes, policy=policies[task.name])
@@ -47,6 +50,17 @@ def run_table(config: RunConfig) -> TableConfig:
     )
 
 
+def _by_steps(policy: PolicyConfig, step_rows: int) -> PolicyConfig:
+    """The policy of a task at one of several controllers.
+
+    Where a claim is a whole step, its client puts the step in order: then a part of it need not be handed out group by
+    group. `step_rows`: the rows of a training step.
+    """
+    if isinstance(policy, TokenBudgetConfig) and policy.tokens is None and policy.window == 1:
+        return policy.model_copy(update={"window": step_rows})
+    return policy
+
+
 def check_queue(config: QueueConfig, table: TableConfig) -> None:
     """Check that a run can have this queue: that this machine can serve it, or that the running one fits.
 
@@ -54,8 +68,9 @@ def check_queue(config: QueueConfig, table: TableConfig) -> None:
         UserError: no row could pass the table; the queue cannot be served here; or a running one is missing, does not
             answer, has another table, or has served a run.
     """
+    controllers = config.controllers if isinstance(config, ServiceQueueConfig) else 1
     try:
-        check_table(make_tasks(table), table.columns)
+        check_table(make_tasks(table, controllers=controllers), table.columns)
     except QueueError as error:
         raise UserError(f"algorithm: {error}") from None
     if isinstance(config, ServiceQueueConfig):
@@ -119,7 +134,8 @@ async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, s
             stack.push_async_callback(queue.close)
             return OpenQueue(queue, None)
         case ServiceQueueConfig():
-            processes = await stack.enter_async_context(QueueProcesses(config, table, directory))
+            processes = queue_processes(config, table, directory)
+            await stack.enter_async_context(processes)
             remote = await stack.enter_async_context(
                 RemoteQueue(processes.address, name="run", **client_options(config))
             )

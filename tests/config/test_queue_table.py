@@ -53,6 +53,19 @@ def test_a_row_cannot_be_on_more_units_than_there_are() -> None:
     assert config.queue == ServiceQueueConfig(units=3, replicas=3)
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["queue.units=3"], r"queue\.units 3 is no multiple of queue\.controllers, 2"),
+        (["queue.units=4", "queue.max_units=7"], r"queue\.max_units 7 is no multiple of queue\.controllers, 2"),
+        (["queue.units=4", "queue.replicas=3"], r"queue\.replicas 3 is more than the 2 units of each controller"),
+    ],
+)
+def test_controllers_share_the_units_evenly(keys: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(QUICKSTART, ["queue.type=service", "queue.controllers=2", *keys])
+
+
 def test_a_variant_within_a_variant_has_its_default_type_too() -> None:
     config = load_config(QUICKSTART, ["queue.type=service", "queue.storage.directory=/mnt/memory"])
     assert config.queue == ServiceQueueConfig(storage=ArenaStorageConfig(directory="/mnt/memory"))

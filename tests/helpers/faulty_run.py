@@ -134,7 +134,7 @@ def run(config: RunConfig, faults: Faults, *, resume: bool = False) -> int:
 
     with ExitStack() as stack:
         stack.enter_context(patch("tailrace.run.log.EventLog", Heard))
-        stack.enter_context(patch("tailrace.run.queue.QueueProcesses", Known))
+        stack.enter_context(patch("tailrace.run.queue.queue_processes", Known))
         stack.enter_context(patch("tailrace.run.separated.WorkerSpec", spec))
         return train(config, resume=resume)
 

@@ -50,7 +50,7 @@ def main() -> int:
         return step_metrics(result, step, seconds)
 
     with (
-        patch("tailrace.run.queue.QueueProcesses", Known),
+        patch("tailrace.run.queue.queue_processes", Known),
         patch("tailrace.run.log.EventLog", Killer),
         patch("tailrace.run.learner.step_metrics", recorded),
     ):

@@ -13,8 +13,9 @@ from tailrace.cluster.local import LocalCluster
 from tailrace.config.queue_table import TableConfig
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.transfer.queue.address import QueueAddress
+from tailrace.transfer.queue.processes.several import share_of
 from tailrace.transfer.queue.table_factory import make_tasks
-from tests.transfer.client.servers import Served, memory, serving
+from tests.transfer.client.servers import memory, serving_several
 
 
 class QueueThreads:
@@ -23,17 +24,18 @@ class QueueThreads:
     def __init__(self, config: ServiceQueueConfig, table: TableConfig, directory: Path) -> None:
         self._config, self._table = config, table
         self._stack = AsyncExitStack()
-        self._served: Served
+        self._address: QueueAddress
 
     async def __aenter__(self) -> Self:
-        directory = self._stack.enter_context(tempfile.TemporaryDirectory())
-        self._served = self._stack.enter_context(
-            serving(
+        directory, count = self._stack.enter_context(tempfile.TemporaryDirectory()), self._config.controllers
+        self._address, _ = self._stack.enter_context(
+            serving_several(
                 Path(directory),
+                lambda: make_tasks(self._table, controllers=count),
+                controllers=count,
                 make=memory,
-                tasks=make_tasks(self._table),
                 columns=self._table.columns,
-                **self._config.model_dump(exclude={"listen"}),
+                **share_of(self._config).model_dump(exclude={"listen", "controllers"}),
             )
         )
         return self
@@ -45,7 +47,7 @@ class QueueThreads:
 
     @property
     def address(self) -> QueueAddress:
-        return self._served.address
+        return self._address
 
     def on_given_up(self, then: Callable[[], object]) -> None:
         """Threads are not given up."""
@@ -60,5 +62,5 @@ def use_local_workers(patch: pytest.MonkeyPatch) -> list[LocalCluster]:
         return made[-1]
 
     patch.setattr("tailrace.run.separated.make_cluster", make_cluster)
-    patch.setattr("tailrace.run.queue.QueueProcesses", QueueThreads)
+    patch.setattr("tailrace.run.queue.queue_processes", QueueThreads)
     return made

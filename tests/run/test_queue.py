@@ -85,7 +85,7 @@ async def test_nobody_waits_for_a_service_that_is_given_up(tmp_path: Path, monke
     monkeypatch.setattr(vitals, "MAX_DEATHS", 0)
     config = ServiceQueueConfig.model_validate({"units": 1, "storage": {"type": "memory"}, "client_limit_s": 3600.0})
     starting = QueueProcesses(config, TABLE, tmp_path / "queue")
-    monkeypatch.setattr("tailrace.run.queue.QueueProcesses", lambda *_: starting)
+    monkeypatch.setattr("tailrace.run.queue.queue_processes", lambda *_: starting)
     with pytest.raises(QueueError, match=r"unit-0 of the queue ended \(SIGKILL.*: given up"):
         await _claim_while_a_unit_dies(config, starting, tmp_path)
 
@@ -257,6 +257,9 @@ def test_a_run_learns_the_same_wherever_its_queue_is_and_goes_on_with_another(
     assert run("service", 4, service) == expected
     run("resumed", 2, service)
     assert run("resumed", 4, service, resume=True) == expected
+    two = {**service, "controllers": 2}
+    assert run("two", 2, two).items() <= expected.items()
+    assert run("two", 4, service, resume=True) == expected
 
 
 @pytest.mark.parametrize(("placement", "queue"), [("colocated", "local"), ("separated", "service")])

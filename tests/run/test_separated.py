@@ -66,6 +66,20 @@ def test_without_staleness_a_separated_run_equals_a_colocated_one_bit_for_bit(
     assert_same_run(tmp_path / "colocated", tmp_path / "separated")
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_run_with_two_controllers_of_its_queue_equals_one_with_one_bit_for_bit(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object, streaming: bool
+) -> None:
+    pipeline = {**SYNCHRONOUS, "streaming": streaming, "in_order": streaming}
+    for controllers in (1, 2):
+        queue = {"type": "service", "controllers": controllers, "units": 2}
+        config = small_run(
+            tmp_path / f"{controllers}", tiny_model("llama"), prompts, pipeline=pipeline, queue=queue, **KL
+        )
+        assert train(config, resume=False) == 0
+    assert_same_run(tmp_path / "1", tmp_path / "2")
+
+
 def test_weights_that_are_broadcast_make_the_same_run_bit_for_bit(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object
 ) -> None:
@@ -94,6 +108,16 @@ def test_nccl_without_a_gpu_is_refused_before_anything_is_trained(
     with pytest.raises(ConfigError, match=r"weights\.medium=nccl is for trainers and engines with CUDA"):
         train(config, resume=False)
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_an_asynchronous_run_with_two_controllers_trains_every_step_on_its_own_rows(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object
+) -> None:
+    run = tmp_path / "run"
+    queue = {"type": "service", "controllers": 2, "units": 2}
+    config = small_run(run, tiny_model("llama"), prompts, pipeline=FULLY_ASYNCHRONOUS, queue=queue, trainer__steps=6)
+    assert train(config, resume=False) == 0
+    assert_whole(run, 6, max_staleness=1)
 
 
 def begin_together(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:

@@ -21,6 +21,7 @@ from tailrace.transfer.queue.client.look import read_stats, read_table
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.controller.journal import Base, Change, Journal, PutAdmitted, RowsAcked, RowsLeased
 from tailrace.transfer.queue.messages import QUEUE, Inventory, Parts, row_ids, unpack
+from tailrace.transfer.queue.processes.several import SeveralProcesses
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tailrace.transfer.wire.calls import Call, Operation, ask
 from tailrace.transfer.wire.sync import SyncClient
@@ -29,7 +30,6 @@ from tests.transfer.faults.auditor import Auditor, Feeder
 from tests.transfer.faults.worker import TIMEOUT_S
 from tests.transfer.faults.workers import Workers
 
-CONTROLLER = "controller"
 UNITS = ("unit-0", "unit-1")
 WORKERS = {
     "producer-0": "produce 0 {groups} 2",
@@ -37,20 +37,23 @@ WORKERS = {
     "consumer-0": "consume",
     "consumer-1": "consume",
 }
-VICTIMS = (*WORKERS, *WORKERS, CONTROLLER, CONTROLLER, *UNITS)
-"""The processes to kill. Those that are costly to restart are named less often."""
+Processes = QueueProcesses | SeveralProcesses
 
 
 class Chaos:
     """The queue, its workers and its auditor, and the choice of what to kill."""
 
-    def __init__(self, processes: QueueProcesses, workers: Workers, seed: int) -> None:
+    def __init__(self, processes: Processes, workers: Workers, seed: int) -> None:
         self._processes = processes
+        self._controllers = _controllers(processes)
+        """The journal of each controller, by name."""
+        self._victims = [*WORKERS, *WORKERS, *self._controllers, *self._controllers, *UNITS]
+        """The processes to kill. Those that are costly to restart are named less often."""
         self._workers = workers
         self._random = random.Random(seed)
         self._killed: dict[str, int] = {}
         """The last process that was killed, by name of the queue's process."""
-        self._journals: list[Path] = []
+        self._journals: dict[str, list[Path]] = {name: [] for name in self._controllers}
         self.deaths: Counter[str] = Counter()
         """The number of kills, by name."""
         self.auditor = Auditor(processes.address)
@@ -59,9 +62,9 @@ class Chaos:
     def round(self, *, units_may_die: Callable[[], bool] = lambda: True) -> None:
         """Kill a process after some more groups."""
         self._audit(self._random.randint(0, 4))
-        victim = self._random.choice([name for name in VICTIMS if self._is_there(name)])
+        victim = self._random.choice([name for name in self._victims if self._is_there(name)])
         if victim in UNITS and not units_may_die():
-            victim = CONTROLLER if self._is_there(CONTROLLER) else "producer-0"
+            victim = next(filter(self._is_there, self._controllers), "producer-0")
         self._kill(victim)
 
     def end(self, groups: int) -> None:
@@ -71,17 +74,21 @@ class Chaos:
         address = self._processes.address
         stats = read_stats(address, name="test", limit_s=TIMEOUT_S)
         assert (stats.rows, stats.bytes, stats.lost_groups, stats.blocked_puts) == (0, 0, 0, 0)
-        assert [(unit.rows, unit.bytes) for unit in stats.units if unit.alive] == [(0, 0), (0, 0)]
+        assert {(unit.rows, unit.bytes) for unit in stats.units if unit.alive} == {(0, 0)}
         until(lambda: not any(self._inventories()))
         with SyncQueue(address, name="test") as queue:
             queue.close()
         self.feeder.join()
         self.auditor.close()
-        self._keep_journal()
+        for controller in self._controllers:
+            self._keep_journal(controller)
 
     def acks(self) -> Counter[tuple[str, RowId, int]]:
         """The acks in the journals of all controllers: task, row and the row's order."""
-        return _acks(record for path in self._journals for record in Journal(path).records())
+        acks: Counter[tuple[str, RowId, int]] = Counter()
+        for journals in self._journals.values():
+            acks += _acks(record for path in journals for record in Journal(path).records())
+        return acks
 
     def all_rows_are_on_both_units(self) -> bool:
         """Whether either unit may die now without the loss of a row."""
@@ -100,8 +107,8 @@ class Chaos:
         if victim in WORKERS:
             self._workers.kill(victim)
             return
-        if victim == CONTROLLER:
-            self._keep_journal()
+        if victim in self._controllers:
+            self._keep_journal(victim)
         self._killed[victim] = self._processes.pids[victim]
         os.kill(self._killed[victim], signal.SIGKILL)
 
@@ -109,22 +116,31 @@ class Chaos:
         """Whether the process lives: if it was killed, whether another has taken its place. A unit may have left."""
         return victim in WORKERS or self._processes.pids.get(victim) not in (None, self._killed.get(victim))
 
-    def _keep_journal(self) -> None:
-        """Link the controller's journal under a second name, since the next controller begins a new one."""
-        journal = self._processes.connection.with_name("journal")
-        self._journals.append(journal.with_name(f"journal-{len(self._journals)}"))
-        os.link(journal, self._journals[-1])
+    def _keep_journal(self, controller: str) -> None:
+        """Link a controller's journal under a second name, since the next controller begins a new one."""
+        journal, kept = self._controllers[controller], self._journals[controller]
+        kept.append(journal.with_name(f"journal-{len(kept)}"))
+        os.link(journal, kept[-1])
 
     def _inventories(self) -> list[bytes]:
         """The parts that each unit stores, packed."""
         address = self._processes.address
-        units = read_table(address, name="test", limit_s=TIMEOUT_S).units
+        units = [unit for one in address.each for unit in read_table(one, name="test", limit_s=TIMEOUT_S).units]
         with SyncClient("test", address.token, QUEUE) as client:
             return [client.run(_inventory(endpoint(unit))).parts for unit in units]
 
 
+def _controllers(processes: Processes) -> dict[str, Path]:
+    """The journal of each controller, by the controller's name."""
+    journal = processes.connection.with_name("journal")
+    names = [name for name in processes.pids if name.startswith("controller")]
+    if len(names) == 1:
+        return {names[0]: journal}
+    return {name: journal.parent / f"shard-{number}" / journal.name for number, name in enumerate(names)}
+
+
 @contextmanager
-def chaos(processes: QueueProcesses, *, groups: int, seed: int) -> Iterator[Chaos]:
+def chaos(processes: Processes, *, groups: int, seed: int) -> Iterator[Chaos]:
     """Run producers, consumers and the auditor on the queue. The producers share `groups`."""
     roles = {name: words.format(groups=groups) for name, words in WORKERS.items()}
     with Workers(processes.connection, roles) as workers:

@@ -16,6 +16,7 @@ from tailrace.config.transfer import ArenaStorageConfig, RedisStorageConfig, Ser
 from tailrace.transfer.queue.client.look import retire_unit
 from tailrace.transfer.queue.processes import vitals
 from tailrace.transfer.queue.processes.added import add_unit
+from tailrace.transfer.queue.processes.several import queue_processes
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tests.helpers.effort import effort
 from tests.helpers.waiting import until
@@ -37,9 +38,12 @@ def _as_many_deaths_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vitals, "MAX_DEATHS", 10**6)
 
 
-def settings(storage: StorageConfig, *, replicas: int = 1, unit_limit_s: float = 20.0) -> ServiceQueueConfig:
+def settings(
+    storage: StorageConfig, *, replicas: int = 1, unit_limit_s: float = 20.0, controllers: int = 1
+) -> ServiceQueueConfig:
     """Settings whose `unit_limit_s` is long, so that a unit that is slow to restart does not count as dead."""
     return ServiceQueueConfig(
+        controllers=controllers,
         storage=storage,
         replicas=replicas,
         max_rows=12 * GROUP_SIZE,
@@ -71,6 +75,24 @@ def test_rows_outlive_all_but_their_unit_and_groups_that_died_with_it_are_put_ag
             hand.round()
         check(hand, 4 * rounds)
         assert hand.feeder.lost
+
+
+def test_rows_of_two_controllers_outlive_all_but_their_unit_while_another_joins_and_leaves(
+    tmp_path: Path, shared: Path
+) -> None:
+    rounds = effort(60, 16)
+    storage = ArenaStorageConfig(directory=str(shared))
+    two = settings(storage, unit_limit_s=2 * SILENCE_S, controllers=2)
+    config, log = AddedUnitConfig(storage=storage), tmp_path / "added.log"
+    with queue_processes(two, TABLE, tmp_path) as processes, chaos(processes, groups=4 * rounds, seed=5) as hand:
+        with add_unit(processes.address, config, log=log, name="added"):
+            for _ in range(rounds // 2):
+                hand.round()
+        for _ in range(rounds // 2):
+            hand.round()
+        check(hand, 4 * rounds)
+        assert hand.deaths["controller-0"]
+        assert hand.deaths["controller-1"]
 
 
 def test_no_group_is_lost_with_a_unit_when_there_are_two_of_each_row(tmp_path: Path, shared: Path) -> None:

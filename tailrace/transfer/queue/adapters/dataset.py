@@ -28,7 +28,7 @@ from typing import Any, Self
 import msgspec
 from torch.utils.data import IterableDataset, get_worker_info
 
-from tailrace.errors import PeerLost, QueueError, StaleRowError
+from tailrace.errors import PeerLost, QueueError, StaleRowError, UserError
 from tailrace.transfer.queue.adapters.claimant import Answer, Arrived, Ask, Claimant, Next, Over
 from tailrace.transfer.queue.adapters.tensors import (
     Column,
@@ -98,10 +98,15 @@ class StreamingDataset(IterableDataset[TensorBatch]):
         wait. `shared_memory`, `limit_s`: see `RemoteQueue`.
 
         Raises:
-            UserError: `address` is not a QueueAddress.
+            UserError: `address` is not a QueueAddress, or that of a queue of several controllers.
             QueueError: `limit` is below 1.
         """
         check_address(address)
+        if address.others:
+            raise UserError(
+                f"a data set's workers fetch rows that another process has claimed, which needs queue.controllers=1; "
+                f"the queue has {len(address.each)}; claim with a SyncQueue, or serve it with one"
+            )
         check_limit(limit)
         self._address = address
         self._task = task

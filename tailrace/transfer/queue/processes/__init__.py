@@ -4,4 +4,5 @@ supervisor   starts and restarts controller and units     serve     the program 
 plan         the settings and places of the processes     vitals    deaths, and when a restart is due
 child        the parent's end of one process              metrics   counts for Prometheus
 preflight    checks before any process starts             added     a unit that joins from outside, and leaves
+several      several controllers, each with its units
 """

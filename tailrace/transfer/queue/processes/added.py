@@ -23,7 +23,7 @@ from tailrace.config.queue_table import AddedUnitConfig
 from tailrace.errors import PeerLost, QueueError, QueueTimeout, UserError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
-from tailrace.transfer.queue.client.look import read_stats, retire_unit
+from tailrace.transfer.queue.client.look import fullest, read_stats, retire_unit
 from tailrace.transfer.queue.processes.child import Child
 from tailrace.transfer.queue.processes.plan import storage_name
 from tailrace.transfer.queue.processes.preflight import check_place
@@ -105,6 +105,8 @@ def add_unit(
 ) -> Iterator[AddedUnit]:
     """Add a storage unit to the queue at `address` while the block runs. At its end the unit leaves.
 
+    Of several controllers, the one whose units have the least room gets it.
+
     `config`: where it keeps cells and listens. `log`: the file to which its process prints. `name`: unique in the
     queue; by default one of this host and time.
 
@@ -119,13 +121,14 @@ def add_unit(
     if any(unit.name == name for unit in stats.units):
         raise UserError(f"the queue has a unit {name!r} already; give another name")
     check_place(config.listen, config.storage, keys="")
+    own = fullest(address, limit_s=_ANSWER_LIMIT_S) if address.others else address
     with ExitStack() as stack:
         sockets = stack.enter_context(socket_directory())
         settings = UnitSettings(
             token=address.token,
             endpoints=[f"ipc://{sockets}/unit", f"tcp://{config.listen}:*"],
             name=name,
-            controller=address.endpoint,
+            controller=own.endpoint,
             storage=config.storage.model_dump(mode="json"),
             storage_name=storage_name(address.token, name),
             join_every_s=_JOIN_EVERY_S,
@@ -133,7 +136,7 @@ def add_unit(
         )
         child = Child(name, settings, log)
         stack.callback(child.end, _ANSWER_LIMIT_S)
-        _await_start(child, address)
+        _await_start(child, own)
         unit = AddedUnit(child)
         try:
             yield unit

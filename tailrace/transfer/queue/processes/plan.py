@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.config.queue_table import TableConfig
@@ -26,6 +27,17 @@ CONTROLLER = "controller"
 _JOIN_EVERY_S = 1.0
 """Seconds between signs of life of a unit."""
 
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a controller among those of its queue."""
+
+    number: int = 0
+    of: int = 1
+    token: bytes | None = None
+    """The token of the queue; None for a new one, or that of an earlier start."""
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -35,16 +47,19 @@ class QueuePlan:
     address: QueueAddress
     """The address of the queue, known in `prepared`. It has the real endpoints as soon as the controller listens."""
 
-    def __init__(self, config: ServiceQueueConfig, table: TableConfig, directory: Path, *, resume: bool) -> None:
+    def __init__(
+        self, config: ServiceQueueConfig, table: TableConfig, directory: Path, *, resume: bool, place: Place
+    ) -> None:
         """See `QueueProcesses`."""
         self._config = config
+        self._place_among = place
         self._table = table
         self._directory = directory
         self._resume = resume
         self._starts = 0
         self._has_served = False
-        self._units = [_unit_name(number) for number in range(config.units)]
-        self._numbers = itertools.count(config.units)
+        self._units = [_unit_name(place.number + place.of * number) for number in range(config.units)]
+        self._numbers = itertools.count(place.number + place.of * config.units, place.of)
 
     @property
     def units(self) -> Sequence[str]:
@@ -117,16 +132,22 @@ class QueuePlan:
             QueueError, ConfigError: the table cannot be served, or not on this machine.
             OSError: the directory cannot be used.
         """
-        check_table(make_tasks(self._table), self._table.columns)
+        check_table(make_tasks(self._table, controllers=self._place_among.of), self._table.columns)
         check_service(self._config)
         with _locked(self._directory):
             if not self._resume:
                 self.journal.unlink(missing_ok=True)
                 self._kept_units.unlink(missing_ok=True)
             before = QueueAddress.read(self.connection) if self._resume and self.connection.exists() else None
+            if before is not None and before.others:
+                raise UserError(
+                    f"{self._directory} has a queue with queue.controllers={len(before.each)}, and this one has 1; "
+                    f"give the number of before, or another directory"
+                )
             if before is not None and self._kept_units.exists():
                 self._units = self._kept_units.read_text().split()
-                self._numbers = itertools.count(1 + max(map(_unit_number, self._units)))
+                of = self._place_among.of
+                self._numbers = itertools.count(of + max(map(_unit_number, self._units)), of)
             again = None if before is None else directory_of(before.endpoints)
             with socket_directory(again) as self._sockets:
                 self.address = self._place(before)
@@ -163,7 +184,7 @@ class QueuePlan:
         port = f"tcp://{self._config.listen}:"
         others = [] if before is None else before.endpoints
         tcp = next((endpoint for endpoint in others if endpoint.startswith(port)), f"{port}*")
-        token = secrets.token_bytes(32) if before is None else before.token
+        token = self._place_among.token or (secrets.token_bytes(32) if before is None else before.token)
         return QueueAddress(endpoints=[f"ipc://{self._sockets}/{CONTROLLER}", tcp], host=host_id(), token=token)
 
     def _controller_settings(self) -> ControllerSettings:
@@ -173,6 +194,7 @@ class QueuePlan:
             table=self._table.model_dump_json(),
             config=self._config.model_dump_json(),
             journal=str(self.journal),
+            controllers=self._place_among.of,
         )
 
     def _unit_settings(self, name: str) -> UnitSettings:

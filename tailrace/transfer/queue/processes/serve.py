@@ -61,6 +61,8 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, tag="control
     """A ServiceQueueConfig as JSON."""
     journal: str
     """The path of the journal."""
+    controllers: int
+    """The controllers of the queue, of which this is one."""
 
 
 class UnitSettings(msgspec.Struct, frozen=True, kw_only=True, tag="unit"):
@@ -164,11 +166,14 @@ def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tupl
 
             table = TableConfig.model_validate_json(settings.table)
             config = ServiceQueueConfig.model_validate_json(settings.config)
-            tasks = make_tasks(table)
+            tasks = make_tasks(table, controllers=settings.controllers)
             journal = Journal(Path(settings.journal))
             stack.callback(journal.close)
             server = Server("controller", settings.token, QUEUE, endpoints=settings.endpoints)
-            return server, Controller(server, tasks, config, columns=table.columns, journal=journal)
+            controller = Controller(
+                server, tasks, config, columns=table.columns, journal=journal, controllers=settings.controllers
+            )
+            return server, controller
         case UnitSettings():
             storage_config = cast("StorageConfig", SimpleNamespace(**settings.storage))
             storage = make_storage(storage_config, name=settings.storage_name)

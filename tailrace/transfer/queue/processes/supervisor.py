@@ -36,10 +36,11 @@ from tailrace.planning.queue_units import Stored, wanted
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.client.look import read_stats, retire_unit
 from tailrace.transfer.queue.processes.child import KILLED_LIMIT_S, Child
-from tailrace.transfer.queue.processes.plan import CONTROLLER, QueuePlan
+from tailrace.transfer.queue.processes.plan import CONTROLLER, Place, QueuePlan
 from tailrace.transfer.queue.processes.serve import Failed, Left, Listening
 from tailrace.transfer.queue.processes.vitals import START_LIMIT_S, Vitals
 
+_ALONE = Place()
 _LOOK_S = 0.05
 """Seconds between questions to the controller whether all units have joined, once all processes serve."""
 _LOOK_LIMIT_S = 5.0
@@ -58,15 +59,21 @@ class QueueProcesses:
     """The processes of a queue. They run in the block of a `with` or `async with`."""
 
     def __init__(
-        self, config: ServiceQueueConfig, table: TableConfig, directory: Path, *, resume: bool = False
+        self,
+        config: ServiceQueueConfig,
+        table: TableConfig,
+        directory: Path,
+        *,
+        resume: bool = False,
+        place: Place = _ALONE,
     ) -> None:
-        """`directory`: made if it is missing.
+        """`directory`: made if it is missing. `place`: of the controller, where `several` starts more than one.
 
         `resume`: whether to go on with the journal, the token and the endpoints that an earlier start has left there,
         and to leave everything for the next one. Otherwise the queue begins empty, and its stored data is removed when
         it ends.
         """
-        self._plan = QueuePlan(config, table, directory, resume=resume)
+        self._plan = QueuePlan(config, table, directory, resume=resume, place=place)
         self._directory = directory
         self._vitals = Vitals()
         self._children: dict[str, Child] = {}
@@ -87,10 +94,18 @@ class QueueProcesses:
             UserError: the directory cannot be used, or another process serves a queue there.
             QueueError: rows cannot pass through the table, or a process cannot serve.
         """
+        self.begin()
+        self.await_start()
+        return self
+
+    def begin(self) -> None:
+        """Begin to start all processes."""
         self._thread.start()
+
+    def await_start(self) -> None:
+        """Wait until all processes have started. Errors: see `__enter__`."""
         self._ready.wait()  # the thread has the limit
         self._check_started()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
