@@ -11,8 +11,9 @@ rates.
     claims    16 rows at a time, beside a thousand and a million stored ones
     crowd     4 producers and 4 consumers at once, each a process
 
-Two figures are of ours alone: `unit_joined.py` (puts before and after another unit has joined) and `slow_engine.py`
-(two engines of which one is slowed to half).
+Three figures are of ours alone: `two_controllers_over_one` (the crowd's rate with two controllers over that with one),
+`unit_joined.py` (puts before and after another unit has joined) and `slow_engine.py` (two engines of which one is
+slowed to half).
 """
 
 import json
@@ -56,7 +57,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, after one of warm-up.")] = 9,
     stored: Annotated[int, typer.Option(min=4096, help="Rows that are stored while few are claimed.")] = 2**20,
 ) -> None:
-    """Run the four comparisons."""
+    """Run the comparisons."""
     python = peer_python(BUILD, PACKAGES)
     for name, compared in COMPARED.items():
         print(f"{name:>16}  {compared}")
@@ -68,6 +69,10 @@ def main(
         sides = {"ours": ours(stack, "small"), "theirs": theirs(stack, python)}
         figures |= calls(sides, rounds)
         figures |= claims(sides, rounds, stored)
+    with ExitStack() as stack:
+        figures |= controllers(
+            {name: ours(stack, "batch", controllers=n) for name, n in (("one", 1), ("two", 2))}, rounds
+        )
     figures |= unit_joined() | slow_engine("math-32b", steps=4)
     print(json.dumps({"bench": "queue"} | figures))
 
@@ -111,6 +116,13 @@ def crowd(sides: Sides, rounds: int) -> Figures:
         for unit in ("rows", "bytes")
     }
     return {"aggregate": round(of_side["theirs"]["seconds"] / of_side["ours"]["seconds"], 2)} | rates
+
+
+def controllers(sides: Sides, rounds: int) -> Figures:
+    """Return the rate of many producers and consumers with two controllers over that with one, each with two units."""
+    turns = [take_turns(sides, number, do="crowd", puts=CROWD_PUTS) for number in range(rounds + 1)]
+    one, two = (medians([turn[name] for turn in turns[1:]])["seconds"] for name in ("one", "two"))
+    return {"two_controllers_over_one": round(one / two, 2)}
 
 
 def calls(sides: Sides, rounds: int) -> Figures:
@@ -177,9 +189,10 @@ def milliseconds(seconds: float) -> float:
     return round(seconds * 1e3, 3)
 
 
-def ours(stack: ExitStack, table: str, transport: str = "shared") -> Contestant:
+def ours(stack: ExitStack, table: str, transport: str = "shared", controllers: int = 1) -> Contestant:
     """Start Tailrace's side."""
-    return start(stack, f"ours-{table}-{transport}", sys.executable, "queue_ours.py", table, transport)
+    name = f"ours-{table}-{transport}-{controllers}"
+    return start(stack, name, sys.executable, "queue_ours.py", table, transport, str(controllers))
 
 
 def theirs(stack: ExitStack, python: Path) -> Contestant:

@@ -1,7 +1,7 @@
-"""Tailrace's side of `make bench-queue`: LOGS TABLE TRANSPORT, or --join CONNECTION TRANSPORT for one of its workers.
+"""Tailrace's side of `make bench-queue`: LOGS TABLE TRANSPORT CONTROLLERS, or --join CONNECTION TRANSPORT for a worker.
 
-It has a controller and two units in processes of their own, as `queue.type=service` starts them. The calls are those of
-the blocking client:
+It has one controller or two, and two units, in processes of their own, as `queue.type=service` starts them. The calls
+are those of the blocking client:
 
     put       put                              claim     claim, which brings the cells along: there is nothing to fetch
     release   ack, after which rows leave      end       stats, and claim and ack where rows are left
@@ -28,7 +28,7 @@ from tailrace.config.transfer import ArenaStorageConfig, MemoryStorageConfig, Se
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.processes.supervisor import QueueProcesses
+from tailrace.transfer.queue.processes.several import queue_processes
 from tailrace.transfer.wire import sockets
 
 TASK = "task"
@@ -51,7 +51,8 @@ class OurSide(Side):
 
     def __init__(self, queue: SyncQueue) -> None:
         self._queue = queue
-        self._ids = itertools.count(os.getpid() << 32)  # other processes use other ids
+        self._orders = itertools.count(os.getpid() << 32)  # other processes use other numbers
+        self._groups = itertools.count(os.getpid() << 32)
 
     def begin(self, name: str) -> None:
         """See `Side.begin`: all rows in the queue are one set."""
@@ -61,9 +62,9 @@ class OurSide(Side):
         cells = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
         prepared = []
         for start in range(0, len(cells), GROUP_ROWS):
-            group = list(zip(self._ids, cells[start : start + GROUP_ROWS], strict=False))
+            group, group_id = cells[start : start + GROUP_ROWS], next(self._groups)
             prepared += [
-                NewRow(group_id=group[0][0], group_size=len(group), order=number, cells=row) for number, row in group
+                NewRow(group_id=group_id, group_size=len(group), order=next(self._orders), cells=row) for row in group
             ]
         return prepared
 
@@ -136,16 +137,18 @@ def rehearse(side: OurSide, transport: str) -> None:
         raise RuntimeError(f"the client has {len(connections)} TCP connections and must have 2: nothing to compare")
 
 
-def main(logs: Path, table: str, transport: str) -> None:
+def main(logs: Path, table: str, transport: str, controllers: int) -> None:
     """Serve a queue and take turns with it."""
-    config = ServiceQueueConfig(max_rows=2**21, max_bytes=8 * 2**30, storage=STORAGE[transport])
+    config = ServiceQueueConfig(
+        controllers=controllers, max_rows=2**21, max_bytes=8 * 2**30, storage=STORAGE[transport]
+    )
     with (
         tempfile.TemporaryDirectory() as directory,
-        QueueProcesses(config, table_of(COLUMNS[table]), Path(directory)) as processes,
+        queue_processes(config, table_of(COLUMNS[table]), Path(directory)) as processes,
         connect(processes.address, transport) as queue,
     ):
         side = OurSide(queue)
-        if table == "batch":
+        if table == "batch" and controllers == 1:  # else a claim has the rows of one controller alone
             rehearse(side, transport)
         take_turns(side, [__file__, "--join", str(Path(directory) / "connection.json"), transport], logs)
 
@@ -160,4 +163,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--join":
         join(Path(sys.argv[2]), sys.argv[3])
     else:
-        main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+        main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
