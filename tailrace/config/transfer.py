@@ -129,7 +129,7 @@ class ServiceQueueConfig(_Bounds):
     type: Literal["service"] = "service"
     controllers: Processes = 1
     """Controllers. Each has its part of the groups and an equal share of `units`, `max_units`, `max_rows` and
-    `max_bytes`. Several handle more calls a second than one. `balanced` policies need 1."""
+    `max_bytes`. Several are for machines with cores to spare. `balanced` policies need 1."""
     units: Processes = 2
     """Storage units to start, a multiple of `controllers`; others may join."""
     max_units: Processes | None = None
