@@ -18,7 +18,7 @@ import torch
 
 from tailrace.config.engine import NativeEngineConfig, SamplingConfig
 from tailrace.engine.core import EngineCore
-from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor
+from tailrace.planning.latency import CorrectedPredictor, DecodedStep, LatencyPredictor
 from tailrace.planning.tp_profile import TPProfile
 from tailrace.types import Request
 
@@ -59,7 +59,7 @@ class Trajectory:
                 continue
             what = core.arrangement.config.tp, step.sequences, step.context_tokens, beside
             self._steps.append((step.seconds, self._predictor.base.step_s(*what), self._predictor.step_s(*what)))
-            self._predictor.observe(*what, step.seconds)
+            self._predictor.observe(DecodedStep(*what, step.seconds))
             lane.decoded = None
 
     def errors(self) -> list[list[float]]:

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -225,6 +225,18 @@ def _pair_s(size: float, measured: Sequence[tuple[float, float]]) -> float:
     return min(float(pair_s), *(seconds / (size * n * n) for n, seconds in measured))
 
 
+class DecodedStep(NamedTuple):
+    """A decode step of one replica, and what it took."""
+
+    tp: int
+    batch_size: int
+    context_tokens: int
+    replicas: int
+    seconds: float
+    others: float | None = None
+    """See `LatencyPredictor.step_s`."""
+
+
 class CorrectedPredictor:
     """A predictor whose steps are stretched by a slowly moving ratio of measured over predicted.
 
@@ -262,20 +274,13 @@ class CorrectedPredictor:
         """The factor on predicted steps, from 1/4 to 4."""
         return math.exp(_bounded(self._common + self._own.get((tp, replicas), 0.0)))
 
-    def observe(
-        self,
-        tp: int,
-        batch_size: int,
-        context_tokens: int,
-        replicas: int,
-        seconds: float,
-        others: float | None = None,
-    ) -> None:
-        """Learn from a measured decode step. One of no time is ignored. `others`: see `LatencyPredictor.step_s`.
+    def observe(self, step: DecodedStep) -> None:
+        """Learn from a measured decode step. One of no time is ignored.
 
         Raises:
             KeyError: the degree was not profiled.
         """
+        tp, batch_size, context_tokens, replicas, seconds, others = step
         predicted = self.base.step_s(tp, batch_size, context_tokens, replicas, others)
         if not (predicted > 0 and seconds > 0 and math.isfinite(seconds)):
             return

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from tailrace.config.engine import AdaptiveTPConfig
 from tailrace.planning.dispatch.base import Degree
 from tailrace.planning.dispatch.costs import StepCosts, fitted
+from tailrace.planning.latency import DecodedStep
 from tailrace.planning.remaining import LengthHistory, Unfinished, make_estimate
 from tailrace.planning.tp_decision import Candidate, Decision, Snapshot, SwitchTerms
 from tailrace.planning.tp_profile import TPProfile
@@ -87,17 +88,9 @@ class StagedTP:
         """Whether a stage is open."""
         return self._stage is not None
 
-    def stepped(
-        self,
-        tp: int,
-        sequences: int,
-        context_tokens: int,
-        replicas: int,
-        seconds: float,
-        others: float | None = None,
-    ) -> None:
+    def stepped(self, step: DecodedStep) -> None:
         """Learn from a decode step of one replica; see `SwitchController.observe`."""
-        self._controller.observe(tp, sequences, context_tokens, replicas, seconds, others)
+        self._controller.observe(step)
 
     def ended(self, tokens: int) -> None:
         """Learn from the length of a finished response."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from tailrace.errors import ConfigError
 from tailrace.planning.drain import Work
-from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor
+from tailrace.planning.latency import CorrectedPredictor, DecodedStep, LatencyPredictor
 from tailrace.planning.remaining import RemainingEstimate
 from tailrace.planning.tp_cost import SwitchCosts
 from tailrace.planning.tp_course import Course, InOrder, course, moments
@@ -88,18 +88,10 @@ class SwitchController:
         changed = abs(unfinished - self._decided_for)
         return changed > 0 and 8 * changed >= self._decided_for
 
-    def observe(
-        self,
-        tp: int,
-        batch_size: int,
-        context_tokens: int,
-        replicas: int,
-        seconds: float,
-        others: float | None = None,
-    ) -> None:
+    def observe(self, step: DecodedStep) -> None:
         """Learn from a measured decode step of one replica; see `CorrectedPredictor.observe`."""
-        self._steps += 1 / replicas
-        self.predictor.observe(tp, batch_size, context_tokens, replicas, seconds, others)
+        self._steps += 1 / step.replicas
+        self.predictor.observe(step)
 
     def observe_switch(self, predicted_s: float, seconds: float) -> None:
         """Learn from the time of a switch; see `SwitchCosts.observe`."""

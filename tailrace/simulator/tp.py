@@ -12,6 +12,7 @@ from math import lcm
 
 from tailrace.events import EventLog
 from tailrace.planning.dispatch.base import Degree
+from tailrace.planning.latency import DecodedStep
 from tailrace.planning.remaining import Unfinished
 from tailrace.planning.tp_decision import Decision, SwitchTerms
 from tailrace.planning.tp_merge import counted_once, sent_bytes
@@ -81,7 +82,7 @@ class SimulatedTP:
         if decoded is not None:
             steps, step_s, sequences, context = decoded
             for step in range(steps):
-                self._staged.stepped(self.degree, sequences, context + step * sequences, beside, step_s)
+                self._staged.stepped(DecodedStep(self.degree, sequences, context + step * sequences, beside, step_s))
 
     def ended(self, tokens: int) -> None:
         """Learn from the length of a response."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor, prefill_errors, rms
+from tailrace.planning.latency import CorrectedPredictor, DecodedStep, LatencyPredictor, prefill_errors, rms
 from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, TPProfile, UnevenPoint, prefill_grid
 from tests.planning.tp_profiles import flat, made_profile
 
@@ -194,7 +194,7 @@ def corrected() -> CorrectedPredictor:
 
 def observe(predictor: CorrectedPredictor, tp: int, seconds: float, times: int) -> None:
     for _ in range(times):
-        predictor.observe(tp, 1, 16, 1, seconds)
+        predictor.observe(DecodedStep(tp, 1, 16, 1, seconds))
 
 
 def test_the_correction_moves_slowly_to_what_is_measured_and_leaves_the_base_alone() -> None:
@@ -230,7 +230,7 @@ def test_many_steps_at_once_take_what_each_takes(steps: list[tuple[int, int, int
         return 0.01 / degree + 1e-3 * math.sqrt(size) + 1e-5 * math.pow(tokens, 0.8) * replicas
 
     predictor = CorrectedPredictor(LatencyPredictor(made_profile(step_s, ranks=4, degrees=(1, 2))))
-    predictor.observe(1, 2, 60, 3, 0.1)
+    predictor.observe(DecodedStep(1, 2, 60, 3, 0.1))
     sizes, tokens, replicas = np.array(steps, np.float64).T
     expected = [predictor.step_s(tp, size, held, beside) for size, held, beside in steps]
     assert predictor.steps_s(tp, sizes, tokens, replicas).tolist() == pytest.approx(expected)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from tailrace.config.engine import AdaptiveTPConfig
 from tailrace.errors import ConfigError
 from tailrace.planning.drain import Work, drain, drain_s
-from tailrace.planning.latency import LatencyPredictor
+from tailrace.planning.latency import DecodedStep, LatencyPredictor
 from tailrace.planning.remaining import (
     Bound,
     LengthHistory,
@@ -466,7 +466,7 @@ def test_it_is_due_after_some_steps_though_nothing_ends() -> None:
     asked.decide(example(100, 50))
     for number in range(1, 7):  # of two replicas in turn
         assert not asked.due(2)
-        asked.observe(1, 1, 200, 2, 0.011)
+        asked.observe(DecodedStep(1, 1, 200, 2, 0.011))
         assert asked.due(2) == (number == 6)
     asked.decide(example(100, 50))
     assert not asked.due(2)
@@ -478,7 +478,7 @@ def test_it_is_due_after_some_steps_though_nothing_ends() -> None:
 def test_measured_steps_stretch_what_is_predicted_but_not_the_base() -> None:
     slow = controller()
     for _ in range(300):
-        slow.observe(1, 1, 100, 2, 0.022)
+        slow.observe(DecodedStep(1, 1, 100, 2, 0.022))
     decision = slow.decide(example(100, 100))
     assert decision.current_s == pytest.approx(2.2, rel=0.01)  # both replicas to the end, at 22 ms instead of 11
     assert of(decision, 2).remaining_s > 1.6 * 0.8  # the whole machine is taken to be slower

@@ -23,6 +23,7 @@ from tailrace.engine.scheduling.sequence import Sequence as Response
 from tailrace.errors import ConfigError, TailraceWarning
 from tailrace.models.architecture import Architecture
 from tailrace.planning.dispatch.base import Degree
+from tailrace.planning.latency import DecodedStep
 from tailrace.planning.remaining import Unfinished
 from tailrace.planning.tp_decision import Decision
 from tailrace.planning.tp_profile import TPProfile
@@ -83,7 +84,7 @@ class AdaptiveTP:
         for lane in lanes:
             if (step := lane.decoded) is not None:
                 others = (together - running[lane]) / (beside - 1) if beside > 1 else None
-                self._staged.stepped(tp, step.sequences, step.context_tokens, beside, step.seconds, others)
+                self._staged.stepped(DecodedStep(tp, step.sequences, step.context_tokens, beside, step.seconds, others))
         for sample in samples:
             if sample.finish_reason is not FinishReason.ABORT:
                 self._staged.ended(len(sample.response_ids))
