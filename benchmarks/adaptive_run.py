@@ -20,6 +20,7 @@ import typer
 from real_run import Seconds, measured
 
 from tailrace.bench.setup import Setup, make_setup
+from tailrace.host.allocator import KEPT_MEMORY
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "bench-adaptive-tp"
@@ -28,12 +29,7 @@ LONGEST, SCALE = 1024, 0.3
 RANKS = ["engine.threads_per_rank=1", "engine.kv_cache_gib=0.75"]
 ARMS = {"dp2": ["engine.dp=2"], "tp2": ["engine.tp=2"], "adaptive": ["engine.dp=2"]}
 WARM_UP = 1
-ENVIRONMENT = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "-1",
-    "MALLOC_ARENA_MAX": "1",
-    "OMP_NUM_THREADS": "1",
-}
+ENVIRONMENT = {**KEPT_MEMORY, "OMP_NUM_THREADS": "1"}
 
 
 def profiled(model: str, path: Path, keys: Sequence[str]) -> Path:

@@ -29,6 +29,7 @@ from gate import Contestant
 from random_model import QWEN_0_5B, model_of
 
 from tailrace.config.model import ModelConfig
+from tailrace.host.allocator import KEPT_MEMORY
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
 
@@ -47,13 +48,11 @@ MEMORY_DOUBLES = 0.6
 """Part of one process's time, up to which two processes count as reading memory at about twice its rate."""
 
 ENVIRONMENT = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "-1",
-    "MALLOC_ARENA_MAX": "1",
+    **KEPT_MEMORY,
     "OMP_NUM_THREADS": str(len(CORES)),
     "HF_HUB_OFFLINE": "1",
 }
-"""Environment of every contestant; MALLOC_… is what `tailrace.host.allocator` does."""
+"""Environment of every contestant."""
 VLLM_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, CORES)),
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
