@@ -138,12 +138,7 @@ class QueuePlan:
             if not self._resume:
                 self.journal.unlink(missing_ok=True)
                 self._kept_units.unlink(missing_ok=True)
-            before = QueueAddress.read(self.connection) if self._resume and self.connection.exists() else None
-            if before is not None and before.others:
-                raise UserError(
-                    f"{self._directory} has a queue with queue.controllers={len(before.each)}, and this one has 1; "
-                    f"give the number of before, or another directory"
-                )
+            before = address_before(self.connection, controllers=1) if self._resume else None
             if before is not None and self._kept_units.exists():
                 self._units = self._kept_units.read_text().split()
                 of = self._place_among.of
@@ -221,6 +216,25 @@ class QueuePlan:
                 clear_storage(self._config.storage, name=storage_name(self.address.token, unit))
         except QueueError as error:
             _log.warning("what the queue has stored is left there: %s", error)
+
+
+def address_before(connection: Path, *, controllers: int) -> QueueAddress | None:
+    """Return the address of the queue that was served here before; None where there was none.
+
+    `connection`: the file of the address.
+
+    Raises:
+        UserError: it had another number of controllers, or its address cannot be read.
+    """
+    if not connection.exists():
+        return None
+    address = QueueAddress.read(connection)
+    if (before := len(address.each)) != controllers:
+        raise UserError(
+            f"{connection.parent} has a queue with queue.controllers={before}, and this one has {controllers}; "
+            f"give the number of before, or another directory"
+        )
+    return address
 
 
 def _unit_name(number: int) -> str:

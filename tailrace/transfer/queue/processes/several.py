@@ -18,9 +18,9 @@ from typing import Self
 
 from tailrace.config.queue_table import TableConfig
 from tailrace.config.transfer import ServiceQueueConfig
-from tailrace.errors import TailraceError, UserError
+from tailrace.errors import TailraceError
 from tailrace.transfer.queue.address import QueueAddress
-from tailrace.transfer.queue.processes.plan import CONTROLLER, Place
+from tailrace.transfer.queue.processes.plan import CONTROLLER, Place, address_before
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 
 
@@ -45,9 +45,9 @@ class SeveralProcesses:
             UserError: with `resume`, the directory has a queue of another number of controllers, or no address.
         """
         self._directory = directory
-        share, count, token = share_of(config), config.controllers, secrets.token_bytes(32)
-        if resume and self.connection.exists():
-            token = self._before(count).token
+        share, count = share_of(config), config.controllers
+        before = address_before(self.connection, controllers=count) if resume else None
+        token = secrets.token_bytes(32) if before is None else before.token
         self._parts = [
             QueueProcesses(
                 share, table, directory / f"shard-{number}", resume=resume, place=Place(number, count, token)
@@ -162,20 +162,6 @@ class SeveralProcesses:
             except TailraceError as failure:
                 failures.append(failure)
         return failures
-
-    def _before(self, controllers: int) -> QueueAddress:
-        """Return the address of the queue that was served in the directory before.
-
-        Raises:
-            UserError: it had another number of controllers, or its address cannot be read.
-        """
-        address = QueueAddress.read(self.connection)
-        if (before := len(address.each)) != controllers:
-            raise UserError(
-                f"{self._directory} has a queue with queue.controllers={before}, and this one has {controllers}; "
-                f"give the number of before, or another directory"
-            )
-        return address
 
 
 def share_of(config: ServiceQueueConfig) -> ServiceQueueConfig:
