@@ -162,7 +162,7 @@ class NativeEngineConfig(AnyEngineConfig):
     link: LinkConfig | None = None
     """Emulate a slower link between TP ranks; this needs tp of 2 or more, or adaptive_tp on several ranks."""
     kernels: Literal["auto", "cpu", "torch"] = "auto"
-    """cpu: C++ that is compiled at first use, for bfloat16 on CPUs with AVX2, AVX512-BF16 or AMX; torch: PyTorch alone;
+    """cpu: C++ that is compiled at first use, for CPUs with AVX2, AVX512, AVX512-BF16 or AMX; torch: PyTorch alone;
     auto: cpu where that is possible."""
     block_size: Batch = 64
     """Tokens in a KV cache block."""

@@ -1,4 +1,4 @@
-"""The decoder in C++ (`kernels/decoder.cpp`), for bf16 on CPUs with AVX2, and faster with AVX512-BF16 and AMX.
+"""The decoder in C++ (`kernels/decoder.cpp`), for CPUs with AVX2. It is faster with AVX512, AVX512-BF16 and AMX.
 
 Python makes one call for each weight to pack. A step takes one call, or two a layer where C++ cannot call the ranks'
 exchange. Sums are taken in the same order whatever the batch. So a token's logits are the same bit for bit alone, in a
@@ -65,8 +65,8 @@ def unsupported(architecture: Architecture, *, block_size: int, dtype: torch.dty
     `architecture` is the rank's own.
     """
     a = architecture
-    if device.type != "cpu" or dtype != torch.bfloat16:
-        return f"the C++ decoder is for bfloat16 on CPUs, not {str(dtype).removeprefix('torch.')} on {device.type}"
+    if device.type != "cpu":
+        return f"the C++ decoder is for CPUs, not {device.type}"
     sizes = {"block_size": block_size, "head_dim": a.head_dim, "hidden_size": a.hidden_size}
     sizes |= {"intermediate_size": a.intermediate_size, "vocab_size": a.vocab_size}
     for name, size in sizes.items():
@@ -75,15 +75,15 @@ def unsupported(architecture: Architecture, *, block_size: int, dtype: torch.dty
     if a.head_dim > MOST_HEAD_DIM:
         return f"the C++ decoder computes heads of up to {MOST_HEAD_DIM}, not {a.head_dim}"
     try:
-        _library()
+        _library(dtype)
         load_kernel()
     except KernelUnavailable as error:
         return str(error)
     return None
 
 
-def _library() -> ctypes.CDLL:
-    library = load("decoder", needs=VECTORS)
+def _library(dtype: torch.dtype) -> ctypes.CDLL:
+    library = load("decoder", needs=VECTORS, define="IN_FP32" if dtype == torch.float32 else None)
     library.decoder_workspace_bytes.restype = c_int64
     library.decoder_run.argtypes = [POINTER(_Model), POINTER(_Step), c_int64, c_int64]
     library.decoder_run.restype = c_int
@@ -104,10 +104,11 @@ class CpuDecoder(Decoder):
         Raises:
             KernelUnavailable: the kernels are not available.
         """
-        self._library = _library()
+        self._dtype = cache.data.dtype
+        self._library = _library(self._dtype)
         in_cpp = collective.size == 1 or collective.native is not None
         drawing = CpuDrawing(collective) if in_cpp else TorchDrawing(collective)
-        super().__init__(Packing(architecture, Packed()), cache, drawing)
+        super().__init__(Packing(architecture, Packed(self._dtype)), cache, drawing)
         self._architecture = a = architecture
         self._collective = collective
         self._layers = (_Layer * a.layers)()
@@ -137,7 +138,7 @@ class CpuDecoder(Decoder):
         if (native := collective.native) is not None:
             self._model.all_reduce, self._model.exchange = native.sum, native.exchange
         self._workspace = torch.empty(0, dtype=torch.uint8)
-        self._residual, self._partial = torch.empty(0, dtype=torch.bfloat16), torch.empty(0)
+        self._residual, self._partial = torch.empty(0, dtype=self._dtype), torch.empty(0)
         self._logits = torch.empty(0)
 
     def reshaped(self, architecture: Architecture, collective: Collective) -> "CpuDecoder":
@@ -199,7 +200,7 @@ class CpuDecoder(Decoder):
         size, logits = tokens * self._architecture.hidden_size, drawn * self._architecture.vocab_size
         if len(self._partial) < size:
             room = max(size, 2 * len(self._partial))
-            self._residual, self._partial = torch.empty(room, dtype=torch.bfloat16), torch.empty(room)
+            self._residual, self._partial = torch.empty(room, dtype=self._dtype), torch.empty(room)
         if len(self._logits) < logits:
             self._logits = torch.empty(max(logits, 2 * len(self._logits)))
         return self._partial[:size].view(tokens, -1)
@@ -224,26 +225,31 @@ class CpuDecoder(Decoder):
 
 
 class Packed(Format):
-    """Numbers that a vector instruction multiplies are neighbours: [N / 16, K / 2, 16, 2].
+    """Numbers that a vector instruction multiplies are neighbours: [N / 16, K / 2, 16, 2], in fp32 [N / 16, K, 16, 1].
 
     Gate and up alternate by 16 rows.
     """
 
-    matrices = torch.bfloat16
     vectors = torch.float32
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """`dtype`: of the matrices, bf16 or fp32."""
+        self.matrices = dtype
+        self._per_word = torch.float32.itemsize // dtype.itemsize
 
     def shape(self, rows: int, columns: int) -> tuple[int, ...]:
         """See `Format`."""
-        return rows // LANES, columns // 2, LANES, 2
+        return rows // LANES, columns // self._per_word, LANES, self._per_word
 
     def write(self, weight_NK: torch.Tensor, matrix: torch.Tensor) -> None:
         """See `Format`."""
-        groups, pairs, *_ = matrix.shape
-        assert weight_NK.shape == (LANES * groups, 2 * pairs), "the kernel trusts these sizes"
-        weight_NK = weight_NK.to(torch.bfloat16).contiguous()
-        stride = matrix.stride(0) // 2
+        groups, words, *_ = matrix.shape
+        assert weight_NK.shape == (LANES * groups, self._per_word * words), "the kernel trusts these sizes"
+        weight_NK = weight_NK.to(self.matrices).contiguous()
+        stride = matrix.stride(0) // self._per_word
         threads = torch.get_num_threads()
-        _library().decoder_pack(weight_NK.data_ptr(), matrix.data_ptr(), groups, pairs, stride, threads)
+        library = _library(self.matrices)
+        library.decoder_pack(weight_NK.data_ptr(), matrix.data_ptr(), groups, words, stride, threads)
 
     def gate_and_up(self, fused: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Format`."""

@@ -122,7 +122,7 @@ def rank_bytes(config: NativeEngineConfig, architecture: Architecture, *, device
     """The bytes of each rank. `architecture` is that of the whole model, and such a rank can be made."""
     local, dtype = local_architecture(architecture, config.tp), DTYPES[config.dtype]
     in_torch = why_torch(config, architecture, config.tp, device=device) is not None
-    packing = Packing(local, RowMajor(dtype, dtype) if in_torch else Packed())
+    packing = Packing(local, RowMajor(dtype, dtype) if in_torch else Packed(dtype))
     return RankBytes(
         weights=sum(map(packing.size, packing.groups)),
         cache=local.layers * bytes_per_region(architecture, config.kv_cache_gib),

@@ -29,7 +29,7 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILE_TIMEOUT_S = 300.0
 _DIGEST_BYTES = hashlib.sha256().digest_size
 VECTORS = ("avx2", "fma")
-"""CPU flags that the kernels of `simd.h` need. With AVX512-BF16 they are several times as fast."""
+"""CPU flags that the kernels of `simd.h` need. They are faster with AVX512, AVX512-BF16 and AMX."""
 
 
 class KernelUnavailable(EngineError):
@@ -37,10 +37,13 @@ class KernelUnavailable(EngineError):
 
 
 @functools.cache
-def load(name: str, *, needs: tuple[str, ...] = ()) -> ctypes.CDLL:
+def load(name: str, *, needs: tuple[str, ...] = (), define: str | None = None) -> ctypes.CDLL:
     """Load the library of `name`.cpp in this package, compiled if it has not been yet. Safe in concurrent processes.
 
-    needs: Flags of /proc/cpuinfo, without which the library would not run.
+    Args:
+        name: Of the source.
+        needs: Flags of /proc/cpuinfo, without which the library would not run.
+        define: A macro that is defined for the source.
 
     Raises:
         KernelUnavailable: the CPU lacks a flag, there is no compiler, or the compiler fails.
@@ -48,7 +51,7 @@ def load(name: str, *, needs: tuple[str, ...] = ()) -> ctypes.CDLL:
     if missing := set(needs) - cpu_flags():
         raise KernelUnavailable(f"the {name} kernel needs a CPU with {', '.join(sorted(missing))}")
     source = SOURCES / f"{name}.cpp"
-    compiler = _compiler(name)
+    compiler = (*_compiler(name), *FLAGS, *(() if define is None else (f"-D{define}",)))
     library = cache_directory() / "kernels" / f"{name}-{_fingerprint(source, compiler)}.so"
     if not _is_whole(library):
         logging.getLogger(__name__).info("compiling the %s kernel (once) …", name)
@@ -73,9 +76,9 @@ def _compiler(name: str) -> tuple[str, ...]:
 
 
 def _fingerprint(source: Path, compiler: tuple[str, ...]) -> str:
-    """A hash of the sources, the compiler, its flags and the CPU."""
+    """A hash of the sources, the compiler with its flags, and the CPU."""
     parts = [path.read_bytes() for path in (source, *sorted(SOURCES.glob("*.h")))]
-    parts += [_run((*compiler, "--version"), source.stem), repr((compiler, FLAGS)).encode()]
+    parts += [_run((*compiler, "--version"), source.stem), repr(compiler).encode()]
     parts += [platform.machine().encode(), " ".join(sorted(cpu_flags())).encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
@@ -95,7 +98,7 @@ def _compile(source: Path, compiler: tuple[str, ...], library: Path) -> None:
         make_private(library.parent)
         with tempfile.TemporaryDirectory(dir=library.parent) as directory:
             made = Path(directory) / library.name
-            _run((*compiler, *FLAGS, str(source), "-o", str(made)), source.stem)
+            _run((*compiler, str(source), "-o", str(made)), source.stem)
             with made.open("ab") as file:
                 file.write(hashlib.sha256(made.read_bytes()).digest())
             os.replace(made, library)

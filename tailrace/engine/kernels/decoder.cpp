@@ -40,16 +40,16 @@ class Clock {
 };
 
 // residual += partial; normed = rms_norm(residual) · weight.
-void add_and_norm(const Model& m, bf16* residual, const float* partial, const float* weight, bf16* normed) {
+void add_and_norm(const Model& m, element* residual, const float* partial, const float* weight, element* normed) {
     floats squares = zeros();
     for (long i = 0; i < m.hidden; i += LANES) {
-        store_bf16(residual + i, add(load_bf16(residual + i), load(partial + i)));
-        const floats value = load_bf16(residual + i);
+        store(residual + i, add(load(residual + i), load(partial + i)));
+        const floats value = load(residual + i);
         squares = plus_product(value, value, squares);
     }
     const floats scale = all(inverse_rms(m, squares, m.hidden));
     for (long i = 0; i < m.hidden; i += LANES)
-        store_bf16(normed + i, mul(mul(load_bf16(residual + i), scale), load(weight + i)));
+        store(normed + i, mul(mul(load(residual + i), scale), load(weight + i)));
 }
 
 std::vector<Place> places_of(const Model& m, const Step& s) {
@@ -110,9 +110,10 @@ class Worker {
         for (long t = mine.begin; t < mine.end; t++) {
             const long token = s.token_ids[t] - m.first_token;
             if (token < 0 || token >= m.vocabulary) continue;
-            const bf16* pairs = m.embedding + (token / LANES * m.hidden / 2 * LANES + token % LANES) * 2;
+            const element* words = m.embedding + token / LANES * LANES * m.hidden + token % LANES * PER_WORD;
             float* partial = s.partial + t * m.hidden;
-            for (long h = 0; h < m.hidden; h++) partial[h] = to_float(pairs[h / 2 * 2 * LANES + h % 2]);
+            for (long h = 0; h < m.hidden; h++)
+                partial[h] = to_float(words[h / PER_WORD * PER_WORD * LANES + h % PER_WORD]);
         }
         meet(EMBED);
     }
@@ -182,8 +183,8 @@ class Worker {
 
     // This thread's columns of rows · packed matrix [columns, inner].
     template <class Out>
-    void product(Rows a, long rows, const bf16* packed, long columns, long inner, Out out) const {
-        multiply_share(a, rows, packed, columns / LANES, inner / 2, out, thread, threads);
+    void product(Rows a, long rows, const element* packed, long columns, long inner, Out out) const {
+        multiply_share(a, rows, packed, columns / LANES, inner / PER_WORD, out, thread, threads);
     }
 
     void norm_row(long from, long to, const float* weight) const {
@@ -217,8 +218,8 @@ class Worker {
 #pragma omp for schedule(dynamic, together) nowait
         for (long i = 0; i < tiles; i++) {
             const long kv_head = i / count, after = std::min(i + 1, tiles - 1);
-            const bf16* q = w.queries + kv_head * SLAB * h.group() * h.head_dim;
-            const bf16* next = region_of(h, layer.keys, queries[after % count], 0, after / count);
+            const element* q = w.queries + kv_head * SLAB * h.group() * h.head_dim;
+            const element* next = region_of(h, layer.keys, queries[after % count], 0, after / count);
             attend(h, queries[i % count], kv_head, q, layer.keys, layer.values, next, scratch, w.attended);
         }
     }
@@ -228,13 +229,13 @@ class Worker {
 
 extern "C" {
 
-// A weight of `groups` times 16 rows of `pairs` pairs, in the order of `Columns::packed`: group g goes to
+// A weight of `groups` times 16 rows of `words` words, in the order of `Columns::packed`: group g goes to
 // `to + g * stride`, at a multiple of 64 bytes.
-void decoder_pack(const uint32_t* weight, uint32_t* to, int64_t groups, int64_t pairs, int64_t stride, int64_t threads) {
+void decoder_pack(const uint32_t* weight, uint32_t* to, int64_t groups, int64_t words, int64_t stride, int64_t threads) {
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for
-        for (int64_t g = 0; g < groups; g++) columns_to_lines(weight + g * LANES * pairs, pairs, to + g * stride);
+        for (int64_t g = 0; g < groups; g++) columns_to_lines(weight + g * LANES * words, words, to + g * stride);
         _mm_sfence();
     }
 }

@@ -3,11 +3,11 @@
 
 #include "attention.h"
 
-// Packed matrices are bf16, everything else is fp32. Absent parts are null.
+// Packed matrices, the cache and the residual stream are of `element`, all else is fp32. Absent parts are null.
 struct Layer {
     const float *input_norm, *post_norm, *q_norm, *k_norm, *qkv_bias, *out_bias;
-    const bf16 *qkv, *out, *gate_up, *down;
-    bf16 *keys, *values;  // this layer's part of the cache
+    const element *qkv, *out, *gate_up, *down;
+    element *keys, *values;  // this layer's part of the cache
 };
 
 struct Model {
@@ -15,7 +15,7 @@ struct Model {
     int64_t first_token;  // of this shard of the vocabulary
     double norm_eps;
     const Layer* layer;
-    const bf16 *embedding, *head;
+    const element *embedding, *head;
     const float *norm, *cosines, *sines;  // tables: [positions, head_dim / 2]
     int64_t* nanoseconds;                 // by Section
     char* workspace;
@@ -33,7 +33,7 @@ struct Model {
 struct Step {
     int64_t tokens, chunks, width, drawn;
     const int64_t *token_ids, *positions, *starts, *lengths, *tables, *drawn_rows;
-    bf16* residual;  // [T, hidden]
+    element* residual;  // [T, hidden]
     float* partial;  // [T, hidden], this rank's share of the sum to be added to `residual`
     float* logits;   // [drawn, vocabulary]
 };
@@ -45,7 +45,7 @@ constexpr long SLAB = 192;
 
 // The buffers of a slab, and each thread's scratch.
 struct Workspace {
-    bf16 *normed, *queries, *attended, *gated;
+    element *normed, *queries, *attended, *gated;
     float* qkv;
     char* scratch;
     long scratch_bytes, bytes;
@@ -57,10 +57,10 @@ struct Workspace {
             next += (size + 63) / 64 * 64;
             return taken;
         };
-        normed = (bf16*)take(SLAB * m.hidden * sizeof(bf16));
-        queries = (bf16*)take(SLAB * m.attended() * sizeof(bf16));
-        attended = (bf16*)take(SLAB * m.attended() * sizeof(bf16));
-        gated = (bf16*)take(SLAB * m.intermediate * sizeof(bf16));
+        normed = (element*)take(SLAB * m.hidden * sizeof(element));
+        queries = (element*)take(SLAB * m.attended() * sizeof(element));
+        attended = (element*)take(SLAB * m.attended() * sizeof(element));
+        gated = (element*)take(SLAB * m.intermediate * sizeof(element));
         qkv = (float*)take(SLAB * m.qkv() * sizeof(float));
         scratch_bytes = (Scratch::bytes(m.heads()) + 63) / 64 * 64;
         scratch = take(scratch_bytes * m.threads);

@@ -33,27 +33,30 @@ static inline void rotate(const Model& m, float* x, const float* norm, long posi
     }
 }
 
-static inline void round_head(const Model& m, const float* x, bf16* to) {
-    for (long d = 0; d < m.head_dim; d += LANES) store_bf16(to + d, load(x + d));
+static inline void round_head(const Model& m, const float* x, element* to) {
+    for (long d = 0; d < m.head_dim; d += LANES) store(to + d, load(x + d));
 }
 
-// region: of a (block, KV head), [head_dim / 2][block_size][2].
-static inline void write_key(const Model& m, bf16* region, const Place& place, const bf16* key) {
-    for (long d = 0; d < m.head_dim; d += 2) std::memcpy(region + d * m.block_size + 2 * place.offset, key + d, 4);
+// region: of a (block, KV head), words [head_dim / PER_WORD][block_size].
+static inline void write_key(const Model& m, element* region, const Place& place, const element* key) {
+    for (long d = 0; d < m.head_dim; d += PER_WORD)
+        std::memcpy(region + d * m.block_size + PER_WORD * place.offset, key + d, sizeof(uint32_t));
 }
 
-// Each pair of a key goes to another line: fetch them before they are written.
-static inline void fetch_key(const Model& m, const bf16* region, const Place& place) {
-    for (long d = 0; d < m.head_dim; d += 2) __builtin_prefetch(region + d * m.block_size + 2 * place.offset, 1);
+// Each word of a key goes to another line: fetch them before they are written.
+static inline void fetch_key(const Model& m, const element* region, const Place& place) {
+    for (long d = 0; d < m.head_dim; d += PER_WORD)
+        __builtin_prefetch(region + d * m.block_size + PER_WORD * place.offset, 1);
 }
 
-// region: of a (block, KV head), [block_size / 2][head_dim][2]. The neighbour of a sequence's newest value is read with
-// it, at weight zero: it must be finite, whatever was left there.
-static inline void write_value(const Model& m, bf16* region, const Place& place, const bf16* value) {
-    bf16* pairs = region + place.offset / 2 * m.head_dim * 2;
-    const bool alone = place.newest && place.offset % 2 == 0;
-    for (long d = 0; d < m.head_dim; d++) pairs[2 * d + place.offset % 2] = value[d];
-    for (long d = 0; alone && d < m.head_dim; d++) pairs[2 * d + 1] = 0;
+// region: of a (block, KV head), words [block_size / PER_WORD][head_dim]. The neighbour of a sequence's newest value is
+// read with it where they share a word, at weight zero: it must be finite, whatever was left there.
+static inline void write_value(const Model& m, element* region, const Place& place, const element* value) {
+    const long member = place.offset % PER_WORD;
+    element* words = region + (place.offset - member) * m.head_dim;
+    const bool alone = place.newest && member + 1 < PER_WORD;
+    for (long d = 0; d < m.head_dim; d++) words[PER_WORD * d + member] = value[d];
+    for (long d = 0; alone && d < m.head_dim; d++) words[PER_WORD * d + 1] = 0;
 }
 
 // The heads of a slab's rows on their way from the fused projection to attention.
@@ -75,7 +78,7 @@ struct Placing {
     void place_head(long row, long head, long position, const Place& place) const {
         const long first_key = m.query_heads, first_value = m.query_heads + m.kv_heads, group = m.heads().group();
         float* x = w.qkv + row * m.qkv() + head * m.head_dim;
-        bf16 rounded[MOST_HEAD_DIM];
+        element rounded[MOST_HEAD_DIM];
         if (head < first_key) {
             rotate(m, x, layer.q_norm, position);
             round_head(m, x, w.queries + ((head / group * SLAB + row) * group + head % group) * m.head_dim);

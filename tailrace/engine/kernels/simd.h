@@ -1,6 +1,7 @@
 // Shared by the kernels: bf16, and sixteen floats as one value.
 //
-// `floats` and its functions are those of the CPU: AVX512-BF16, or AVX2 with FMA, which multiplies bf16 as fp32.
+// `floats` and its functions are those of the CPU: AVX512, or AVX2 with FMA. Without AVX512-BF16 they multiply bf16 as
+// fp32. Where IN_FP32 is defined, the numbers of a model are fp32 in place of bf16.
 #pragma once
 
 #include <immintrin.h>
@@ -12,8 +13,18 @@
 
 using bf16 = uint16_t;
 
+#ifdef IN_FP32
+using element = float;
+#else
+using element = bf16;
+#endif
+
 constexpr int LANES = 16;  // numbers of `floats`
 
+// Neighbours along the inner dimension of a product that make one word of 32 bits, and are multiplied together.
+constexpr long PER_WORD = sizeof(uint32_t) / sizeof(element);
+
+static inline float to_float(float value) { return value; }
 static inline float to_float(bf16 value) {
     const uint32_t bits = (uint32_t)value << 16;
     float result;
@@ -21,7 +32,7 @@ static inline float to_float(bf16 value) {
     return result;
 }
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
 #include "simd_avx512.h"
 #else
 #include "simd_avx2.h"

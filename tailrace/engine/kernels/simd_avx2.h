@@ -16,7 +16,7 @@ static inline void store(float* to, floats values) {
 static inline __m256 widened(__m128i half) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
-static inline floats load_bf16(const bf16* from) {
+static inline floats load(const bf16* from) {
     return {widened(_mm_loadu_si128((const __m128i*)from)), widened(_mm_loadu_si128((const __m128i*)(from + 8)))};
 }
 // To the nearest bf16, ties to even, in the lower halves of the lanes.
@@ -28,7 +28,7 @@ static inline __m256i narrowed(__m256 values) {
     const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
     return _mm256_srli_epi32(_mm256_blendv_epi8(nearest, quiet, none), 16);
 }
-static inline void store_bf16(bf16* to, floats values) {
+static inline void store(bf16* to, floats values) {
     const __m256i packed = _mm256_packus_epi32(narrowed(values.low), narrowed(values.high));
     _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(packed, 0xd8));
 }
@@ -94,29 +94,47 @@ static inline unsigned equal(floats a, floats b) {
     return (unsigned)bits(a.low, b.low) | (unsigned)bits(a.high, b.high) << 8;
 }
 
-// Pairs of bf16: a pair for each lane, or one for all. Their members are apart, in fp32.
-struct Pairs {
-    floats first, second;
-};
-constexpr int most_rows(int) { return 5; }        // what 16 registers hold beside one group of columns
+// A word for each lane, or one for all.
 constexpr int groups_at_once(int) { return 1; }
 
-static inline Pairs pairs_of(__m256i low, __m256i high) {
+#ifdef IN_FP32
+
+using Words = floats;
+constexpr int most_rows(int) { return 6; }  // what 16 registers hold beside one group of columns
+
+static inline Words load_words(const float* from) { return load(from); }
+static inline Words one_word(int32_t word) {
+    const __m256 eight = _mm256_castsi256_ps(_mm256_set1_epi32(word));
+    return {eight, eight};
+}
+static inline floats plus_dot(floats sum, const Words& a, const Words& b) { return plus_product(a, b, sum); }
+
+#else
+
+// The members of the pairs are apart, in fp32.
+struct Words {
+    floats first, second;
+};
+constexpr int most_rows(int) { return 5; }
+
+static inline Words words_of(__m256i low, __m256i high) {
     const __m256i upper = _mm256_set1_epi32(0xffff0000);
     const auto first = [](__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); };
     const auto second = [&](__m256i x) { return _mm256_castsi256_ps(_mm256_and_si256(x, upper)); };
     return {{first(low), first(high)}, {second(low), second(high)}};
 }
-static inline Pairs load_pairs(const bf16* from) {
-    return pairs_of(_mm256_loadu_si256((const __m256i*)from), _mm256_loadu_si256((const __m256i*)(from + LANES)));
+static inline Words load_words(const bf16* from) {
+    return words_of(_mm256_loadu_si256((const __m256i*)from), _mm256_loadu_si256((const __m256i*)(from + LANES)));
 }
-static inline Pairs one_pair(int32_t pair) { return pairs_of(_mm256_set1_epi32(pair), _mm256_set1_epi32(pair)); }
-static inline floats plus_dot(floats sum, const Pairs& a, const Pairs& b) {
+static inline Words one_word(int32_t word) { return words_of(_mm256_set1_epi32(word), _mm256_set1_epi32(word)); }
+static inline floats plus_dot(floats sum, const Words& a, const Words& b) {
     return plus_product(a.second, b.second, plus_product(a.first, b.first, sum));
 }
 
-// Column p of 16 rows of `pairs` pairs becomes line p of `lines`.
-static inline void columns_to_lines(const uint32_t* rows, long pairs, uint32_t* lines) {
-    for (long p = 0; p < pairs; p++)
-        for (long r = 0; r < LANES; r++) lines[p * LANES + r] = rows[r * pairs + p];
+#endif
+
+// Column p of 16 rows of so many words becomes line p of `lines`.
+static inline void columns_to_lines(const uint32_t* rows, long words, uint32_t* lines) {
+    for (long p = 0; p < words; p++)
+        for (long r = 0; r < LANES; r++) lines[p * LANES + r] = rows[r * words + p];
 }

@@ -1,14 +1,15 @@
-// The products of gemm.h with packed matrices on a CPU with AMX, which multiplies tiles of 16 rows and 16 columns.
+// The products of gemm.h with packed bf16 matrices on a CPU with AMX, which multiplies tiles of 16 rows and 16 columns.
 //
-// A product of two tiles adds 16 pairs to each sum, in their order, and no row of a tile changes another. So here, too,
+// A product of two tiles adds 16 words to each sum, in their order, and no row of a tile changes another. So here, too,
 // a row's results are the same bit for bit in every batch. Other CPUs round differently.
 #pragma once
 
 #include "gemm.h"
 
-constexpr int TILE = 16;  // rows, columns, and pairs of the inner dimension
+constexpr int TILE = 16;  // rows, columns, and words of the inner dimension
 
-#ifdef __AMX_BF16__
+#if defined(__AMX_BF16__) && !defined(IN_FP32)
+#define HAS_TILES
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -42,17 +43,17 @@ class Tiles {
 
 // 32 rows, or 16, by two groups.
 template <class Out, bool WIDE>
-static void two_groups(Rows a, long first, long rows, const bf16* b, long group, long pairs, Out out) {
-    const bf16* left = a.data + first * a.row;
-    const bf16* right = b + group * 2 * LANES * pairs;
-    const long stride = a.row * sizeof(bf16), next = 2 * LANES * pairs;
+static void two_groups(Rows a, long first, long rows, const element* b, long group, long words, Out out) {
+    const element* left = a.data + first * a.row;
+    const element* right = b + group * 2 * LANES * words;
+    const long stride = a.row * sizeof(element), next = 2 * LANES * words;
     _tile_zero(0);
     _tile_zero(1);
     if constexpr (WIDE) {
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (long p = 0; p < pairs; p += TILE, left += 2 * TILE, right += 2 * LANES * TILE) {
+    for (long p = 0; p < words; p += TILE, left += 2 * TILE, right += 2 * LANES * TILE) {
         _tile_loadd(4, left, stride);
         _tile_loadd(6, right, 4 * LANES);
         _tile_loadd(7, right + next, 4 * LANES);
@@ -83,39 +84,39 @@ static void two_groups(Rows a, long first, long rows, const bf16* b, long group,
     }
 }
 
-// out = a · b for groups [begin, end) of a packed matrix, an even number of them. `pairs` is a multiple of 16. Rows are
+// out = a · b for groups [begin, end) of a packed matrix, an even number of them. `words` is a multiple of 16. Rows are
 // read up to the next multiple of 32, whatever is there.
 template <class Out>
-static void multiply_tiles(Rows a, long rows, const bf16* b, long begin, long end, long pairs, Out out) {
+static void multiply_tiles(Rows a, long rows, const element* b, long begin, long end, long words, Out out) {
     for (long group = begin; group < end; group += 2)
         for (long first = 0; first < rows; first += 2 * TILE) {
             const long count = std::min(rows - first, 2L * TILE);
             if (count > TILE)
-                two_groups<Out, true>(a, first, count, b, group, pairs, out);
+                two_groups<Out, true>(a, first, count, b, group, words, out);
             else
-                two_groups<Out, false>(a, first, count, b, group, pairs, out);
+                two_groups<Out, false>(a, first, count, b, group, words, out);
         }
 }
 
 #else
 
-// Without AMX there are no tiles.
+// Without AMX, and in fp32, there are no tiles.
 struct Tiles {};
 
 #endif
 
-// One thread's part of rows · packed matrix [16 * groups, 2 * pairs]; see `multiply_tiles` about the memory of `a`.
+// One thread's part of rows · packed matrix [16 * groups, PER_WORD * words]; see `multiply_tiles` about the memory of `a`.
 template <class Out>
 static void multiply_share(
-    Rows a, long rows, const bf16* packed, long groups, long pairs, Out out, int thread, int threads) {
+    Rows a, long rows, const element* packed, long groups, long words, Out out, int thread, int threads) {
     const Share twos(groups / 2, thread, threads);  // in twos, so that a gate and its up stay together
     const long end = thread + 1 == threads ? groups : 2 * twos.end;
     long begin = 2 * twos.begin;
-#ifdef __AMX_BF16__
-    if (may_use_tiles() && pairs % TILE == 0) {
-        multiply_tiles<Out>(a, rows, packed, begin, 2 * twos.end, pairs, out);
+#ifdef HAS_TILES
+    if (may_use_tiles() && words % TILE == 0) {
+        multiply_tiles<Out>(a, rows, packed, begin, 2 * twos.end, words, out);
         begin = 2 * twos.end;
     }
 #endif
-    multiply<Out>(a, rows, Columns::packed(packed, pairs), begin, end, pairs, out);
+    multiply<Out>(a, rows, Columns::packed(packed, words), begin, end, words, out);
 }
