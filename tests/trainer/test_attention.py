@@ -79,8 +79,21 @@ def test_bf16_values_come_with_a_result_that_rounds_to_fp32_attention() -> None:
 
 
 def test_a_long_response_does_not_make_short_ones_as_long() -> None:
-    (part,) = make_layout(
-        (PartSpan(start=0, prompt_tokens=4, response_tokens=(1000, *[100] * 9)),), torch.device("cpu")
+    layout = make_layout((PartSpan(start=0, prompt_tokens=4, response_tokens=(1000, *[100] * 9)),), torch.device("cpu"))
+    (block,) = layout.blocks
+    assert [(len(rows.prompt_R), rows.width) for rows in block.rows] == [(9, 100), (1, 1000)]
+    assert len(layout.pad_N) == len(layout.unpad_T) == 4 + 1900
+
+
+def test_short_sequences_of_all_parts_lie_together_and_long_ones_with_their_own_part() -> None:
+    layout = make_layout(
+        (
+            PartSpan(start=0, prompt_tokens=9, response_tokens=(3, 300)),
+            PartSpan(start=312, prompt_tokens=5, response_tokens=(8, 8, 300)),
+            PartSpan(start=633, prompt_tokens=300, response_tokens=(7,)),
+        ),
+        torch.device("cpu"),
     )
-    assert [(rows.responses, rows.width) for rows in part.rows] == [(9, 100), (1, 1000)]
-    assert len(part.pad) == len(part.unpad) == part.response_tokens
+    assert [(block.prompts, block.width) for block in layout.blocks] == [(2, 9), (1, 300)]
+    found = [[rows.prompt_R.tolist() for rows in block.rows] for block in layout.blocks]
+    assert found == [[[0, 1, 1], [0], [1]], [[0]]]
