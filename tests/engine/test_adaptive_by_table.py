@@ -151,6 +151,7 @@ def settings(model: Path, folder: Path, profile: TPProfile, **changes: Any) -> d
     """The section `adaptive_tp` with this profile, as of the engine that `run` makes."""
     config = NativeEngineConfig(
         dtype="float32",
+        block_size=4,
         kv_cache_gib=0.01,
         threads_per_rank=1,
         dp=profile.key.ranks,

@@ -1,7 +1,7 @@
 // Attention over the block cache, by online softmax (Dao et al. 2022, FlashAttention).
 //
-// The keys of a (block, KV head) are stored as words [head_dim / PER_WORD][block_size] and its values as
-// words [block_size / PER_WORD][head_dim], so that scores and weighted sums are products of gemm.h without any rearranging.
+// The keys of a (block, KV head) are stored as words [head_dim / PER_WORD][block_size] and its values as words
+// [block_size / PER_WORD][head_dim], so that scores and weighted sums are products of gemm.h without any rearranging.
 // A query meets its blocks in the order of the sequence, one at a time, whatever is computed beside it.
 #pragma once
 
@@ -23,7 +23,8 @@ struct Queries {
 };
 
 // The keys or values of a (block, KV head).
-static inline const element* region_of(const Heads& h, const element* pool, const Queries& queries, long n, long kv_head) {
+static inline const element* region_of(
+    const Heads& h, const element* pool, const Queries& queries, long n, long kv_head) {
     return pool + (queries.table[n] * h.kv_heads + kv_head) * h.region();
 }
 
@@ -98,12 +99,12 @@ static void attend(const Heads& h, const Queries& queries, long kv_head, const e
         const element* key = region_of(h, keys, queries, n, kv_head);
         const element* value = region_of(h, values, queries, n, kv_head);
         const element* after = start + seen <= last ? region_of(h, keys, queries, n + 1, kv_head) : next;
-        multiply(query_rows, rows, {key, PER_WORD * h.block_size, PER_WORD * LANES, value - key}, 0, (seen + LANES - 1) / LANES,
-            h.head_dim / PER_WORD, Store{s.scores, h.block_size});
+        multiply(query_rows, rows, {key, PER_WORD * h.block_size, PER_WORD * LANES, value - key}, 0,
+            (seen + LANES - 1) / LANES, h.head_dim / PER_WORD, Store{s.scores, h.block_size});
         for (long row = 0; row < rows; row++)
             soften(h, s, row, queries.position + row / group + 1 - start, seen);
-        multiply(weight_rows, rows, {value, PER_WORD * h.head_dim, PER_WORD * LANES, after - value}, 0, h.head_dim / LANES,
-            (seen + PER_WORD - 1) / PER_WORD, Add{{s.sums, h.head_dim}});
+        multiply(weight_rows, rows, {value, PER_WORD * h.head_dim, PER_WORD * LANES, after - value}, 0,
+            h.head_dim / LANES, (seen + PER_WORD - 1) / PER_WORD, Add{{s.sums, h.head_dim}});
     }
     for (long row = 0; row < rows; row++) {
         const long token = queries.first + row / group, head = kv_head * group + row % group;

@@ -51,11 +51,11 @@ def load(name: str, *, needs: tuple[str, ...] = (), define: str | None = None) -
     if missing := set(needs) - cpu_flags():
         raise KernelUnavailable(f"the {name} kernel needs a CPU with {', '.join(sorted(missing))}")
     source = SOURCES / f"{name}.cpp"
-    compiler = (*_compiler(name), *FLAGS, *(() if define is None else (f"-D{define}",)))
-    library = cache_directory() / "kernels" / f"{name}-{_fingerprint(source, compiler)}.so"
+    compiler, flags = _compiler(name), FLAGS if define is None else (*FLAGS, f"-D{define}")
+    library = cache_directory() / "kernels" / f"{name}-{_fingerprint(source, compiler, flags)}.so"
     if not _is_whole(library):
         logging.getLogger(__name__).info("compiling the %s kernel (once) …", name)
-        _compile(source, compiler, library)
+        _compile(source, (*compiler, *flags), library)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
@@ -75,10 +75,10 @@ def _compiler(name: str) -> tuple[str, ...]:
     return (found,)
 
 
-def _fingerprint(source: Path, compiler: tuple[str, ...]) -> str:
-    """A hash of the sources, the compiler with its flags, and the CPU."""
+def _fingerprint(source: Path, compiler: tuple[str, ...], flags: tuple[str, ...]) -> str:
+    """A hash of the sources, the compiler, its flags and the CPU."""
     parts = [path.read_bytes() for path in (source, *sorted(SOURCES.glob("*.h")))]
-    parts += [_run((*compiler, "--version"), source.stem), repr(compiler).encode()]
+    parts += [_run((*compiler, "--version"), source.stem), repr((compiler, flags)).encode()]
     parts += [platform.machine().encode(), " ".join(sorted(cpu_flags())).encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
@@ -92,13 +92,13 @@ def _is_whole(library: Path) -> bool:
     return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
 
 
-def _compile(source: Path, compiler: tuple[str, ...], library: Path) -> None:
+def _compile(source: Path, command: tuple[str, ...], library: Path) -> None:
     """Compile beside the final name and rename, so that other processes see the whole library or none."""
     try:
         make_private(library.parent)
         with tempfile.TemporaryDirectory(dir=library.parent) as directory:
             made = Path(directory) / library.name
-            _run((*compiler, str(source), "-o", str(made)), source.stem)
+            _run((*command, str(source), "-o", str(made)), source.stem)
             with made.open("ab") as file:
                 file.write(hashlib.sha256(made.read_bytes()).digest())
             os.replace(made, library)

@@ -84,8 +84,8 @@ static void two_groups(Rows a, long first, long rows, const element* b, long gro
     }
 }
 
-// out = a · b for groups [begin, end) of a packed matrix, an even number of them. `words` is a multiple of 16. Rows are
-// read up to the next multiple of 32, whatever is there.
+// out = a · b for groups [begin, end) of a packed matrix, an even number of them. `words` is a multiple of 16. Rows
+// are read up to the next multiple of 32, whatever is there.
 template <class Out>
 static void multiply_tiles(Rows a, long rows, const element* b, long begin, long end, long words, Out out) {
     for (long group = begin; group < end; group += 2)
@@ -105,7 +105,8 @@ struct Tiles {};
 
 #endif
 
-// One thread's part of rows · packed matrix [16 * groups, PER_WORD * words]; see `multiply_tiles` about the memory of `a`.
+// One thread's part of rows · packed matrix [16 * groups, PER_WORD * words]. See `multiply_tiles` about the memory of
+// `a`.
 template <class Out>
 static void multiply_share(
     Rows a, long rows, const element* packed, long groups, long words, Out out, int thread, int threads) {
