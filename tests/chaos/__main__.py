@@ -104,7 +104,7 @@ def _read(plan: Plan, place: Path) -> Outcome:
 
 def _reference(directory: Path, model: Path, prompts: Path) -> Path:
     """Make the reference: a run without faults."""
-    plan = Plan(seed=0, round=-1, mode=COLOCATED, replicas=1, rollouts=1, daemons=False, faults=())
+    plan = Plan(seed=0, round=-1, mode=COLOCATED, replicas=1, rollouts=1, daemons=False, faults=(), controllers=1)
     run = directory / "reference"
     adopt_orphans()
     pid = os.fork()

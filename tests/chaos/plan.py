@@ -104,9 +104,12 @@ class Plan:
     daemons: bool
     """Whether graders leave processes in sessions of their own."""
     faults: tuple[Fault, ...]
+    controllers: int
+    """Those of a queue of processes."""
 
     def __str__(self) -> str:
         extras = [f"{self.rollouts} rollout workers"] * (self.rollouts > 1) + ["daemons of graders"] * self.daemons
+        extras += [f"{self.controllers} controllers"] * (self.controllers > 1)
         what = ", ".join([self.mode.name, f"{self.replicas} replicas" if self.replicas > 1 else "1 replica", *extras])
         return f"round {self.round} ({what}): {'; '.join(map(str, self.faults))}"
 
@@ -115,7 +118,8 @@ class Plan:
         function = "daemonizing" if self.daemons else "digit_fraction"
         pools: dict[str, Any] = {kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward")}
         pools["rollout"] |= {"workers": self.rollouts}
-        queue = {"type": "service", "units": 2, "replicas": self.replicas, "unit_limit_s": 5.0, "client_limit_s": 8.0}
+        queue: dict[str, Any] = {"type": "service", "controllers": self.controllers, "units": 2 * self.controllers}
+        queue |= {"replicas": self.replicas, "unit_limit_s": 5.0, "client_limit_s": 8.0}
         changes = {
             "queue": queue,
             "cluster": {**pools, "start_limit_s": 60.0, "heartbeat_limit_s": 8.0, "max_deaths": 50},
@@ -145,6 +149,7 @@ def make_plan(seed: int, round: int) -> Plan:
         rollouts=choose.choice((1, 2)),
         daemons=choose.random() < 0.2,
         faults=tuple(_fault(choose, mode) for _ in range(choose.choice((1, 1, 1, 2)))),
+        controllers=1 if mode is COLOCATED else choose.choice((1, 1, 2)),
     )
 
 

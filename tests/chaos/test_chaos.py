@@ -13,7 +13,7 @@ from tests.helpers.effort import LONG
 
 SEED = 2
 ROUNDS = (0, 38, 45) if LONG else (0,)
-"""Rounds that kill a driver, a controller and a raylet."""
+"""Rounds that kill a driver, one of two controllers and a raylet."""
 
 
 def test_a_plan_follows_from_seed_and_number_alone() -> None:
@@ -29,6 +29,7 @@ def test_a_hundred_rounds_have_every_mode_kind_of_process_moment_and_harm() -> N
     assert {fault.moment for fault in faults} == {"processes", "event", "weights", "checkpoint", "export", "end"}
     assert {fault.how for fault in faults} == {"kill", "stop", "pause", "interrupt"}
     assert {plan.replicas for plan in plans} == {1, 2}
+    assert {plan.controllers for plan in plans} == {1, 2}
 
 
 @pytest.mark.parametrize(("mode", "is_open"), [(0o700, False), (0o750, True), (0o701, True), (0o777, True)])
