@@ -399,7 +399,9 @@ def test_what_is_compiled_at_first_use_is_announced_on_stderr(
     settings = ["engine.tp=2", "engine.dtype=float32", "engine.kv_cache_gib=0.01", "sampling.max_new_tokens=3"]
     done = tailrace("one", f"model.path={model}", *settings)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[0] == "compiling the shared_memory kernel (once) …"
+    said = done.stderr.splitlines()
+    assert said[0].startswith("compiling the ")
+    assert "compiling the shared_memory kernel (once) …" in said
     assert json.loads(done.stdout)["tokens"] <= 3
 
 

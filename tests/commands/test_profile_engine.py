@@ -165,20 +165,20 @@ def test_the_title_names_the_decoder_and_why_it_is_the_slow_one() -> None:
     assert title(configured(), "no compiler").endswith(" · PyTorch decoder (no compiler)")
 
 
-@pytest.mark.parametrize("engine", [{"dtype": "float32"}, {"dtype": "float32", "tp": 2}])
+@pytest.mark.parametrize("engine", [{"dtype": "float32"}, {"dtype": "float32", "tp": 2}], ids=["one rank", "two ranks"])
 def test_the_native_engine_measures_every_part(
     tmp_path: Path, tiny_model: TinyModel, capsys: pytest.CaptureFixture[str], engine: dict[str, Any]
 ) -> None:
     changes = {
         "model": {"path": str(tiny_model("llama"))},
-        "engine": {"type": "native", "kv_cache_gib": 0.01, **engine},
+        "engine": {"type": "native", "kv_cache_gib": 0.01, "block_size": 8, **engine},
     }
     profile_engine(configured(**changes), tmp_path / "p.json")
     document = json.loads((tmp_path / "p.json").read_text())
     assert document["profile"] == "engine"
     assert document["config"]["engine"]["dtype"] == "float32"
     assert document["kernels"] == "torch"
-    assert document["why_torch"] == "the C++ decoder is for bfloat16 on CPUs, not float32 on cpu"
+    assert document["why_torch"] == "the C++ decoder needs a block_size that is a multiple of 16, not 8"
     assert [(batch["batch_size"], batch["decode_steps"]) for batch in document["batches"]] == [(1, 4), (3, 4)]
     assert [batch["prefill_tokens"] for batch in document["batches"]] == [10, 30]
     for batch in document["batches"]:
