@@ -32,7 +32,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm setup-oracle quickstart test test-long test-vllm test-oracle test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-algorithms bench-quickstart bench-dispatch bench-elastic bench-serve bench-simulator bench-plan-local bench-workloads bench-breakdown reproduce-papers chaos clean
+.PHONY: help setup setup-vllm setup-oracle quickstart test test-long test-vllm test-oracle test-gpu lint types layout check-install check docs bench-trl bench-engine bench-gpu bench-adaptive-tp bench-queue bench-weights bench-pipeline bench-modes bench-algorithms bench-quickstart bench-dispatch bench-elastic bench-serve bench-simulator bench-plan-local bench-workloads bench-breakdown reproduce-papers chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -111,6 +111,9 @@ bench-weights: $(READY) ## the transfer of new weights, over a slow link and on 
 
 bench-pipeline: $(READY) ## the modes of a run, one core for each pool, and the best one beside TRL
 	$(BIN)/python benchmarks/bench_pipeline.py
+
+bench-modes: $(READY) ## what each mode learns in equal time and from equally many samples, small model
+	$(BIN)/python benchmarks/bench_modes.py
 
 bench-algorithms: $(READY) ## every algorithm on a small model, synchronous and with stale responses
 	$(BIN)/python benchmarks/bench_algorithms.py

@@ -1,0 +1,217 @@
+"""`make bench-modes`: what the modes of a run learn in equal time, and from equally many samples.
+
+    python benchmarks/bench_modes.py [--steps 60] [--seeds 3] [--processes 2] [--only two]
+
+The tiny model of bench_algorithms.py learns to answer with digits, by GRPO. Engines and trainer take a set time for
+what they compute (paced.py), so a machine with few cores has as many of them as are wanted. With two engines a step
+takes about as long to generate as to train on. Of three engines one takes twice the time for each step.
+
+    two, three          the fleets
+    sequential          synchronous, which waits for each batch
+    s1_delayed, …       asynchronous: the staleness that is allowed, and how new weights get into engines
+
+The rewards are those of held-out prompts. The seconds are counted from the start of the first step. Curves are left in
+`build/bench-modes`, where plot_learning.py finds them. The last line is JSON, with means over the seeds, by fleet and
+mode:
+
+    reward          after the last step: the mode learns from as many samples as all others
+    reward_then     when the quickest mode of the fleet and seed has made its last step
+    seconds         of the whole run, beside `sequential`
+    tokens          of a response in the last steps
+    staleness       mean of all samples that were trained on, in versions
+"""
+
+import contextlib
+import io
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import msgspec
+import numpy as np
+import typer
+from bench_algorithms import SEPARATED, prepare
+
+BUILD = Path(__file__).parents[1] / "build" / "bench-modes"
+CURVES = BUILD / "curves.json"
+EVERY = 4
+"""Steps between evaluations."""
+LAST = 3
+"""Evaluations at the end of a run, whose mean is its final reward."""
+GROUPS, GROUP_SIZE, SLOTS, LONGEST = 8, 8, 16, 24
+STEP_S = 0.02
+"""Seconds of an engine's step. A synchronous step of two engines has about 50 of them."""
+TOKEN_S = 0.8e-3
+"""Seconds in which the trainer takes in a token."""
+
+FLEETS: dict[str, tuple[float, ...]] = {"two": (1.0, 1.0), "three": (1.0, 1.0, 2.0)}
+"""How long each engine takes for a step, in `STEP_S`."""
+
+
+def _stale(staleness: int, weights: str) -> tuple[str, ...]:
+    return (f"pipeline.max_staleness={staleness}", "pipeline.streaming=true", f"weights.mode={weights}")
+
+
+MODES: dict[str, tuple[str, ...]] = {
+    "sequential": ("pipeline.max_staleness=0",),
+    "s1_delayed": _stale(1, "delayed"),
+    "s1_sub_step": _stale(1, "sub_step"),
+    "s1_in_flight": _stale(1, "in_flight"),
+    "s2_in_flight": _stale(2, "in_flight"),
+    "s4_in_flight": _stale(4, "in_flight"),
+    "s4_delayed": _stale(4, "delayed"),
+}
+
+
+class Job(NamedTuple):
+    """One run."""
+
+    fleet: str
+    mode: str
+    seed: int
+    steps: int
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """What a run shows of its learning, at each evaluation after a step."""
+
+    rewards: list[float]
+    seconds: list[float]
+    """Since the start of the first step."""
+    tokens: list[float]
+    """Of a response of the step before."""
+    staleness: float
+    """The mean over all samples, in versions."""
+
+    @property
+    def final(self) -> float:
+        """The reward at the end."""
+        return fmean(self.rewards[-LAST:])
+
+    def reward_at(self, seconds: float) -> float:
+        """The mean of the last evaluations until then."""
+        return fmean(self.rewards[: int(np.searchsorted(self.seconds, seconds, side="right"))][-LAST:] or [0.0])
+
+
+def rollout_pools(fleet: str) -> dict[str, Any]:
+    """The sections `engine` and `cluster`: engines of one pace make a pool."""
+    options = {"dtype": "float32", "kv_cache_gib": 0.01, "max_batch_size": SLOTS}
+    quick, *others = sorted(set(FLEETS[fleet]))
+
+    def engine(pace: float) -> dict[str, Any]:
+        return {"type": "adapter", "path": "paced.make_engine", "options": {**options, "step_s": STEP_S * pace}}
+
+    pools = {f"pace{pace:g}": {"workers": FLEETS[fleet].count(pace), "engine": engine(pace)} for pace in others}
+    return {
+        "engine": engine(quick),
+        "cluster": {"rollout": {"workers": FLEETS[fleet].count(quick), "pools": pools}},
+    }
+
+
+def overrides(job: Job, base: Path) -> list[str]:
+    """What makes the recipe grpo a run of the small model."""
+    sections = {
+        **rollout_pools(job.fleet),
+        "prompts": {"source": {"type": "jsonl", "path": str(base / "prompts.jsonl")}, "held_out": 32},
+        "rewards": {"grader": {"type": "function", "path": "algorithm_rewards.digits"}, "workers": 1},
+        "evaluation": {"every": EVERY, "greedy": False, "samples": 1},
+        "algorithm": {"type": "grpo", "group_size": GROUP_SIZE},
+        "trainer": {
+            "steps": job.steps,
+            "train_batch_size": GROUPS * GROUP_SIZE,
+            "micro_batch_tokens": 400,
+            "precision": "fp32",
+            "lr": 5e-3,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "backend": {"type": "adapter", "path": "paced.make_trainer", "options": {"token_s": TOKEN_S}},
+        },
+    }
+    return [
+        *(f"{name}={json.dumps(section)}" for name, section in sections.items()),
+        f"output_dir={base / '-'.join(map(str, job))}",
+        f"model.path={base / f'model-{job.seed}'}",
+        f"seed={job.seed}",
+        f"sampling.max_new_tokens={LONGEST}",
+        f"checkpoint.every={job.steps}",
+        "observe.tensorboard=false",
+        *SEPARATED,
+        *MODES[job.mode],
+    ]
+
+
+def curve(job: Job, base: Path) -> Curve:
+    """Train, and return the curve."""
+    import torch
+
+    from tailrace.cluster.local import LocalCluster
+    from tailrace.config.load import load_config
+    from tailrace.events import read_events
+    from tailrace.registers import run_files
+    from tailrace.registers.events import EventKind
+    from tailrace.run.train import train
+
+    torch.set_num_threads(1)
+    config = load_config(Path("grpo"), overrides(job, base))
+    with (
+        patch("tailrace.run.separated.make_cluster", lambda settings, _: LocalCluster(settings)),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        if code := train(config, resume=False):
+            raise RuntimeError(f"{job} ended with {code}")
+    events = read_events(Path(config.output_dir) / run_files.EVENTS)
+    steps = {event.step or 0: event for event in events if event.task == EventKind.STEP}
+    told = [event for event in events if event.task == EventKind.EVALUATION and event.step in steps]
+    evaluations = {event.step or 0: event.metrics["reward"] for event in told}
+    start = min(event.start for event in steps.values())
+    seen = sorted(evaluations)
+    return Curve(
+        rewards=[evaluations[step] for step in seen],
+        seconds=[steps[step].end - start for step in seen],
+        tokens=[steps[step].metrics["response_tokens_mean"] for step in seen],
+        staleness=fmean(event.metrics["staleness_mean"] for event in steps.values()),
+    )
+
+
+def figures(of_fleet: Mapping[str, Sequence[Curve]]) -> dict[str, dict[str, float]]:
+    """The means over the seeds, by mode."""
+    soonest = [min(one.seconds[-1] for one in of_seed) for of_seed in zip(*of_fleet.values(), strict=True)]
+    waiting = of_fleet["sequential"]
+    return {
+        mode: {
+            "reward": round(fmean(one.final for one in of), 3),
+            "reward_then": round(fmean(one.reward_at(then) for one, then in zip(of, soonest, strict=True)), 3),
+            "seconds": round(fmean(a.seconds[-1] / b.seconds[-1] for a, b in zip(of, waiting, strict=True)), 3),
+            "tokens": round(fmean(tokens for one in of for tokens in one.tokens[-LAST:]), 1),
+            "staleness": round(fmean(one.staleness for one in of), 2),
+        }
+        for mode, of in of_fleet.items()
+    }
+
+
+def main(steps: int = 60, seeds: int = 3, processes: int = 2, only: str = ",".join(FLEETS)) -> None:
+    """Train all, and print the figures."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    os.environ["OMP_NUM_THREADS"] = "1"
+    jobs = [Job(fleet, mode, seed, steps) for fleet in only.split(",") for seed in range(seeds) for mode in MODES]
+    curves: dict[str, dict[str, list[Curve]]] = {}
+    with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(processes) as pool:
+        prepare(Path(directory), seeds)
+        for job, run in [(job, pool.submit(curve, job, Path(directory))) for job in jobs]:
+            made = run.result()
+            curves.setdefault(job.fleet, {}).setdefault(job.mode, []).append(made)
+            print(f"{job.fleet} {job.mode} {job.seed}: {made.final:.3f} in {made.seconds[-1]:.1f} s", flush=True)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    CURVES.write_bytes(msgspec.json.encode(curves))
+    found = {fleet: figures(of_fleet) for fleet, of_fleet in curves.items()}
+    print(json.dumps({"bench": "modes", "steps": steps, "seeds": seeds, "tiny": found}))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,60 @@
+"""Draws `docs/images/learning.svg`: the rewards of the modes over time, from what `make bench-modes` leaves.
+
+A panel has a fleet of engines, a line has a mode: the means over the seeds at each evaluation.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+from bench_modes import CURVES, MODES, Curve
+from svg import begun
+
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "learning.svg"
+
+WIDTH, HEIGHT = 400, 240
+LEFT, TOP, GAP = 40, 76, 36
+TITLES = {"two": "two engines", "three": "three engines, one at half speed"}
+COLOURS = dict(zip(MODES, ("#5b6770", "#d97f26", "#b8505a", "#4285c9", "#22997a", "#7b5cc4", "#c9a227"), strict=True))
+
+
+def means(curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
+    """The seconds and the rewards at each evaluation, over the seeds."""
+    seconds = [fmean(at) for at in zip(*(curve.seconds for curve in curves), strict=True)]
+    return seconds, [fmean(at) for at in zip(*(curve.rewards for curve in curves), strict=True)]
+
+
+def panel(fleet: str, modes: dict[str, list[Curve]], left: float) -> Iterator[str]:
+    """Yield the drawing of one fleet."""
+    lines = {mode: means(curves) for mode, curves in modes.items()}
+    longest = max(seconds[-1] for seconds, _ in lines.values())
+    yield f'<text x="{left}" y="{TOP - 8}" font-weight="bold">{TITLES[fleet]}</text>'
+    for level in (0.0, 0.5, 1.0):
+        y = TOP + (1 - level) * HEIGHT
+        yield f'<line x1="{left}" x2="{left + WIDTH}" y1="{y}" y2="{y}" stroke="#e3e7ea"/>'
+        yield f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{level:g}</text>'
+    for mode, (seconds, rewards) in lines.items():
+        places = " ".join(
+            f"{left + x / longest * WIDTH:.1f},{TOP + (1 - y) * HEIGHT:.1f}"
+            for x, y in zip(seconds, rewards, strict=True)
+        )
+        yield f'<polyline points="{places}" fill="none" stroke="{COLOURS[mode]}" stroke-width="1.6"/>'
+    yield f'<text x="{left + WIDTH}" y="{TOP + HEIGHT + 15}" text-anchor="end">{longest:.0f} s</text>'
+
+
+def main() -> None:
+    """Draw the picture."""
+    fleets = msgspec.json.decode(CURVES.read_bytes(), type=dict[str, dict[str, list[Curve]]])
+    drawing = begun(LEFT + len(fleets) * (WIDTH + GAP), TOP + HEIGHT + 30)
+    for number, mode in enumerate(MODES):
+        x, y = LEFT + number % 4 * 150, 14 + number // 4 * 22
+        drawing.append(f'<line x1="{x}" x2="{x + 18}" y1="{y}" y2="{y}" stroke="{COLOURS[mode]}" stroke-width="3"/>')
+        drawing.append(f'<text x="{x + 24}" y="{y + 4}">{mode}</text>')
+    for number, (fleet, modes) in enumerate(fleets.items()):
+        drawing += panel(fleet, modes, LEFT + number * (WIDTH + GAP))
+    PICTURE.write_text("\n".join([*drawing, "</svg>", ""]))
+
+
+if __name__ == "__main__":
+    main()
