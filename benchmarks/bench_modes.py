@@ -166,7 +166,8 @@ def curve(job: Job, base: Path) -> Curve:
         if code := train(config, resume=False):
             raise RuntimeError(f"{job} ended with {code}")
     events = read_events(Path(config.output_dir) / run_files.EVENTS)
-    steps = {event.step or 0: event for event in events if event.task == EventKind.STEP}
+    # By the number of steps that have been trained then, which is the step of an evaluation.
+    steps = {(event.step or 0) + 1: event for event in events if event.task == EventKind.STEP}
     told = [event for event in events if event.task == EventKind.EVALUATION and event.step in steps]
     evaluations = {event.step or 0: event.metrics["reward"] for event in told}
     start = min(event.start for event in steps.values())

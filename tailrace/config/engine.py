@@ -281,8 +281,8 @@ EngineConfig = Annotated[
 
 
 class OnDevice(Config):
-    """A configuration with an `engine` on a `device`. An engine whose dtype is left open gets the one that is fast
-    there."""
+    """A configuration with an `engine` on a `device`. An engine whose dtype is left open gets the one in which
+    PyTorch is fast there, and so the trainer's."""
 
     @model_validator(mode="before")
     @classmethod

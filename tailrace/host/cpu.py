@@ -39,6 +39,6 @@ def usable_cores() -> list[int]:
 def multiplies_bfloat16() -> bool:
     """Whether the CPU has instructions to multiply bfloat16 (x86: AVX512-BF16, Arm: BF16).
 
-    Without them bfloat16 is many times slower than float32: PyTorch multiplies one number at a time.
+    Without them PyTorch multiplies one bfloat16 at a time, many times slower than float32.
     """
     return not cpu_flags().isdisjoint({"avx512_bf16", "bf16"})

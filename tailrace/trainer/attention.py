@@ -31,8 +31,8 @@ _SHORT = 32
 """Tokens of a sequence below which padding costs less than a further call."""
 
 _TOGETHER = 256
-"""Tokens of a prompt or response up to which it lies beside those of other group parts. It bounds the masks, which
-differ by part: at most 512 bytes for each token.
+"""Tokens of a prompt or response up to which it lies beside those of other group parts. So the masks of rows whose
+prompts differ in length have at most 512 numbers for each place.
 """
 
 
@@ -47,7 +47,7 @@ class Rows:
     width: int
     """W"""
     mask: torch.Tensor
-    """bool [R, 1, W, P + W], true where a response token may attend; [W, P + W] where all prompts are as long."""
+    """bool [R, 1, W, P + W], true where a response token may attend; [W, P + W] where all prompts are equally long."""
 
     @property
     def padded(self) -> int:
@@ -107,13 +107,13 @@ def make_layout(spans: Sequence[PartSpan], device: torch.device) -> Layout:
         responses = _responses(parts)
         for own in map(responses.take, _alike(responses.tokens, responses.prompt)):
             padded.append(_pad(own.start, own.tokens))
-            mask = _mask(prompts[own.prompt], int(own.tokens.max()))
+            mask = _mask(prompts[own.prompt], int(own.tokens.max()), device)
             rows.append(
                 Rows(
                     prompt_R=torch.from_numpy(own.prompt).to(device),
                     prompt_tokens=int(prompts[own.prompt].max()),
                     width=mask.shape[-2],
-                    mask=mask.to(device),
+                    mask=mask,
                 )
             )
         blocks.append(Block(prompts=len(parts), width=int(prompts.max()), rows=tuple(rows)))
@@ -155,13 +155,13 @@ def _pad(start: IntArray, tokens: IntArray) -> tuple[IntArray, npt.NDArray[np.bo
     return token.reshape(-1), (column < tokens[:, None]).reshape(-1)
 
 
-def _mask(prompts: IntArray, width: int) -> torch.Tensor:
+def _mask(prompts: IntArray, width: int, device: torch.device) -> torch.Tensor:
     """See `Rows.mask`; `prompts` are the tokens of the prompt of each response."""
     longest = int(prompts.max())
-    causal = torch.ones(width, longest + width, dtype=torch.bool).tril(longest)
+    causal = torch.ones(width, longest + width, dtype=torch.bool, device=device).tril(longest)
     if (prompts == longest).all():
         return causal
-    real = torch.arange(longest) < torch.from_numpy(prompts)[:, None]
+    real = torch.arange(longest, device=device) < torch.from_numpy(prompts).to(device)[:, None]
     mask = causal.repeat(len(prompts), 1, 1, 1)
     mask[..., :longest] &= real[:, None, None]
     return mask
@@ -222,15 +222,11 @@ def prompt_shared_attention(
     """
     # On a CPU the bf16 kernel takes twice as long as the fp32 kernel on short responses, and no less on long ones.
     dtype = torch.float32 if query.device.type == "cpu" else value.dtype
-    places = [places for block in layout.blocks for places in block.padded]
+    sizes = [size for block in layout.blocks for size in block.padded]
     with torch.autocast(query.device.type, enabled=False):
-        pieces = zip(
-            *(
-                torch.split(_Pad.apply(tensor[0].transpose(0, 1).to(dtype), layout), places)  # type: ignore[no-untyped-call]
-                for tensor in (query, key, value)
-            ),
-            strict=True,
-        )
+        packed = [tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value)]
+        padded = [_Pad.apply(tensor, layout) for tensor in packed]  # type: ignore[no-untyped-call]
+        pieces = zip(*(torch.split(tensor, sizes) for tensor in padded), strict=True)
         outputs = [out for block in layout.blocks for out in _attend(block, pieces, scaling)]
         return _Unpad.apply(torch.cat(outputs), layout)[None], None  # type: ignore[no-untyped-call]
 
@@ -252,8 +248,10 @@ def _side_by_side(places: torch.Tensor, width: int) -> torch.Tensor:
 
 def _behind(prompts_BWhd: torch.Tensor, responses_RWhd: torch.Tensor, rows: Rows) -> torch.Tensor:
     """Put its prompt's tokens in front of each response: [R, P + W, heads, d]."""
-    prompts = take_rows(prompts_BWhd[:, : rows.prompt_tokens], rows.prompt_R)
-    return torch.cat([prompts, responses_RWhd], dim=1)
+    prompts = prompts_BWhd[:, : rows.prompt_tokens]
+    shared = len(prompts) == 1
+    own = prompts.expand(len(rows.prompt_R), -1, -1, -1) if shared else take_rows(prompts, rows.prompt_R)
+    return torch.cat([own, responses_RWhd], dim=1)
 
 
 def _sdpa(

@@ -33,6 +33,7 @@ class _TakeRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         (index_N,) = ctx.saved_tensors
-        gradient_RX = gradients[0].new_zeros(ctx.shape)
-        add_rows(gradient_RX, index_N, gradients[0])
-        return gradient_RX, None
+        exact = torch.promote_types(gradients[0].dtype, torch.float32)  # bf16 would round after each sum
+        gradient_RX = gradients[0].new_zeros(ctx.shape, dtype=exact)
+        add_rows(gradient_RX, index_N, gradients[0].to(exact))
+        return gradient_RX.to(gradients[0].dtype), None

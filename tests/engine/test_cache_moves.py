@@ -161,8 +161,9 @@ def test_a_move_to_two_ranks_is_bit_for_bit_a_switch_to_them(tiny_model: TinyMod
 
 
 @pytest.mark.skipif(not cpu_flags() >= set(VECTORS), reason="this CPU has no AVX2")
-def test_the_kernels_in_cpp_go_on_bit_for_bit(tiny_model: TinyModel) -> None:
-    config: dict[str, Any] = {"dtype": "bfloat16", "kernels": "cpu", "block_size": 16}
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_kernels_in_cpp_go_on_bit_for_bit(tiny_model: TinyModel, dtype: str) -> None:
+    config: dict[str, Any] = {"dtype": dtype, "kernels": "cpu", "block_size": 16}
     with (
         closing(make_core(tiny_model("llama"), **config)) as one,
         closing(make_core(tiny_model("llama"), **config)) as two,

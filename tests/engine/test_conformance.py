@@ -52,6 +52,11 @@ class TestNativeInBfloat16(OurContract):
     outliers = 0.1
 
 
+@pytest.mark.skipif(not cpu_flags() >= set(VECTORS), reason="this CPU has no AVX2")
+class TestNativeInFloat32WithCpp(OurContract):
+    config = NativeEngineConfig(dtype="float32", kernels="cpu", kv_cache_gib=0.01)
+
+
 class TestNativeInBfloat16WithTorch(OurContract):
     """An engine with rounded logits. Some are equal at the edge of the top k, where all equal ones are kept."""
 

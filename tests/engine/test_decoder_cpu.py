@@ -277,6 +277,7 @@ def test_seconds_are_of_known_parts_and_start_again_when_taken(llama: CpuDecoder
         ({"head_dim": 512}, {}, "heads of up to 256, not 512"),
         ({"hidden_size": 100}, {}, "needs a hidden_size that is a multiple of 16, not 100"),
         ({}, {"block_size": 4}, "needs a block_size that is a multiple of 16, not 4"),
+        ({}, {"dtype": torch.float16}, "computes in bfloat16 or float32, not float16"),
         ({}, {"device": torch.device("cuda")}, "for CPUs, not cuda"),
     ],
 )

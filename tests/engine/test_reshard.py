@@ -48,6 +48,7 @@ ARCHITECTURES = {
 KINDS = {
     "torch": NativeEngineConfig(dtype="float32", kernels="torch", kv_cache_gib=0.002, block_size=4),
     "cpu": NativeEngineConfig(dtype="bfloat16", kernels="cpu", kv_cache_gib=0.002, block_size=16),
+    "cpu, fp32": NativeEngineConfig(dtype="float32", kernels="cpu", kv_cache_gib=0.002, block_size=16),
 }
 EVERY_CHANGE = {
     4: [1, 2, 4, 2, 1, 4, 1],
@@ -56,12 +57,9 @@ EVERY_CHANGE = {
 }
 """Paths of degrees, by the number of ranks: each change between two degrees occurs once."""
 
+_in_cpp = pytest.mark.skipif(not cpu_flags() >= set(VECTORS), reason="this CPU has no AVX2")
 kinds = pytest.mark.parametrize(
-    "kind",
-    [
-        "torch",
-        pytest.param("cpu", marks=pytest.mark.skipif(not cpu_flags() >= set(VECTORS), reason="this CPU has no AVX2")),
-    ],
+    "kind", ["torch", *(pytest.param(kind, marks=_in_cpp) for kind in ("cpu", "cpu, fp32"))]
 )
 
 

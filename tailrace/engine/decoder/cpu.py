@@ -67,6 +67,8 @@ def unsupported(architecture: Architecture, *, block_size: int, dtype: torch.dty
     a = architecture
     if device.type != "cpu":
         return f"the C++ decoder is for CPUs, not {device.type}"
+    if dtype not in (torch.bfloat16, torch.float32):
+        return f"the C++ decoder computes in bfloat16 or float32, not {str(dtype).removeprefix('torch.')}"
     sizes = {"block_size": block_size, "head_dim": a.head_dim, "hidden_size": a.hidden_size}
     sizes |= {"intermediate_size": a.intermediate_size, "vocab_size": a.vocab_size}
     for name, size in sizes.items():

@@ -28,7 +28,7 @@ static inline const element* region_of(
     return pool + (queries.table[n] * h.kv_heads + kv_head) * h.region();
 }
 
-constexpr long QUERY_ROWS = 36;  // rows that share a level 1 cache with a block's keys and values
+constexpr long QUERY_ROWS = 36;  // rows that share a level 1 cache with a block's keys and values in bf16
 constexpr long MOST_HEAD_DIM = 256;
 
 static inline long tokens_per_tile(const Heads& h) { return std::max(1L, QUERY_ROWS / h.group()); }

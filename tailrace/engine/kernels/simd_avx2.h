@@ -94,11 +94,11 @@ static inline unsigned equal(floats a, floats b) {
     return (unsigned)bits(a.low, b.low) | (unsigned)bits(a.high, b.high) << 8;
 }
 
-// A word for each lane, or one for all.
 constexpr int groups_at_once(int) { return 1; }
 
 #ifdef IN_FP32
 
+// A word for each lane, or one for all.
 using Words = floats;
 constexpr int most_rows(int) { return 6; }  // what 16 registers hold beside one group of columns
 
@@ -111,7 +111,7 @@ static inline floats plus_dot(floats sum, const Words& a, const Words& b) { retu
 
 #else
 
-// The members of the pairs are apart, in fp32.
+// The same for pairs of bf16, whose members are apart, in fp32.
 struct Words {
     floats first, second;
 };

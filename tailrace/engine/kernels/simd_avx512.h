@@ -52,13 +52,13 @@ static inline floats first_lanes(floats x, long count, floats rest) {
 // A bit for each lane in which a equals b.
 static inline unsigned equal(floats a, floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 
-// A word for each lane, or one for all.
 constexpr int groups_at_once(int groups) { return groups; }
 
 #if defined(IN_FP32) || defined(__AVX512BF16__)
 
 constexpr int most_rows(int groups) { return groups == 4 ? 6 : 12; }  // what 32 registers hold
 
+// A word for each lane, or one for all.
 #ifdef IN_FP32
 using Words = __m512;
 static inline Words load_words(const float* from) { return load(from); }
@@ -73,7 +73,7 @@ static inline floats plus_dot(floats sum, Words a, Words b) { return _mm512_dpbf
 
 #else
 
-// The members of the pairs are apart, in fp32.
+// The same for pairs of bf16, whose members are apart, in fp32.
 struct Words {
     floats first, second;
 };
