@@ -1,6 +1,6 @@
 """`make bench-modes`: what the modes of a run learn in equal time, and from equally many samples.
 
-    python benchmarks/bench_modes.py [--steps 60] [--seeds 3] [--processes 2] [--only two]
+    python benchmarks/bench_modes.py [--steps 24] [--seeds 3] [--processes 2] [--only two]
 
 The tiny model of bench_algorithms.py learns to answer with digits, by GRPO. Engines and trainer take a set time for
 what they compute (paced.py), so a machine with few cores has as many of them as are wanted. With two engines a step
@@ -40,7 +40,7 @@ from bench_algorithms import SEPARATED, prepare
 
 BUILD = Path(__file__).parents[1] / "build" / "bench-modes"
 CURVES = BUILD / "curves.json"
-EVERY = 4
+EVERY = 2
 """Steps between evaluations."""
 LAST = 3
 """Evaluations at the end of a run, whose mean is its final reward."""
@@ -196,7 +196,7 @@ def figures(of_fleet: Mapping[str, Sequence[Curve]]) -> dict[str, dict[str, floa
     }
 
 
-def main(steps: int = 60, seeds: int = 3, processes: int = 2, only: str = ",".join(FLEETS)) -> None:
+def main(steps: int = 24, seeds: int = 3, processes: int = 2, only: str = ",".join(FLEETS)) -> None:
     """Train all, and print the figures."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     os.environ["OMP_NUM_THREADS"] = "1"
