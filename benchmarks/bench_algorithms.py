@@ -9,17 +9,14 @@ the groups that DAPO trains on are chosen by their rewards. A run's final reward
 Curves are left in `build/bench-algorithms`, where plot_algorithms.py finds them. The last line is JSON.
 """
 
-import contextlib
-import io
 import json
-import os
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
-from unittest.mock import patch
 
+import small_model
 import typer
 
 BUILD = Path(__file__).parent.parent / "build" / "bench-algorithms"
@@ -50,9 +47,6 @@ MODES = {
 }
 
 
-SEPARATED = ("pipeline.placement=separated", "queue.type=service", "queue.units=1")
-
-
 class Job(NamedTuple):
     """One run."""
 
@@ -64,44 +58,15 @@ class Job(NamedTuple):
 
 def overrides(job: Job, base: Path) -> list[str]:
     """What makes a recipe a run of the small model."""
-    model, prompts = base / f"model-{job.seed}", base / "prompts.jsonl"
     return [
         f"output_dir={base / f'{job.recipe}-{job.mode}-{job.seed}'}",
-        f"model.path={model}",
-        f"seed={job.seed}",
-        "prompts.source.type=jsonl",
-        f"prompts.source.path={prompts}",
-        "prompts.held_out=32",
-        f"evaluation.every={EVERY}",
-        "evaluation.greedy=false",
-        "evaluation.samples=1",
-        "rewards.grader.type=function",
-        "rewards.grader.path=algorithm_rewards.digits",
-        "rewards.workers=1",
+        *small_model.overrides(base, job.seed, steps=job.steps, every=EVERY),
         "sampling.max_new_tokens=12",
         "engine.dtype=float32",
         "engine.kv_cache_gib=0.01",
-        f"trainer.steps={job.steps}",
-        "trainer.precision=fp32",
-        "trainer.lr=5e-3",
-        "trainer.schedule=constant",
-        "trainer.warmup_steps=0",
-        f"checkpoint.every={job.steps}",
-        "observe.tensorboard=false",
         *MODES[job.mode],
         *RECIPES[job.recipe],
     ]
-
-
-def prepare(base: Path, seeds: int) -> None:
-    """Write the prompts, and a model for each seed."""
-    from tailrace.conformance.tiny import write_tiny_model
-
-    base.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps({"prompt": f"n{number}", "answer": ""}) + "\n" for number in range(64))
-    (base / "prompts.jsonl").write_text("".join(lines))
-    for seed in range(seeds):
-        write_tiny_model("llama", base / f"model-{seed}", seed=seed)
 
 
 class Curve(NamedTuple):
@@ -120,22 +85,7 @@ class Curve(NamedTuple):
 
 def curve(job: Job, base: Path) -> Curve:
     """Train, and return the curve."""
-    import torch
-
-    from tailrace.cluster.local import LocalCluster
-    from tailrace.config.load import load_config
-    from tailrace.events import read_events
-    from tailrace.run.train import train
-
-    torch.set_num_threads(1)
-    config = load_config(Path(job.recipe), [*overrides(job, base), *SEPARATED])
-    with (
-        patch("tailrace.run.separated.make_cluster", lambda settings, _: LocalCluster(settings)),
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
-        if code := train(config, resume=False):
-            raise RuntimeError(f"{job} ended with {code}")
-    events = read_events(Path(config.output_dir) / "events.jsonl")
+    events = small_model.trained(job.recipe, overrides(job, base))
     rewards = {event.step: event.metrics["reward"] for event in events if event.task == "evaluation"}
     stale = fmean(event.metrics["staleness_mean"] for event in events if event.task == "step")
     return Curve([reward for _, reward in sorted(rewards.items())], stale)
@@ -143,11 +93,9 @@ def curve(job: Job, base: Path) -> Curve:
 
 def main(steps: int = 60, seeds: int = 3, processes: int = 2, only: str = ",".join(RECIPES)) -> None:
     """Train all, and print the mean final reward of each, over the seeds."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    os.environ["OMP_NUM_THREADS"] = "1"
     jobs = [Job(recipe, mode, seed, steps) for recipe in only.split(",") for mode in MODES for seed in range(seeds)]
     with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(processes) as pool:
-        prepare(Path(directory), seeds)
+        small_model.prepare(Path(directory), seeds)
         runs = [(job, pool.submit(curve, job, Path(directory))) for job in jobs]
         curves: dict[str, dict[str, list[Curve]]] = {}
         for job, run in runs:

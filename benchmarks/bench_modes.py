@@ -2,7 +2,7 @@
 
     python benchmarks/bench_modes.py [--steps 24] [--seeds 3] [--processes 2] [--only two]
 
-The tiny model of bench_algorithms.py learns to answer with digits, by GRPO. Engines and trainer take a set time for
+The model of small_model.py learns to answer with digits, by GRPO. Engines and trainer take a set time for
 what they compute (paced.py), so a machine with few cores has as many of them as are wanted. With two engines a step
 takes about as long to generate as to train on. Of three engines one takes twice the time for each step.
 
@@ -21,22 +21,18 @@ mode:
     staleness       mean of all samples that were trained on, in versions
 """
 
-import contextlib
-import io
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import msgspec
 import numpy as np
+import small_model
 import typer
-from bench_algorithms import SEPARATED, prepare
 
 BUILD = Path(__file__).parents[1] / "build" / "bench-modes"
 CURVES = BUILD / "curves.json"
@@ -116,56 +112,25 @@ def rollout_pools(fleet: str) -> dict[str, Any]:
 
 def overrides(job: Job, base: Path) -> list[str]:
     """What makes the recipe grpo a run of the small model."""
-    sections = {
-        **rollout_pools(job.fleet),
-        "prompts": {"source": {"type": "jsonl", "path": str(base / "prompts.jsonl")}, "held_out": 32},
-        "rewards": {"grader": {"type": "function", "path": "algorithm_rewards.digits"}, "workers": 1},
-        "evaluation": {"every": EVERY, "greedy": False, "samples": 1},
-        "algorithm": {"type": "grpo", "group_size": GROUP_SIZE},
-        "trainer": {
-            "steps": job.steps,
-            "train_batch_size": GROUPS * GROUP_SIZE,
-            "micro_batch_tokens": 400,
-            "precision": "fp32",
-            "lr": 5e-3,
-            "schedule": "constant",
-            "warmup_steps": 0,
-            "backend": {"type": "adapter", "path": "paced.make_trainer", "options": {"token_s": TOKEN_S}},
-        },
-    }
+    backend = {"type": "adapter", "path": "paced.make_trainer", "options": {"token_s": TOKEN_S}}
     return [
-        *(f"{name}={json.dumps(section)}" for name, section in sections.items()),
         f"output_dir={base / '-'.join(map(str, job))}",
-        f"model.path={base / f'model-{job.seed}'}",
-        f"seed={job.seed}",
+        *small_model.overrides(base, job.seed, steps=job.steps, every=EVERY),
+        f"algorithm.group_size={GROUP_SIZE}",
+        f"trainer.train_batch_size={GROUPS * GROUP_SIZE}",
+        "trainer.micro_batch_tokens=400",
+        f"trainer.backend={json.dumps(backend)}",
+        *(f"{name}={json.dumps(section)}" for name, section in rollout_pools(job.fleet).items()),
         f"sampling.max_new_tokens={LONGEST}",
-        f"checkpoint.every={job.steps}",
-        "observe.tensorboard=false",
-        *SEPARATED,
         *MODES[job.mode],
     ]
 
 
 def curve(job: Job, base: Path) -> Curve:
     """Train, and return the curve."""
-    import torch
-
-    from tailrace.cluster.local import LocalCluster
-    from tailrace.config.load import load_config
-    from tailrace.events import read_events
-    from tailrace.registers import run_files
     from tailrace.registers.events import EventKind
-    from tailrace.run.train import train
 
-    torch.set_num_threads(1)
-    config = load_config(Path("grpo"), overrides(job, base))
-    with (
-        patch("tailrace.run.separated.make_cluster", lambda settings, _: LocalCluster(settings)),
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
-        if code := train(config, resume=False):
-            raise RuntimeError(f"{job} ended with {code}")
-    events = read_events(Path(config.output_dir) / run_files.EVENTS)
+    events = small_model.trained("grpo", overrides(job, base))
     # By the number of steps that have been trained then, which is the step of an evaluation.
     steps = {(event.step or 0) + 1: event for event in events if event.task == EventKind.STEP}
     told = [event for event in events if event.task == EventKind.EVALUATION and event.step in steps]
@@ -198,12 +163,10 @@ def figures(of_fleet: Mapping[str, Sequence[Curve]]) -> dict[str, dict[str, floa
 
 def main(steps: int = 24, seeds: int = 3, processes: int = 2, only: str = ",".join(FLEETS)) -> None:
     """Train all, and print the figures."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    os.environ["OMP_NUM_THREADS"] = "1"
     jobs = [Job(fleet, mode, seed, steps) for fleet in only.split(",") for seed in range(seeds) for mode in MODES]
     curves: dict[str, dict[str, list[Curve]]] = {}
     with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(processes) as pool:
-        prepare(Path(directory), seeds)
+        small_model.prepare(Path(directory), seeds)
         for job, run in [(job, pool.submit(curve, job, Path(directory))) for job in jobs]:
             made = run.result()
             curves.setdefault(job.fleet, {}).setdefault(job.mode, []).append(made)
