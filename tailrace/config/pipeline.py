@@ -21,7 +21,7 @@ class PipelineConfig(Config):
     `trainer.micro_batch_tokens` must be less than a batch has."""
     in_order: bool = False
     """For streaming only: train groups in the order of their prompts, not in the order in which they finish. The update
-    is then bit-identical to the synchronous one."""
+    is then bit-identical to the synchronous one. Needs one controller of the queue."""
     replay: PathText | None = None
     """A trace to play (`tailrace bench`): the responses of group k are as long as those of its group k, whatever the
     model says; waits of the recorded lengths stand for tools and graders. Evaluations are not touched. All machines

@@ -68,16 +68,26 @@ def check_queue(config: QueueConfig, table: TableConfig) -> None:
         UserError: no row could pass the table; the queue cannot be served here; or a running one is missing, does not
             answer, has another table, or has served a run.
     """
-    controllers = config.controllers if isinstance(config, ServiceQueueConfig) else 1
+    match config:
+        case LocalQueueConfig():
+            _check_policies(table, 1)
+        case ServiceQueueConfig():
+            _check_policies(table, config.controllers)
+            check_service(config)
+        case RemoteQueueConfig():
+            _check_running(config, table)
+
+
+def _check_policies(table: TableConfig, controllers: int) -> None:
     try:
         check_table(make_tasks(table, controllers=controllers), table.columns)
     except QueueError as error:
         raise UserError(f"algorithm: {error}") from None
-    if isinstance(config, ServiceQueueConfig):
-        check_service(config)
-    if not isinstance(config, RemoteQueueConfig):
-        return
+
+
+def _check_running(config: RemoteQueueConfig, table: TableConfig) -> None:
     address = QueueAddress.read(config.path)
+    _check_policies(table, len(address.each))
     try:
         served = read_table(address, name="run", limit_s=_GREETING_LIMIT_S)
         stats = read_stats(address, name="run", limit_s=_GREETING_LIMIT_S)

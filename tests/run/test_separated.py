@@ -66,18 +66,26 @@ def test_without_staleness_a_separated_run_equals_a_colocated_one_bit_for_bit(
     assert_same_run(tmp_path / "colocated", tmp_path / "separated")
 
 
-@pytest.mark.parametrize("streaming", [False, True])
 def test_a_run_with_two_controllers_of_its_queue_equals_one_with_one_bit_for_bit(
-    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object, streaming: bool
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object
 ) -> None:
-    pipeline = {**SYNCHRONOUS, "streaming": streaming, "in_order": streaming}
     for controllers in (1, 2):
         queue = {"type": "service", "controllers": controllers, "units": 2}
         config = small_run(
-            tmp_path / f"{controllers}", tiny_model("llama"), prompts, pipeline=pipeline, queue=queue, **KL
+            tmp_path / f"{controllers}", tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, queue=queue, **KL
         )
         assert train(config, resume=False) == 0
     assert_same_run(tmp_path / "1", tmp_path / "2")
+
+
+def test_several_controllers_are_refused_where_groups_must_come_in_the_order_of_the_run(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object
+) -> None:
+    queue = {"type": "service", "controllers": 2, "units": 2}
+    pipeline = {**SYNCHRONOUS, "streaming": True, "in_order": True}
+    config = small_run(tmp_path / "run", tiny_model("llama"), prompts, pipeline=pipeline, queue=queue)
+    with pytest.raises(UserError, match=r"\(pipeline\.in_order\), .* queue\.controllers is 2; give 1"):
+        train(config, resume=False)
 
 
 def test_weights_that_are_broadcast_make_the_same_run_bit_for_bit(

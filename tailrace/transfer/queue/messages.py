@@ -163,7 +163,8 @@ class Claim(Message, frozen=True):
     """The rank that claims, for policies that split batches among ranks."""
     wait_s: Seconds
     window: int | None = None
-    """To one of several controllers: the last window whose rows may be handed out; see `Policy.next_window`."""
+    """To one of several controllers: the last window whose rows may be handed out; see `Policy.next_window`. The answer
+    is Later where its first one is beyond that. Where it has no rows of any, the claim waits for `wait_s`."""
 
 
 class Later(Message, frozen=True):

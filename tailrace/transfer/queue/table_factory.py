@@ -44,7 +44,8 @@ def make_policy(config: PolicyConfig, *, controllers: int = 1) -> Policy:
     """Make the policy of `config.type`, for one of `controllers`.
 
     Raises:
-        QueueError: a batch has fewer rows than ranks, or would have to be split by several controllers.
+        QueueError: a batch has fewer rows than ranks, or several controllers would have to split batches or to keep the
+            order of the run.
     """
     match config:
         case FirstInConfig():
@@ -54,6 +55,12 @@ def make_policy(config: PolicyConfig, *, controllers: int = 1) -> Policy:
         case WholeGroupsConfig():
             return WholeGroups(config.max_groups)
         case TokenBudgetConfig():
+            if controllers > 1 and config.tokens is not None and config.window == 1:
+                raise QueueError(
+                    f"policy 'token_budget' with window=1 hands out groups in the order of the run "
+                    f"(pipeline.in_order), which a controller keeps among its own, and queue.controllers is "
+                    f"{controllers}; give 1, or the rows of a training step as window (pipeline.in_order=false)"
+                )
             return TokenBudget(
                 config.tokens,
                 window=config.window,

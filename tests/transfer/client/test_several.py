@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -12,13 +13,17 @@ import pytest
 
 from tailrace.errors import ColumnError, GroupExists, LeaseError, QueueClosed, QueueError, QueueTimeout
 from tailrace.transfer.queue.base import Claim, NewRow
+from tailrace.transfer.queue.client.base import operations_of
 from tailrace.transfer.queue.client.look import fullest, read_stats, retire_unit
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
+from tailrace.transfer.queue.messages import QUEUE
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.rows.table import QueueTask
+from tailrace.transfer.wire.calls import Operation
+from tailrace.transfer.wire.sync import SyncClient
 from tailrace.types import Value
 from tests.helpers.effort import effort
 from tests.transfer.client.servers import LIMIT_S, MAX_BYTES, joined, serving, serving_several
@@ -108,6 +113,69 @@ def test_no_claim_gets_rows_of_a_step_while_another_controller_has_rows_of_an_ea
             seen += groups_of(claim)
             queue.ack(claim, outputs(claim))
         assert [sorted(seen[:4]), sorted(seen[4:])] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_rows_of_a_later_step_that_are_ready_first_do_not_end_the_wait_for_those_of_an_earlier_one(
+    tmp_path: Path,
+) -> None:
+    """When the wait began, no controller had rows."""
+
+    async def run() -> None:
+        async with asyncio.timeout(LIMIT_S), RemoteQueue(address, name="tester") as queue:
+            waiting = asyncio.create_task(queue.claim("actor"))
+            while (await queue.stats()).tasks["actor"].claims < 2:
+                pass
+            for number in (1, 4):  # of the first step at one controller, and of the second step at the other one
+                await queue.put(group(number))
+            made = {}
+            for _ in range(2):
+                claim = await queue.claim("rollout")
+                made[claim.rows[0].group_id] = claim
+            for number in (4, 1):
+                await queue.ack(made[number], outputs(made[number], response_ids=tokens(5)))
+                claim = await queue.claim("reward")
+                await queue.ack(claim, outputs(claim, reward=0.5))
+            for number, coming in ((1, waiting), (4, queue.claim("actor"))):
+                claim = await coming
+                assert groups_of(claim) == [number]
+                await queue.ack(claim, outputs(claim))
+
+    def by_steps() -> Sequence[QueueTask]:
+        return table(FirstIn(1), FirstIn(1), TokenBudget(4, window=STEP, ends_with_window=True))
+
+    with serving_several(tmp_path, by_steps) as (address, _):
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("asked", range(4))
+def test_rows_that_enter_between_two_questions_of_a_claim_are_claimed_in_order(
+    tmp_path: Path, first: int, asked: int
+) -> None:
+    """The rows enter after so many messages; the controller `first` has those of the first step."""
+    earlier, later = first, 4 + (1 - first)
+
+    def interrupted() -> Operation[Claim]:
+        operation = operations_of(address, shared_memory=False).claim("only", limit=None, rank=None, timeout=LIMIT_S)
+        step = next(operation)
+        for number in count():
+            if number == asked:
+                producer.put(group(earlier))
+                producer.put(group(later))
+            outcomes = yield step
+            try:
+                step = operation.send(outcomes)
+            except StopIteration as end:
+                claim: Claim = end.value
+                return claim
+        raise AssertionError("the claim has no end")
+
+    with (
+        serving_several(tmp_path, lambda: steps(tokens=4)) as (address, _),
+        SyncQueue(address, name="producer") as producer,
+        SyncClient("tester", address.token, QUEUE) as client,
+    ):
+        assert groups_of(client.run(interrupted())) == [earlier]
 
 
 def test_rows_that_came_back_are_claimed_before_those_of_the_next_step(tmp_path: Path, face: Face) -> None:

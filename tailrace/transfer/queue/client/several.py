@@ -10,7 +10,8 @@ are renewed while others are waited for. One client at a time should claim for s
 
 Windows of the run, such as training steps, are handed out one after the other here as well. A client asks for rows up
 to the window that was the first one when it last looked. When no controller has such rows, it goes on to the next
-window that one has; see `Policy.next_window`.
+window that one has; see `Policy.next_window`. It does so when two rounds of asking have found the same one: in the
+first, rows may have entered at a controller that had just been asked.
 
 Waiting: a claim waits on all controllers at once. The first to grant it wins, and what others have granted meanwhile is
 given back. A controller that is silent does not hold up claims of rows that others have.
@@ -62,6 +63,8 @@ _AVOID_S = 10.0
 """Seconds in which a controller that did not say so is not asked before others."""
 _AGAIN_S = 60.0
 """Seconds of waiting after which all controllers are asked again: one that was lost may be back."""
+_MOMENT_S = 1e-3
+"""Seconds that a claim without time waits: one that does not wait is told at once that there are no rows."""
 _ONE_CONTROLLER = "rows are leased and fetched apart at one controller alone; give queue.controllers=1"
 _UNFINISHED = 2**16
 """The number of groups that are remembered because others of their put were refused."""
@@ -75,7 +78,7 @@ class _Wanted:
     limit: int | None
     rank: int | None
 
-    def message(self, wait_s: float, window: int | None) -> ClaimMessage:
+    def message(self, wait_s: float, window: int) -> ClaimMessage:
         """The request to a controller that may wait `wait_s` seconds."""
         return ClaimMessage(self.task, self.limit, self.rank, wait_s, window)
 
@@ -195,24 +198,27 @@ class SeveralControllers(Operations):
                 yield from tries.again(error, otherwise=otherwise)
 
     def _lease(self, wanted: _Wanted, tries: Tries, held: Sequence[Part]) -> Operation[tuple[int, Claimed]]:
+        next_window: int | None = None
         while True:
-            window: int | None = self._windows.get(wanted.task, 0)
-            may_have_rows: list[int] = []
+            window = self._windows.get(wanted.task, 0)
+            waits_at: list[int] = []
             later: list[int] = []
+            may_have_rows = False
             for controller in self._in_turn(gathers=bool(held) or wanted.task in self._sessions[0].gathering):
                 outcome = yield from self._ask_at_once(controller, wanted, window, held)
                 if isinstance(outcome, Claimed):
                     return controller, outcome
-                if outcome is None:
-                    may_have_rows.append(controller)
-                elif outcome.window is not None:
+                if outcome is not None and outcome.window is not None:
                     later.append(outcome.window)
+                else:
+                    waits_at.append(controller)
+                    may_have_rows |= outcome is None
             if later and not may_have_rows:
-                self._windows[wanted.task] = min(later)
+                if min(later) == next_window:
+                    self._windows[wanted.task] = next_window
+                next_window = min(later)
                 continue
-            if not may_have_rows:  # none of them has rows of any window
-                may_have_rows, window = list(range(len(self._sessions))), None
-            granted = yield from self._wait(may_have_rows, wanted, window, tries, held)
+            granted = yield from self._wait(waits_at, wanted, window, tries, held)
             if granted is not None:
                 return granted
 
@@ -225,7 +231,7 @@ class SeveralControllers(Operations):
         return [(self._turn + place) % count for place in range(count)]
 
     def _ask_at_once(
-        self, controller: int, wanted: _Wanted, window: int | None, held: Sequence[Part]
+        self, controller: int, wanted: _Wanted, window: int, held: Sequence[Part]
     ) -> Operation[Claimed | Later | None]:
         """Ask a controller for rows that it has now. None: it may have some soon, or is silent."""
         session = self._sessions[controller]
@@ -241,18 +247,18 @@ class SeveralControllers(Operations):
         return _granted(outcome)
 
     def _wait(
-        self, controllers: Sequence[int], wanted: _Wanted, window: int | None, tries: Tries, held: Sequence[Part]
+        self, controllers: Sequence[int], wanted: _Wanted, window: int, tries: Tries, held: Sequence[Part]
     ) -> Operation[tuple[int, Claimed] | None]:
-        """Wait until one of the controllers grants the claim. None: they are to be asked again.
+        """Wait until one of the controllers grants the claim. None: all are to be asked again.
 
         Raises:
             QueueTimeout: no time is left.
         """
         left_s = tries.left_s
-        wait_s = min([left_s, _AGAIN_S, *(part.claim.lease_s / 3 for part in held)])
+        wait_s = min([max(left_s, _MOMENT_S), _AGAIN_S, *(part.claim.lease_s / 3 for part in held)])
         sessions = [self._sessions[controller] for controller in controllers]
         calls = [Call(one.controller, wanted.message(wait_s, window), wait_s=wait_s) for one in sessions]
-        first = yield from _first_reply(calls, self._give_back(held), is_last=wait_s == left_s)
+        first = yield from _first_reply(calls, self._give_back(held), is_last=wait_s >= left_s)
         if first is None:
             yield Step(self._renewals(held), self._give_back(held))  # a lease that has ended is noticed at the ack
             return None

@@ -221,6 +221,8 @@ class Leases:
         now = context.server.now
         if message.window is not None:
             window = context.control.next_window(message.task)
+            if window is None and message.wait_s:
+                return Wait.HERE
             if window is None or window > message.window:
                 return Later(window)
         lease = context.control.claim(message.task, limit=message.limit, rank=message.rank, now=now)
