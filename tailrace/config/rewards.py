@@ -49,6 +49,18 @@ class RegexReward(Config):
     """Which match is the response's answer."""
 
 
+class IntegerReward(Config):
+    """Reward 1 where the chosen integer in the response equals the answer, and a part of that for its sign and
+    digits. So a group whose responses are all wrong still says which is nearer."""
+
+    type: Literal["integer"] = "integer"
+    partial: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Reward of an integer that is wrong, times the share of its places that are right: the sign, and each digit from
+    the last one on. With 0 a wrong one has none."""
+    match: Which = "last"
+    """Which integer is the response's answer."""
+
+
 class MathReward(Config):
     """Reward 1 where the response's final expression equals the answer mathematically, by math-verify."""
 
@@ -237,6 +249,7 @@ class GivenReward(_Called):
 Grader = Annotated[
     ExactReward
     | RegexReward
+    | IntegerReward
     | MathReward
     | ReasoningGymReward
     | FunctionReward

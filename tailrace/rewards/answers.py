@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from tailrace.config.rewards import (
     ExactReward,
     Grader,
+    IntegerReward,
     JudgeReward,
     MathReward,
     ReasoningGymReward,
@@ -28,11 +29,12 @@ _LOOKED_AT = 100
 """The most answers that are checked, spread over the prompts."""
 _LIMIT_S = 10.0
 """Seconds for the answers of one set. An answer whose check takes longer counts as fine."""
-_LOOKS_AT_ANSWERS = ExactReward | RegexReward | MathReward | ReasoningGymReward
-_COMPARES = ExactReward | RegexReward | MathReward
+_COMPARES = ExactReward | RegexReward | IntegerReward | MathReward
+_LOOKS_AT_ANSWERS = _COMPARES | ReasoningGymReward
 _WHY_NOT = {
     "exact": "are empty or have several lines, and a response has to be the answer letter for letter",
     "regex": "can never be what {key}.pattern finds",
+    "integer": "are no integer",
     "math": "are no mathematical expression, or are a number among words, whose letters count as variables",
     "reasoning_gym": "are of no task of reasoning-gym",
 }

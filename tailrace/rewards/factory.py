@@ -25,6 +25,10 @@ def make_grader(config: "GraderConfig", key: str = "rewards.grader") -> Grader |
             from tailrace.rewards.regex import RegexGrader
 
             return RegexGrader(config)
+        case "integer":
+            from tailrace.rewards.integer import IntegerGrader
+
+            return IntegerGrader(config)
         case "math":
             from tailrace.rewards.math import MathGrader
 

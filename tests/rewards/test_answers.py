@@ -52,6 +52,7 @@ async def said(rewards: RewardsConfig, asked: list[Prompt]) -> list[str]:
         ({"type": "regex", "pattern": ".*"}, ["x", ""], (1, 2, "can never be what rewards.grader.pattern finds")),
         ({"type": "exact"}, [SOLUTION, "x"], (1, 2, "are empty or have several lines")),
         ({"type": "exact"}, ["x", "", " "], (2, 3, "are empty or have several lines")),
+        ({"type": "integer"}, ["-12", "4.2", "12"], (1, 3, "are no integer, such as")),
         ({"type": "math"}, ["", "12", None], (2, 3, "are no mathematical expression")),
         ({"type": "math"}, ["5", "5 dogs"], (1, 2, "are no mathematical expression, or are a number among words")),
     ],

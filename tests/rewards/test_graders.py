@@ -8,7 +8,7 @@ import reasoning_gym  # type: ignore[import-untyped]
 from reasoning_gym.dataset import ProceduralDataset  # type: ignore[import-untyped]
 
 from tailrace.config.prompts import ReasoningGymSource
-from tailrace.config.rewards import ExactReward, MathReward, ReasoningGymReward, RegexReward
+from tailrace.config.rewards import ExactReward, IntegerReward, MathReward, ReasoningGymReward, RegexReward
 from tailrace.errors import RewardError
 from tailrace.prompts.sources.reasoning_gym import reasoning_gym_rows
 from tailrace.rewards.base import AsyncGrader, Grader
@@ -55,7 +55,43 @@ def test_regex_compares_the_chosen_match(pattern: str, which: Any, response: str
     assert score(make_grader(RegexReward(pattern=pattern, match=which)), response, "7") == reward
 
 
-@pytest.mark.parametrize("grader", [ExactReward(), RegexReward(pattern="x*"), MathReward()])
+@pytest.mark.parametrize(
+    ("response", "answer", "reward"),
+    [
+        ("12 + 30 is 42", "42", 1.0),
+        ("042", "42", 1.0),
+        ("-7.", "-7", 1.0),
+        ("41", 42, 0.6 * 2 / 3),
+        ("-42", "42", 0.6 * 2 / 3),
+        ("2", "42", 0.6 * 2 / 3),
+        ("142", "42", 0.6 * 3 / 4),
+        ("24", "42", 0.6 * 1 / 3),
+        ("-24", "42", 0.0),
+        ("0", "-1", 0.0),
+        ("forty", "42", 0.0),
+    ],
+)
+def test_an_integer_that_is_wrong_is_rewarded_for_its_sign_and_digits(
+    response: str, answer: Any, reward: float
+) -> None:
+    assert score(make_grader(IntegerReward(partial=0.6)), response, answer) == pytest.approx(reward)
+
+
+def test_the_chosen_integer_counts_and_is_right_or_wrong_as_a_whole() -> None:
+    grader = make_grader(IntegerReward(match="first"))
+    assert isinstance(grader, Grader)
+    result = grader.grade(make_request("7, not 8", answer="7"))
+    assert result == {"reward": 1.0, "correct": True, "final_answer": "7"}
+    wrong = grader.grade(make_request("8, not 7", answer="7"))
+    assert wrong == {"reward": 0.25, "correct": False, "final_answer": "8"}
+
+
+def test_an_answer_that_is_no_integer_is_an_error() -> None:
+    with pytest.raises(RewardError, match=r"the answer '4\.2' is no integer; take another grader"):
+        score(make_grader(IntegerReward()), "4.2", "4.2")
+
+
+@pytest.mark.parametrize("grader", [ExactReward(), RegexReward(pattern="x*"), IntegerReward(), MathReward()])
 @pytest.mark.parametrize(
     ("answer", "says"),
     [(None, "has no answer to"), ("", "has the empty answer '' to"), (" \n", "has the empty answer")],
