@@ -2,8 +2,9 @@
 
     [prompt a][response a0][response a1][response a2][prompt b][response b0] …      T tokens, no padding
 
-A prompt is computed once for all responses of its group that are in the same micro-batch. Every response continues
-at its prompt's position; `attention.py` keeps responses from seeing each other. This module uses numpy and no tensors.
+A prompt is computed once for all responses of its group that are in the same micro-batch, and so is a response that
+several of its samples have: short answers are often equal. Every response continues at its prompt's position;
+`attention.py` keeps responses from seeing each other. This module uses numpy and no tensors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,19 +41,21 @@ class PartSpan:
     """Index of the prompt's first token."""
     prompt_tokens: int
     response_tokens: tuple[int, ...]
-    """Number of tokens of each response; the first one begins right after the prompt."""
+    """Number of tokens of each distinct response; the first one begins right after the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedBatch:
-    """A micro-batch: T tokens to compute, and the N response tokens among them to score."""
+    """A micro-batch: T tokens to compute. Those of distinct responses, U, get scores for all N response tokens."""
 
     spans: tuple[PartSpan, ...]
     input_ids_T: IntArray
     position_ids_T: IntArray
-    predictor_N: IntArray
-    """Index in 0 … T - 1 of the hidden state that predicts each response token."""
-    target_N: IntArray
+    predictor_U: IntArray
+    """Index in 0 … T - 1 of the hidden state that predicts each token of the distinct responses."""
+    target_U: IntArray
+    scored_N: IntArray
+    """Index in 0 … U - 1 of the score of each response token."""
     sample_N: IntArray
     """Index in 0 … S - 1 of the sample of each response token."""
     mask_N: FloatArray
@@ -81,17 +84,28 @@ def pack(parts: Sequence[GroupPart]) -> PackedBatch:
         AlgorithmError: a column has a number of values other than one for each token.
     """
     spans: list[PartSpan] = []
+    distinct: list[list[IntArray]] = []
+    places: list[int] = []
+    """The place of each sample's response among all distinct ones."""
     for part in parts:
+        responses, own = _distinct(part.samples)
         start = spans[-1].start + _tokens(spans[-1]) if spans else 0
-        spans.append(_span(part, start))
+        spans.append(_span(part, responses, start))
+        places += [sum(map(len, distinct)) + place for place in own]
+        distinct.append(responses)
+    targets = [response for responses in distinct for response in responses]
+    scored = np.split(np.arange(sum(map(len, targets))), np.cumsum([len(target) for target in targets])[:-1])
     samples = [sample for part in parts for sample in part.samples]
     lengths = [len(sample.response_ids) for sample in samples]
     return PackedBatch(
         spans=tuple(spans),
-        input_ids_T=np.concatenate([ids for part in parts for ids in _token_ids(part)]),
+        input_ids_T=np.concatenate(
+            [ids for part, own in zip(parts, distinct, strict=True) for ids in (part.samples[0].prompt_ids, *own)]
+        ),
         position_ids_T=np.concatenate([positions for span in spans for positions in _positions(span)]),
-        predictor_N=np.concatenate([indices for span in spans for indices in _predictors(span)]),
-        target_N=np.concatenate([sample.response_ids for sample in samples]),
+        predictor_U=np.concatenate([indices for span in spans for indices in _predictors(span)]),
+        target_U=np.concatenate(targets),
+        scored_N=np.concatenate([scored[place] for place in places]),
         sample_N=np.repeat(np.arange(len(samples)), lengths),
         mask_N=np.concatenate([sample.response_mask for sample in samples]).astype(np.float32),
         columns_N=_columns(samples),
@@ -107,21 +121,23 @@ def _on_policy(samples: Sequence[TrainSample], lengths: Sequence[int]) -> FloatA
     return np.repeat(np.array([sample.on_policy for sample in samples], np.float32), lengths)
 
 
-def _span(part: GroupPart, start: int) -> PartSpan:
+def _distinct(samples: Sequence[TrainSample]) -> tuple[list[IntArray], list[int]]:
+    """The distinct responses of samples, and for each sample the place of its own among them."""
+    found: dict[tuple[int, ...], int] = {}
+    places = [found.setdefault(tuple(sample.response_ids.tolist()), len(found)) for sample in samples]
+    return [samples[places.index(place)].response_ids for place in range(len(found))], places
+
+
+def _span(part: GroupPart, responses: Sequence[IntArray], start: int) -> PartSpan:
     return PartSpan(
         start=start,
         prompt_tokens=len(part.samples[0].prompt_ids),
-        response_tokens=tuple(len(sample.response_ids) for sample in part.samples),
+        response_tokens=tuple(map(len, responses)),
     )
 
 
 def _tokens(span: PartSpan) -> int:
     return span.prompt_tokens + sum(span.response_tokens)
-
-
-def _token_ids(part: GroupPart) -> Iterator[IntArray]:
-    yield part.samples[0].prompt_ids
-    yield from (sample.response_ids for sample in part.samples)
 
 
 def _positions(span: PartSpan) -> Iterator[IntArray]:

@@ -87,8 +87,8 @@ class Scorer:
 
     def _scores(self, batch: PackedBatch, embeddings: torch.Tensor) -> torch.Tensor:
         """[N] the scores of the response tokens of a micro-batch."""
-        positions, predictor, target = (
-            self._tensor(array) for array in (batch.position_ids_T, batch.predictor_N, batch.target_N)
+        positions, predictor, target, scored = (
+            self._tensor(array) for array in (batch.position_ids_T, batch.predictor_U, batch.target_U, batch.scored_N)
         )
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
             hidden_TH = self._model.base_model(
@@ -97,7 +97,8 @@ class Scorer:
                 use_cache=False,
                 layout=make_layout(batch.spans, self._device),
             ).last_hidden_state[0]
-        return self.score(take_rows(hidden_TH, predictor), target)
+        scores = self.score(take_rows(hidden_TH, predictor), target)
+        return take_rows(scores[:, None], scored)[:, 0]
 
     def _embed(self, batch: PackedBatch) -> torch.Tensor:
         """The input embeddings, [1, T, H] fp32, without a graph.

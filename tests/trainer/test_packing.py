@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -91,13 +92,27 @@ def test_a_packed_row_repeats_no_prompt_and_every_response_continues_it() -> Non
     expected = [first.prompt_ids, first.response_ids, second.response_ids, third.prompt_ids, third.response_ids]
     np.testing.assert_array_equal(batch.input_ids_T, np.concatenate(expected))
     assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2, 3]
-    assert batch.predictor_N.tolist() == [2, 3, 2, 7, 8]
+    assert batch.predictor_U.tolist() == [2, 3, 2, 7, 8]
+    assert batch.scored_N.tolist() == [0, 1, 2, 3, 4]
     assert batch.sample_N.tolist() == [0, 0, 1, 2, 2]
-    np.testing.assert_array_equal(batch.target_N, np.concatenate([sample.response_ids for sample in samples]))
+    np.testing.assert_array_equal(batch.target_U, np.concatenate([sample.response_ids for sample in samples]))
     advantages = np.concatenate([sample.columns["advantages"] for sample in samples])
     np.testing.assert_array_equal(batch.columns_N["advantages"], advantages)
     assert [span.start for span in batch.spans] == [0, 6]
     assert batch.old_log_probs_N is None
+
+
+def test_a_response_that_several_samples_of_a_group_have_is_packed_once() -> None:
+    first, second, third, other = make_samples(groups=((3, (2, 2, 2)), (2, (2,))))
+    samples = [first, second, replace(third, response_ids=first.response_ids)]
+    samples.append(replace(other, response_ids=first.response_ids))
+    (parts,) = plan_micro_batches(samples, 100)
+    batch = pack(parts)
+    expected = [first.prompt_ids, first.response_ids, second.response_ids, other.prompt_ids, first.response_ids]
+    np.testing.assert_array_equal(batch.input_ids_T, np.concatenate(expected))
+    assert batch.scored_N.tolist() == [0, 1, 2, 3, 0, 1, 4, 5]
+    assert batch.sample_N.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [span.response_tokens for span in batch.spans] == [(2, 2), (2,)]
 
 
 def test_log_probs_given_for_some_samples_only_are_refused() -> None:

@@ -1,6 +1,6 @@
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,13 +97,21 @@ def test_packed_log_probs_equal_those_of_each_sequence_alone(tiny_model: TinyMod
         assert values.dtype == np.float32
 
 
+def some_equal() -> list[TrainSample]:
+    """Samples of two groups, where responses are equal and all else is not."""
+    first, second, third, fourth, fifth = make_samples(groups=((5, (4, 4, 4)), (3, (2, 2))))
+    third = replace(third, response_ids=first.response_ids)
+    return [first, second, third, fourth, replace(fifth, response_ids=fourth.response_ids)]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("budget", [24, 4096])
+@pytest.mark.parametrize("make", [make_samples, some_equal])
 def test_packed_gradients_equal_the_padded_loss_of_each_sequence_alone(
-    tiny_model: TinyModel, family: str, mode: LossAggMode, budget: int
+    tiny_model: TinyModel, family: str, mode: LossAggMode, budget: int, make: Callable[[], list[TrainSample]]
 ) -> None:
-    samples = with_log_probs(make_samples())
+    samples = with_log_probs(make())
     loss, expected = plain_gradients(tiny_model(family), samples, mode, kl=0.1)
     trainer = make_trainer(tiny_model(family), micro_batch_tokens=budget)
     denominators: list[float] = []
