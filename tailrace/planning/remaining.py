@@ -33,6 +33,8 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     group: int = -1
     shared: int = 0
     """Tokens at the beginning of the context whose keys and values a replica has once for all of the group."""
+    trains: bool = True
+    """Whether it is trained on. Others have other lengths, such as the greedy ones of evaluations."""
 
 
 class RemainingEstimate(Protocol):
@@ -99,7 +101,8 @@ class Survival:
     S(l), the share of responses longer than l, is the product-limit estimate (Kaplan and Meier 1958) over finished
     lengths. The unfinished responses count as longer than their present length. A response with g tokens makes more
     than t further ones with probability S(g + t) / S(g), and none beyond its maximum. Nothing is known beyond the
-    longest finished length, so a response that gets there is assumed to reach its maximum.
+    longest finished length, so a response that gets there is assumed to reach its maximum. Responses that are not
+    trained on have a curve of their own. Each kind has that of the other one until enough of it have finished.
 
     The sum of these is n(t), the expected number still active after t tokens. The k-th last response is assumed to end
     at the first t with n(t) < k - 1/2. Responses are assigned to these ends by their expected remaining tokens. The
@@ -108,21 +111,30 @@ class Survival:
 
     name = "survival"
 
-    def __init__(self, history: LengthHistory) -> None:
+    def __init__(self, history: LengthHistory, others: LengthHistory | None = None) -> None:
+        """`others`: the lengths of responses that are not trained on."""
         self._history = history
+        self._others = LengthHistory() if others is None else others
 
     @property
     def ready(self) -> bool:
         """See `RemainingEstimate`. From few lengths it would assume nearly all responses to be the longest possible."""
-        return len(self._history) >= LEAST_LENGTHS
+        return max(len(self._history), len(self._others)) >= LEAST_LENGTHS
 
     def remaining(self, unfinished: Sequence[Unfinished]) -> list[int]:
         """See `RemainingEstimate`."""
-        if not unfinished:
-            return []
+        kinds = {trains: [s for s in unfinished if s.trains is trains] for trains in (True, False)}
+        ends = {trains: iter(self._remaining(own, self._lengths(trains))) for trains, own in kinds.items() if own}
+        return [next(ends[sequence.trains]) for sequence in unfinished]
+
+    def _lengths(self, trains: bool) -> IntArray:
+        own, other = (self._history, self._others) if trains else (self._others, self._history)
+        return (own if len(own) >= LEAST_LENGTHS or len(own) >= len(other) else other).lengths()
+
+    def _remaining(self, unfinished: Sequence[Unfinished], finished: IntArray) -> list[int]:
         kinds = [(sequence.generated, sequence.most) for sequence in unfinished]
         curve = survival_curve(
-            self._history.lengths(),
+            finished,
             np.array([generated for generated, _ in kinds], np.int64),
             upto=max(generated + most for generated, most in kinds),
         )
@@ -148,8 +160,10 @@ class Survival:
 ESTIMATES = ("bound", "survival", "ranked")
 
 
-def make_estimate(name: str, history: LengthHistory) -> RemainingEstimate:
-    """The estimate of this name. Estimates that use `history` keep it and read it at every call.
+def make_estimate(name: str, history: LengthHistory, others: LengthHistory | None = None) -> RemainingEstimate:
+    """The estimate of this name. Estimates that use lengths keep both histories and read them at every call.
+
+    `others`: the lengths of responses that are not trained on.
 
     Raises:
         ConfigError: there is no such estimate.
@@ -158,7 +172,7 @@ def make_estimate(name: str, history: LengthHistory) -> RemainingEstimate:
         case "bound":
             return Bound()
         case "survival":
-            return Survival(history)
+            return Survival(history, others)
         case "ranked":
             return Ranked()
         case _:

@@ -67,8 +67,8 @@ class StagedTP:
         self._ranks = profile.key.ranks
         self._cache_tokens = {tp: cache_tokens(tp) for tp in profile.degrees}
         self._kv_bytes_per_token = kv_bytes_per_token
-        self._history = LengthHistory()
-        self._estimate = make_estimate(config.estimate, self._history)
+        self._history, self._others = LengthHistory(), LengthHistory()
+        self._estimate = make_estimate(config.estimate, self._history, self._others)
         self._controller = SwitchController(
             profile,
             self._estimate,
@@ -92,9 +92,9 @@ class StagedTP:
         """Learn from a decode step of one replica; see `SwitchController.observe`."""
         self._controller.observe(step)
 
-    def ended(self, tokens: int) -> None:
-        """Learn from the length of a finished response."""
-        self._history.add(tokens)
+    def ended(self, tokens: int, group: int = 0) -> None:
+        """Learn from the length of a finished response. `group`: below 0 where it is not trained on."""
+        (self._others if group < 0 else self._history).add(tokens)
 
     def begin(self) -> None:
         """Note that a request has come to the idle engine."""
@@ -116,7 +116,8 @@ class StagedTP:
 
         Args:
             limit: the most tokens that its request allows.
-            group: those of a group share the whole blocks of their prompt. -1: it shares them with none.
+            group: those of a group share the whole blocks of their prompt. -1: it shares them with none. Those below 0
+                are not trained on.
             block: tokens of a block.
         """
         longest = self._config.max_response_tokens or limit
@@ -127,6 +128,7 @@ class StagedTP:
             expected=expected,
             group=group,
             shared=0 if group == -1 else prompt // block * block,
+            trains=group >= 0,
         )
 
     def decide(

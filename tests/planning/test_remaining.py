@@ -23,8 +23,8 @@ def history(*lengths: int) -> LengthHistory:
     return kept
 
 
-def unfinished(generated: int, most: int, expected: float | None = None) -> Unfinished:
-    return Unfinished(context=generated + 10, generated=generated, most=most, expected=expected)
+def unfinished(generated: int, most: int, expected: float | None = None, *, trains: bool = True) -> Unfinished:
+    return Unfinished(context=generated + 10, generated=generated, most=most, expected=expected, trains=trains)
 
 
 SEQUENCES = st.lists(st.builds(unfinished, st.integers(0, 60), st.integers(1, 60)), max_size=12)
@@ -110,6 +110,24 @@ def test_an_estimate_sees_lengths_that_come_later() -> None:
     assert estimate.remaining([unfinished(0, 50)]) == [50]
     lengths.add(7)
     assert estimate.remaining([unfinished(0, 50)]) == [7]
+
+
+def test_responses_that_are_not_trained_on_have_a_curve_of_their_own() -> None:
+    trained, evaluated = history(*[40] * 8), history(*[7] * 8)
+    estimate = make_estimate("survival", trained, evaluated)
+    greedy = unfinished(0, 50, trains=False)
+    assert estimate.remaining([unfinished(0, 50), greedy, unfinished(30, 20), greedy]) == [40, 7, 10, 7]
+
+
+def test_lengths_of_the_other_kind_count_until_there_are_enough() -> None:
+    trained, evaluated = history(*[40] * 8), history(*[7] * 7)
+    estimate = make_estimate("survival", trained, evaluated)
+    assert estimate.remaining([unfinished(0, 50, trains=False)]) == [40]
+    evaluated.add(7)
+    assert estimate.remaining([unfinished(0, 50, trains=False)]) == [7]
+    first = make_estimate("survival", history(), evaluated)
+    assert first.ready
+    assert first.remaining([unfinished(0, 50)]) == [7]
 
 
 def test_the_survival_curve_is_relied_on_once_some_lengths_were_seen() -> None:

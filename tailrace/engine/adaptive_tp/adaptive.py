@@ -87,7 +87,7 @@ class AdaptiveTP:
                 self._staged.stepped(DecodedStep(tp, step.sequences, step.context_tokens, beside, step.seconds, others))
         for sample in samples:
             if sample.finish_reason is not FinishReason.ABORT:
-                self._staged.ended(len(sample.response_ids))
+                self._staged.ended(len(sample.response_ids), sample.group_id)
 
     def begin(self) -> None:
         """Note that a request has come to the idle engine."""
