@@ -4,7 +4,7 @@ import pytest
 
 from tailrace.planning.signs import MIN_GROUPS, WINDOW, Kind, Sign, Signs, StepFigures
 
-QUICKSTART: list[dict[str, float]] = [
+OF_GRPO: list[dict[str, float]] = [
     {"reward": 0.1875, "flat_groups": 1, "truncated": 0.3438, "tokens": 31.47},
     {"reward": 0.0625, "flat_groups": 3, "truncated": 0.3125, "tokens": 28.09},
     {"reward": 0.0312, "flat_groups": 3, "truncated": 0.3438, "tokens": 29.81},
@@ -12,7 +12,7 @@ QUICKSTART: list[dict[str, float]] = [
     {"reward": 0.1562, "flat_groups": 2, "truncated": 0.3125, "tokens": 28.53},
     {"reward": 0.2812, "flat_groups": 1, "truncated": 0.3125, "tokens": 33.06},
 ]
-"""The measured figures of the first steps of recipes/quickstart.yaml."""
+"""The measured figures of the first steps of recipes/grpo.yaml."""
 
 
 def figures(**changes: Any) -> StepFigures:
@@ -81,8 +81,8 @@ def test_each_kind_of_sign_is_known_by_name() -> None:
     assert kinds == set(get_args(Kind))
 
 
-def test_the_first_steps_of_the_quickstart_are_no_sign() -> None:
-    steps = [figures(**step) for step in QUICKSTART]
+def test_the_first_steps_of_the_recipe_grpo_are_no_sign() -> None:
+    steps = [figures(**step) for step in OF_GRPO]
     assert told(*steps, *steps, *steps) == [[]] * 18
 
 
