@@ -71,7 +71,7 @@ def test_a_name_in_a_directory_is_that_of_a_file() -> None:
         ("quickstart.yml", "did you mean quickstart?"),
         ("smollm2-async.yaml", "did you mean smollm2_async?"),
         ("sub/mime.yaml", "did you mean sub/mine.yaml?"),
-        ("zzzz", "those that ship are bench, cispo, dapo, "),
+        ("zzzz", "those that ship are adaptive_tp, bench, cispo, "),
         ("sub", "cannot be read: Is a directory"),
         ("run", "cannot be read: Is a directory; did you mean run/config.yaml?"),
         ("", "cannot be read: Is a directory"),
