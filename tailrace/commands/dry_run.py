@@ -59,7 +59,7 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     absent = _absent_device(config)
     if absent is None:
         check_place(config)
-    _print(config, _checked(config, here=absent is None), absent)
+    _print(config, _checked(config, here=absent is None), absent, plan=directory.plan_of(config))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +117,8 @@ def _absent_reward_model(config: RunConfig) -> str:
     return ""
 
 
-def _print(config: RunConfig, checked: _Checked, absent: str | None) -> None:
-    """Print a recipe that was checked. `absent`: why this machine cannot use its device."""
+def _print(config: RunConfig, checked: _Checked, absent: str | None, *, plan: Path | None) -> None:
+    """Print a recipe that was checked. `absent`: why this machine cannot use its device. `plan`: see `plan_of`."""
     run, inputs = checked.run, checked.inputs
     machine = this_machine(config.device, _dtypes(run)) if absent is None else None
     memory = memory_of(run)
@@ -139,7 +139,7 @@ def _print(config: RunConfig, checked: _Checked, absent: str | None) -> None:
     if found is not None and machine is not None:
         for line in _time_lines(config, found, machine):
             print(f"# {line}")
-    for line in _planned_lines(config):
+    for line in _planned_lines(plan):
         print(f"# {line}")
     if unknown := list(_unknown(run)):
         print(f"# what your {' and your '.join(unknown)} will take is not known, and not counted")
@@ -168,11 +168,11 @@ def _input_lines(inputs: Inputs, run: SizedRun) -> Iterator[str]:
         yield f"  {line}"
 
 
-def _planned_lines(config: RunConfig) -> Iterator[str]:
+def _planned_lines(plan: Path | None) -> Iterator[str]:
     """What a plan has foretold."""
-    if config.observe.plan is None:
+    if plan is None:
         return
-    foretold = read_foretold(Path(config.observe.plan))
+    foretold = read_foretold(plan)
     low, high, seconds = foretold.least_s, foretold.most_s, foretold.figures.step_s
     yield f"time by its plan: {seconds:.1f} s a step, {low:.1f} to {high:.1f}, of {foretold.of}"
 

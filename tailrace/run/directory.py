@@ -103,15 +103,22 @@ class RunDirectory:
                 f"hold responses that were let in under {old}; give {old} or more"
             )
 
+    def plan_of(self, config: RunConfig) -> Path | None:
+        """Return the file of a run's prediction: the copy that the run here has, or the one that a recipe names."""
+        if config.observe.plan is None:
+            return None
+        return self.plan if self.events.exists() and self.plan.exists() else Path(config.observe.plan)
+
     def plan_given(self, config: RunConfig) -> bytes | None:
         """Return the prediction that a recipe names; None where it names none, or the run here has one already.
 
         Raises:
             PlanError: it cannot be read, or is no prediction.
         """
-        if config.observe.plan is None or (self.events.exists() and self.plan.exists()):
+        plan = self.plan_of(config)
+        if plan is None or plan == self.plan:
             return None
-        return content_of(Path(config.observe.plan), name=f"observe.plan {quoted(config.observe.plan)}")
+        return content_of(plan, name=f"observe.plan {quoted(str(config.observe.plan))}")
 
     def check_events(self) -> None:
         """Check that a resumed run can append to its events and samples. Both files may be missing.

@@ -66,11 +66,16 @@ def test_a_run_takes_its_plan_along_and_is_compared_with_it(tmp_path: Path, reci
     assert "Foretold of small under math on 4 H100" in page
 
 
-def test_a_resumed_run_keeps_the_plan_that_it_began_with(tmp_path: Path, recipe: Callable[..., RunConfig]) -> None:
+def test_a_resumed_run_keeps_the_plan_that_it_began_with(
+    tmp_path: Path, recipe: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
     observe = planned(tmp_path)
     assert train(recipe(observe=observe, trainer__steps=2), resume=False) == 0
     Path(observe["plan"]).write_text("damaged since")
     longer = recipe(observe=observe, trainer__steps=4)
+    capsys.readouterr()
+    print_plan(longer, resume=True)
+    assert f"# time by its plan: {foretold().figures.step_s:.1f} s a step" in capsys.readouterr().out
     assert train(longer, resume=True) == 0
     run = Path(longer.output_dir)
     assert len(steps_of(run)) == 4
