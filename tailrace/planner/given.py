@@ -18,7 +18,7 @@ from tailrace.planner.candidates import Candidate, Candidates
 from tailrace.planner.modes import Mode
 from tailrace.planner.places import rollout_place, trainer_place
 from tailrace.planner.problem import Problem
-from tailrace.planner.trainings import Training, sizes
+from tailrace.planner.trainings import Training, offloaded, sizes
 from tailrace.planning.allocation import Allocation, Engines
 from tailrace.planning.hardware.base import Pool
 from tailrace.planning.step_times.generation import ELEMENT_BYTES
@@ -168,7 +168,8 @@ def _trainings(problem: Problem, pool: Pool, devices: int) -> list[Training]:
     streaming = problem.config.pipeline.streaming
     quick = trainings.quickest_of(pool, devices, tokens, streaming=streaming)
     if not quick:
-        each = [trainings.training(pool, layout, tokens) for layout in trainings.layouts(pool, devices)]
+        arrangements = list(trainings.layouts(pool, devices))
+        each = [trainings.training(pool, layout, tokens) for layout in (*arrangements, *offloaded(arrangements))]
         min(each, key=lambda one: one.memory.peak).memory.check(pool.device, f"each of {devices} {pool.kind}")
     first, rest = quick[:_PLAYED], quick[_PLAYED:]
     return [*sorted(first, key=lambda one: trainings.played_s(one, streaming=streaming)), *rest]

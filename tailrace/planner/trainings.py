@@ -73,10 +73,13 @@ class Trainings:
         return not self._shape.heads % layout.tp and layout.pp <= self._shape.layers
 
     def quickest_of(self, pool: Pool, devices: int, micro_batch_tokens: int, *, streaming: bool) -> list[Training]:
-        """Trainers with such micro-batches that fit, the quickest first."""
-        each = [self.training(pool, layout, micro_batch_tokens) for layout in self.layouts(pool, devices)]
-        fitting = [one for one in each if one.memory.fits(pool.device)]
-        return sorted(fitting, key=lambda one: one.seconds(streaming=streaming))
+        """Trainers with such micro-batches that fit, the quickest first; see `all` on layers' inputs on the host."""
+        each = list(self.layouts(pool, devices))
+        for arrangements in (each, offloaded(each)):
+            trainers = [self.training(pool, layout, micro_batch_tokens) for layout in arrangements]
+            if fitting := [one for one in trainers if one.memory.fits(pool.device)]:
+                return sorted(fitting, key=lambda one: one.seconds(streaming=streaming))
+        return []
 
     def alike(self, pool: Pool, devices: int, other: Training) -> list[Training]:
         """Trainers that fit on so many devices with the micro-batches of another model's, and recompute as that does:
@@ -98,7 +101,7 @@ class Trainings:
         each = list(self.layouts(pool, devices))
         if found := list(self._fitting(pool, each)):
             return found
-        return list(self._fitting(pool, [replace(one, offload=True) for one in each if one.checkpointing == "full"]))
+        return list(self._fitting(pool, offloaded(each)))
 
     def layouts(self, pool: Pool, devices: int) -> Iterator[Layout]:
         """The arrangements of a trainer on so many devices. Where the recipe says whether to recompute, only these."""
@@ -166,6 +169,11 @@ class Trainings:
             orders.append(lambda one: one.seconds(streaming=True) + one.streamed_s / one.claims)
         found = [one for order in orders for one in nsmallest(KEPT, each, key=order)]
         return list({id(one): one for one in found}.values())
+
+
+def offloaded(each: Iterable[Layout]) -> list[Layout]:
+    """The arrangements that compute layers again, with the layers' inputs on the host."""
+    return [replace(layout, offload=True) for layout in each if layout.checkpointing == "full"]
 
 
 def training_of(
