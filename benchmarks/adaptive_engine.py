@@ -4,11 +4,13 @@ hand.
 {"task": "stage", "prompts": [[…]], "lengths": […], "group_size": 8}   generate responses of these lengths
 {"task": "switch", …, "steps": n, "target": tp}                        after n steps of that, change TP and back
 {"task": "restart", …, "steps": n, "target": tp}                       the same by tearing the engine down
+{"task": "measure", "decode": [[replicas, B, L], …], "prefill": [[B, L], …]}   single steps of so many sequences
 """
 
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,73 +19,64 @@ import numpy as np
 import torch
 
 from tailrace.config.engine import NativeEngineConfig, SamplingConfig
+from tailrace.engine.adaptive_tp.measure import Bench, shortest_length
 from tailrace.engine.core import EngineCore
-from tailrace.planning.latency import CorrectedPredictor, DecodedStep, LatencyPredictor
-from tailrace.planning.tp_profile import TPProfile
+from tailrace.engine.lane import Lane
+from tailrace.models.architecture import read_architecture
+from tailrace.planning.latency import DecodedStep
 from tailrace.types import Request
 
 CPU = torch.device("cpu")
-WINDOW = 16
-"""Number of steps whose median is compared with a prediction."""
+MEASURED_STEPS = 8
+"""Steps of a measurement."""
 
 
-def requests(prompts: list[list[int]], lengths: list[int], group_size: int) -> list[Request]:
-    """Make a batch of requests; `lengths` are those of its responses."""
+def batch_of(task: dict[str, Any]) -> list[Request]:
+    """The requests of a task."""
     return [
         Request(
             request_id=index,
-            group_id=index // group_size,
-            prompt_ids=np.array(prompts[index // group_size], np.int64),
+            group_id=index // task["group_size"],
+            prompt_ids=np.array(task["prompts"][index // task["group_size"]], np.int64),
             sampling=SamplingConfig(max_new_tokens=length, ignore_eos=True),
             seed=index,
         )
-        for index, length in enumerate(lengths)
+        for index, length in enumerate(task["lengths"])
     ]
 
 
 class Trajectory:
-    """Decode steps as the engine measured them, beside their predictions."""
+    """Decode steps as the engine measured them."""
 
-    def __init__(self, profile: TPProfile | None) -> None:
-        self._predictor = None if profile is None else CorrectedPredictor(LatencyPredictor(profile))
-        self._steps: list[tuple[float, float, float]] = []
+    def __init__(self) -> None:
+        self.steps: list[DecodedStep] = []
         self.drain: list[tuple[float, int, int]] = []
         """Points of the drain: seconds since the start, sequences unfinished, TP."""
 
-    def see(self, core: EngineCore, beside: int, began: float) -> None:
-        """Record a step of the core; before it, `beside` replicas had work."""
+    def see(self, core: EngineCore, running: Mapping[Lane, int], began: float) -> None:
+        """Record a step of the core. `running`: the sequences that each lane with work had before it."""
+        tp, beside, together = core.arrangement.config.tp, len(running), sum(running.values())
         unfinished = sum(len(lane.scheduler.sequences) for lane in core.lanes)
-        self.drain.append((time.perf_counter() - began, unfinished, core.arrangement.config.tp))
+        self.drain.append((time.perf_counter() - began, unfinished, tp))
         for lane in core.lanes:
-            if self._predictor is None or (step := lane.decoded) is None:
-                continue
-            what = core.arrangement.config.tp, step.sequences, step.context_tokens, beside
-            self._steps.append((step.seconds, self._predictor.base.step_s(*what), self._predictor.step_s(*what)))
-            self._predictor.observe(DecodedStep(*what, step.seconds))
-            lane.decoded = None
-
-    def errors(self) -> list[list[float]]:
-        """Return the relative errors of each window: of the profile's prediction, and of the one corrected on the
-        way."""
-        whole = len(self._steps) // WINDOW * WINDOW
-        windows = np.array(self._steps[:whole]).reshape(-1, WINDOW, 3)
-        measured, *predicted = np.median(windows, axis=1).T
-        return [(np.abs(p - measured) / measured).tolist() for p in predicted]
+            if (step := lane.decoded) is not None:
+                others = (together - running[lane]) / (beside - 1) if beside > 1 else None
+                self.steps.append(DecodedStep(tp, step.sequences, step.context_tokens, beside, step.seconds, others))
+                lane.decoded = None
 
 
-def run_stage(core: EngineCore, batch: list[Request], profile: TPProfile | None) -> dict[str, Any]:
+def run_stage(core: EngineCore, batch: list[Request]) -> dict[str, Any]:
     """Generate a batch, and return its figures."""
-    trajectory = Trajectory(profile)
+    trajectory = Trajectory()
     began = time.perf_counter()
     for request in batch:
         core.add(request)
     tokens = 0
     while core.has_work:
-        beside = sum(bool(lane.scheduler.sequences) for lane in core.lanes)
+        running = {lane: len(lane.scheduler.sequences) for lane in core.lanes if lane.scheduler.sequences}
         tokens += sum(len(sample.response_ids) for sample in core.step())
-        trajectory.see(core, beside, began)
+        trajectory.see(core, running, began)
     seconds = time.perf_counter() - began
-    plain, corrected = trajectory.errors()
     verdicts = [] if core.adaptive_tp is None else core.adaptive_tp.take()
     switches = [
         {
@@ -102,11 +95,23 @@ def run_stage(core: EngineCore, batch: list[Request], profile: TPProfile | None)
     return {
         "seconds": seconds,
         "tokens": tokens,
-        "errors": plain,
-        "corrected_errors": corrected,
+        "steps": trajectory.steps,
         "switches": switches,
         "drain": trajectory.drain,
     }
+
+
+def measure(core: EngineCore, model: Path, task: dict[str, Any]) -> list[float]:
+    """Measure the seconds of decode steps and prefills, as a profile does."""
+    bench = Bench(core.arrangement, read_architecture(model), seed=0)
+    decode = [
+        bench.decode_s(replicas, size, max(length, shortest_length(MEASURED_STEPS)), steps=MEASURED_STEPS)
+        for replicas, size, length in task.get("decode", ())
+    ]
+    prefill = [bench.prefill_s(size, length) for size, length in task.get("prefill", ())]
+    for lane in core.lanes:
+        lane.decoded = None
+    return [*decode, *prefill]
 
 
 def advance(core: EngineCore, batch: list[Request], steps: int) -> None:
@@ -163,8 +168,7 @@ def measure_switch(core: EngineCore, batch: list[Request], steps: int, target: i
 
 def restart(core: EngineCore, config: NativeEngineConfig, model: Path, task: dict[str, Any]) -> dict[str, Any]:
     """Measure a change of TP without a switch: new processes, weights from disk, everything prefilled again."""
-    batch = requests(task["prompts"], task["lengths"], task["group_size"])
-    advance(core, batch, task["steps"])
+    advance(core, batch_of(task), task["steps"])
     unfinished = [sequence for lane in core.lanes for sequence in lane.scheduler.sequences]
     began = time.perf_counter()
     core.close()
@@ -191,17 +195,15 @@ def main(model: Path, config: NativeEngineConfig) -> None:
     """Do the tasks of the benchmark, until it has had enough."""
     torch.set_num_threads(1)
     core = EngineCore(config, model, device=CPU)
-    profile = None
     try:
         for task in gate.turns():
-            batch = requests(task["prompts"], task["lengths"], task["group_size"])
-            if task.get("profile"):
-                profile = TPProfile.read(Path(task["profile"]))
             match task["task"]:
+                case "measure":
+                    gate.done(seconds=measure(core, model, task))
                 case "stage":
-                    gate.done(**run_stage(core, batch, profile))
+                    gate.done(**run_stage(core, batch_of(task)))
                 case "switch":
-                    gate.done(**measure_switch(core, batch, task["steps"], task["target"]))
+                    gate.done(**measure_switch(core, batch_of(task), task["steps"], task["target"]))
                 case "restart":
                     gate.done(**restart(core, config, model, task))
                     core = EngineCore(config, model, device=CPU)

@@ -4,7 +4,8 @@ Two ranks of one thread each, a model of 113M random weights in bf16. The engine
 time and take turns, each in a process of its own that is blocked while another works. The last line is JSON.
 
 - Natural: the machine as it is. Profile, then rounds of one batch each under DP 2, TP 2 and adaptive TP. The static
-  runs also show how far the profile's predictions are from what their steps took.
+  runs also show how far the profile's predictions are from what their steps took, and how much of that is the
+  machine's drift (predictor.py).
 - Switch: a switch in the middle of such a batch, and the same change of TP by a restart.
 - Emulated link: a link between the ranks that makes TP 2 cost 26 % more than DP 2 at the full batch and 37 % less than
   TP 1 at batch 1, which are the figures of PAT, section 3.2. Profile and rounds as before, with one more contestant:
@@ -36,6 +37,7 @@ from eight_ranks import LONGEST as LONGEST_OF_EIGHT
 from eight_ranks import SEQUENCES as SEQUENCES_OF_EIGHT
 from eight_ranks import decision_ms, eight_ranks
 from gate import Contestant
+from predictor import STATIC, Turns
 from random_model import SMALL, model_of
 
 from tailrace.planning.drain import drain, drain_s
@@ -91,7 +93,7 @@ def main(
     print(f"lengths: {source}", flush=True)
 
     profile = make_profile(model, "natural", None)
-    natural = compare(model, "natural", profile, batches, None)
+    natural = compare(model, "natural", profile, batches, None, predicts=True)
     switch = compare_switch(model, batches, profile)
     link = calibrate(profile)
     print(f"link: {link}", flush=True)
@@ -101,8 +103,7 @@ def main(
     (BUILD / "drain.json").write_text(json.dumps(linked.typical_drain))
     result = {
         "bench": "adaptive-tp",
-        "predictor_error_pct": natural.errors_pct,
-        "predictor_error_pct_corrected": natural.corrected_errors_pct,
+        **natural.predictor,
         **switch,
         "natural": {**natural.ratios(), "foreseen": foreseen(profile, batches[1:])},
         "emulated_link": {
@@ -134,8 +135,8 @@ class Comparison(NamedTuple):
     """Seconds of each round's batch by contestant, and what was observed on the way."""
 
     rounds: dict[str, list[float]]
-    errors_pct: dict[str, float]
-    corrected_errors_pct: dict[str, float]
+    predictor: dict[str, object]
+    """How far predictions were off; empty where they were not looked at."""
     switches: list[int]
     """Number of switches of adaptive TP in each round."""
     drains: list[dict[str, Any]]
@@ -184,8 +185,12 @@ def compare(
     link: dict[str, float] | None,
     *,
     bound: bool = False,
+    predicts: bool = False,
 ) -> Comparison:
-    """Run each batch under each configuration; the first batch is warm-up."""
+    """Run each batch under each configuration; the first batch is warm-up.
+
+    `predicts`: the static engines also measure the points of the profile again in each round, and more at the end.
+    """
     base = {"threads_per_rank": 1, "kv_cache_gib": KV_CACHE_GIB, "max_batch_size": GROUPS * GROUP_SIZE}
     linked = {} if link is None else {"link": link}
     adaptive = {"profile": str(profile), "max_response_tokens": LONGEST}
@@ -197,32 +202,29 @@ def compare(
     if bound:
         configurations["bound"] = {"dp": 2, "adaptive_tp": {**adaptive, "estimate": "bound"}, **linked}
     seen: dict[str, list[dict[str, Any]]] = {key: [] for key in configurations}
+    predictor: dict[str, object] = {}
     with ExitStack() as stack:
         engines = {key: start(stack, f"{name}-{key}", model, base | c) for key, c in configurations.items()}
+        turns = Turns(TPProfile.read(profile), engines) if predicts else None
         for number, batch in enumerate(batches):
             for key in sorted(engines, reverse=number % 2 == 0):
-                figures = engines[key].step(timeout_s=1200, **batch.task("stage", profile=str(profile)))
+                figures = engines[key].step(timeout_s=1200, **batch.task("stage"))
                 if figures["tokens"] != sum(batch.lengths):
                     raise RuntimeError(f"{key} made {figures['tokens']} tokens instead of {sum(batch.lengths)}")
                 switches = [f"{s['from']}→{s['to']} at {s['unfinished']}" for s in figures["switches"]]
                 print(f"{name} {number}: {key:>8} {figures['seconds']:7.2f} s {', '.join(switches)}", flush=True)
                 if number:
                     seen[key].append(figures)
+            if turns is not None and number:
+                turns.measure({key: seen[key][-1]["steps"] for key in STATIC.values()})
+        if turns is not None:
+            predictor = turns.figures()
     return Comparison(
         rounds={key: [figures["seconds"] for figures in those] for key, those in seen.items()},
-        errors_pct=mean_errors(seen, "errors"),
-        corrected_errors_pct=mean_errors(seen, "corrected_errors"),
+        predictor=predictor,
         switches=[len(figures["switches"]) for figures in seen["adaptive"]],
         drains=[{key: those[number]["drain"] for key, those in seen.items()} for number in range(len(batches) - 1)],
     )
-
-
-def mean_errors(seen: Mapping[str, Sequence[Mapping[str, Any]]], key: str) -> dict[str, float]:
-    """Return the mean errors in per cent over all windows of the static runs, by TP degree."""
-    return {
-        tp: round(100 * statistics.fmean(error for figures in seen[static] for error in figures[key]), 2)
-        for tp, static in (("1", "dp2"), ("2", "tp2"))
-    }
 
 
 def compare_switch(model: Path, batches: Sequence[Batch], profile: Path) -> dict[str, object]:
@@ -236,7 +238,7 @@ def compare_switch(model: Path, batches: Sequence[Batch], profile: Path) -> dict
         naive = start(stack, "restart", model, config)
         for number in range(SWITCH_ROUNDS + 1):
             batch = batches[number % len(batches)]
-            task = {"steps": SWITCH_STEPS, "target": 2, "profile": str(profile)}
+            task = {"steps": SWITCH_STEPS, "target": 2}
             switched = engine.step(**batch.task("switch", **task))
             restarted = naive.step(**batch.task("restart", **task))
             print(f"switch {number}: {switched['seconds']:.3f} s, restart {restarted['seconds']:.3f} s", flush=True)
