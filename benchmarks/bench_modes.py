@@ -1,11 +1,13 @@
 """`make bench-modes`: what the modes of a run learn in equal time, and from equally many samples.
 
-    python benchmarks/bench_modes.py [--steps 24] [--seeds 3] [--processes 2] [--only two]
+    python benchmarks/bench_modes.py [--steps 24] [--seeds 3] [--processes 2] [--model tiny] [--only two]
 
-The model of small_model.py learns to answer with digits, by GRPO. Engines and trainer take a set time for
-what they compute (paced.py), so a machine with few cores has as many of them as are wanted. With two engines a step
-takes about as long to generate as to train on. Of three engines one takes twice the time for each step.
+The model of small_model.py learns to answer with digits, by GRPO. With `--model smollm2`, SmolLM2 learns the problems
+of the quickstart, in one process. Engines and trainer take a set time for what they compute (paced.py), so a machine
+with few cores has as many of them as are wanted. With two engines a step takes about as long to generate as to train
+on. Of three engines one takes twice the time for each step.
 
+    tiny, smollm2       the models
     two, three          the fleets
     sequential          synchronous, which waits for each batch
     s1_delayed, …       asynchronous: the staleness that is allowed, and how new weights get into engines
@@ -35,19 +37,29 @@ import small_model
 import typer
 
 BUILD = Path(__file__).parents[1] / "build" / "bench-modes"
-CURVES = BUILD / "curves.json"
 EVERY = 2
 """Steps between evaluations."""
 LAST = 3
 """Evaluations at the end of a run, whose mean is its final reward."""
-GROUPS, GROUP_SIZE, SLOTS, LONGEST = 8, 8, 16, 24
-STEP_S = 0.02
-"""Seconds of an engine's step. A synchronous step of two engines has about 50 of them."""
-TOKEN_S = 0.8e-3
-"""Seconds in which the trainer takes in a token."""
+GROUPS, GROUP_SIZE, SLOTS = 8, 8, 16
+
+
+class Pace(NamedTuple):
+    """How long a model's engines and trainer take."""
+
+    step_s: float
+    """Seconds of an engine's step."""
+    token_s: float
+    """Seconds in which the trainer takes in a token of a response."""
+    kv_cache_gib: float
+
+
+PACES = {"tiny": Pace(0.02, 0.8e-3, 0.01), "smollm2": Pace(0.25, 10e-3, 0.25)}
+"""A synchronous step of two engines has about 50 steps of the tiny model, and 12 of SmolLM2."""
+CURVES = {model: BUILD / f"{model}.json" for model in PACES}
 
 FLEETS: dict[str, tuple[float, ...]] = {"two": (1.0, 1.0), "three": (1.0, 1.0, 2.0)}
-"""How long each engine takes for a step, in `STEP_S`."""
+"""How long each engine takes for a step, in `Pace.step_s`."""
 
 
 def _stale(staleness: int, weights: str) -> tuple[str, ...]:
@@ -68,6 +80,7 @@ MODES: dict[str, tuple[str, ...]] = {
 class Job(NamedTuple):
     """One run."""
 
+    model: str
     fleet: str
     mode: str
     seed: int
@@ -95,33 +108,53 @@ class Curve(msgspec.Struct, frozen=True):
         return fmean(self.rewards[: int(np.searchsorted(self.seconds, seconds, side="right"))][-LAST:] or [0.0])
 
 
-def rollout_pools(fleet: str) -> dict[str, Any]:
+def rollout_pools(fleet: str, pace: Pace) -> dict[str, Any]:
     """The sections `engine` and `cluster`: engines of one pace make a pool."""
-    options = {"dtype": "float32", "kv_cache_gib": 0.01, "max_batch_size": SLOTS}
+    options = {"dtype": "float32", "kv_cache_gib": pace.kv_cache_gib, "max_batch_size": SLOTS}
     quick, *others = sorted(set(FLEETS[fleet]))
 
-    def engine(pace: float) -> dict[str, Any]:
-        return {"type": "adapter", "path": "paced.make_engine", "options": {**options, "step_s": STEP_S * pace}}
+    def engine(times: float) -> dict[str, Any]:
+        return {"type": "adapter", "path": "paced.make_engine", "options": {**options, "step_s": pace.step_s * times}}
 
-    pools = {f"pace{pace:g}": {"workers": FLEETS[fleet].count(pace), "engine": engine(pace)} for pace in others}
+    pools = {f"pace{times:g}": {"workers": FLEETS[fleet].count(times), "engine": engine(times)} for times in others}
     return {
         "engine": engine(quick),
         "cluster": {"rollout": {"workers": FLEETS[fleet].count(quick), "pools": pools}},
     }
 
 
+def recipe(job: Job, base: Path) -> tuple[str, list[str]]:
+    """The recipe of a run's model, and what changes of it."""
+    if job.model == "tiny":
+        return "grpo", [
+            *small_model.overrides(base, job.seed, steps=job.steps, every=EVERY),
+            "sampling.max_new_tokens=24",
+        ]
+    return "quickstart", [
+        f"seed={job.seed}",
+        "algorithm.dynamic_sampling=null",  # so that all modes train on the same prompts
+        "prompts.held_out=32",
+        f"evaluation.every={EVERY}",
+        "rewards.workers=1",
+        f"trainer.steps={job.steps}",
+        "trainer.precision=fp32",
+        "trainer.schedule=constant",
+        f"checkpoint.every={job.steps}",
+        "observe.tensorboard=false",
+    ]
+
+
 def overrides(job: Job, base: Path) -> list[str]:
-    """What makes the recipe grpo a run of the small model."""
-    backend = {"type": "adapter", "path": "paced.make_trainer", "options": {"token_s": TOKEN_S}}
+    """What makes a recipe a run of so many engines in a mode."""
+    pace = PACES[job.model]
+    backend = {"type": "adapter", "path": "paced.make_trainer", "options": {"token_s": pace.token_s}}
     return [
         f"output_dir={base / '-'.join(map(str, job))}",
-        *small_model.overrides(base, job.seed, steps=job.steps, every=EVERY),
         f"algorithm.group_size={GROUP_SIZE}",
         f"trainer.train_batch_size={GROUPS * GROUP_SIZE}",
         "trainer.micro_batch_tokens=400",
         f"trainer.backend={json.dumps(backend)}",
-        *(f"{name}={json.dumps(section)}" for name, section in rollout_pools(job.fleet).items()),
-        f"sampling.max_new_tokens={LONGEST}",
+        *(f"{name}={json.dumps(section)}" for name, section in rollout_pools(job.fleet, pace).items()),
         *MODES[job.mode],
     ]
 
@@ -130,7 +163,8 @@ def curve(job: Job, base: Path) -> Curve:
     """Train, and return the curve."""
     from tailrace.registers.events import EventKind
 
-    events = small_model.trained("grpo", overrides(job, base))
+    name, changes = recipe(job, base)
+    events = small_model.trained(name, [*changes, *overrides(job, base)])
     # By the number of steps that have been trained then, which is the step of an evaluation.
     steps = {(event.step or 0) + 1: event for event in events if event.task == EventKind.STEP}
     told = [event for event in events if event.task == EventKind.EVALUATION and event.step in steps]
@@ -161,9 +195,13 @@ def figures(of_fleet: Mapping[str, Sequence[Curve]]) -> dict[str, dict[str, floa
     }
 
 
-def main(steps: int = 24, seeds: int = 3, processes: int = 2, only: str = ",".join(FLEETS)) -> None:
+def main(
+    steps: int = 24, seeds: int = 3, processes: int = 2, model: str = "tiny", only: str = ",".join(FLEETS)
+) -> None:
     """Train all, and print the figures."""
-    jobs = [Job(fleet, mode, seed, steps) for fleet in only.split(",") for seed in range(seeds) for mode in MODES]
+    jobs = [
+        Job(model, fleet, mode, seed, steps) for fleet in only.split(",") for seed in range(seeds) for mode in MODES
+    ]
     curves: dict[str, dict[str, list[Curve]]] = {}
     with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(processes) as pool:
         small_model.prepare(Path(directory), seeds)
@@ -172,9 +210,9 @@ def main(steps: int = 24, seeds: int = 3, processes: int = 2, only: str = ",".jo
             curves.setdefault(job.fleet, {}).setdefault(job.mode, []).append(made)
             print(f"{job.fleet} {job.mode} {job.seed}: {made.final:.3f} in {made.seconds[-1]:.1f} s", flush=True)
     BUILD.mkdir(parents=True, exist_ok=True)
-    CURVES.write_bytes(msgspec.json.encode(curves))
+    CURVES[model].write_bytes(msgspec.json.encode(curves))
     found = {fleet: figures(of_fleet) for fleet, of_fleet in curves.items()}
-    print(json.dumps({"bench": "modes", "steps": steps, "seeds": seeds, "tiny": found}))
+    print(json.dumps({"bench": "modes", "steps": steps, "seeds": seeds, model: found}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Draws `docs/images/learning.svg`: the rewards of the modes over time, from what `make bench-modes` leaves.
+"""Draws `docs/images/learning.svg` and `learning_smollm2.svg`: the rewards of the modes over time, from what
+`make bench-modes` leaves.
 
 A panel has a fleet of engines, a line has a mode: the means over the seeds at each evaluation.
 """
@@ -11,7 +12,8 @@ import msgspec
 from bench_modes import CURVES, MODES, Curve
 from svg import begun
 
-PICTURE = Path(__file__).parent.parent / "docs" / "images" / "learning.svg"
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
+PICTURES = {"tiny": IMAGES / "learning.svg", "smollm2": IMAGES / "learning_smollm2.svg"}
 
 WIDTH, HEIGHT = 400, 240
 LEFT, TOP, GAP = 40, 76, 36
@@ -44,8 +46,15 @@ def panel(fleet: str, modes: dict[str, list[Curve]], left: float) -> Iterator[st
 
 
 def main() -> None:
-    """Draw the picture."""
-    fleets = msgspec.json.decode(CURVES.read_bytes(), type=dict[str, dict[str, list[Curve]]])
+    """Draw the picture of each model whose curves are there."""
+    for model, path in CURVES.items():
+        if path.exists():
+            PICTURES[model].write_text(picture(path))
+
+
+def picture(path: Path) -> str:
+    """The picture of the curves in a file."""
+    fleets = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, list[Curve]]])
     drawing = begun(LEFT + len(fleets) * (WIDTH + GAP), TOP + HEIGHT + 30)
     for number, mode in enumerate(MODES):
         x, y = LEFT + number % 4 * 150, 14 + number // 4 * 22
@@ -53,7 +62,7 @@ def main() -> None:
         drawing.append(f'<text x="{x + 24}" y="{y + 4}">{mode}</text>')
     for number, (fleet, modes) in enumerate(fleets.items()):
         drawing += panel(fleet, modes, LEFT + number * (WIDTH + GAP))
-    PICTURE.write_text("\n".join([*drawing, "</svg>", ""]))
+    return "\n".join([*drawing, "</svg>", ""])
 
 
 if __name__ == "__main__":
