@@ -84,24 +84,24 @@ def pack(parts: Sequence[GroupPart]) -> PackedBatch:
         AlgorithmError: a column has a number of values other than one for each token.
     """
     spans: list[PartSpan] = []
-    distinct: list[list[IntArray]] = []
+    token_ids: list[IntArray] = []
+    targets: list[IntArray] = []
+    """The distinct responses."""
     places: list[int] = []
-    """The place of each sample's response among all distinct ones."""
+    """The place of each sample's response among them."""
     for part in parts:
         responses, own = _distinct(part.samples)
         start = spans[-1].start + _tokens(spans[-1]) if spans else 0
         spans.append(_span(part, responses, start))
-        places += [sum(map(len, distinct)) + place for place in own]
-        distinct.append(responses)
-    targets = [response for responses in distinct for response in responses]
+        token_ids += [part.samples[0].prompt_ids, *responses]
+        places += [len(targets) + place for place in own]
+        targets += responses
     scored = np.split(np.arange(sum(map(len, targets))), np.cumsum([len(target) for target in targets])[:-1])
     samples = [sample for part in parts for sample in part.samples]
     lengths = [len(sample.response_ids) for sample in samples]
     return PackedBatch(
         spans=tuple(spans),
-        input_ids_T=np.concatenate(
-            [ids for part, own in zip(parts, distinct, strict=True) for ids in (part.samples[0].prompt_ids, *own)]
-        ),
+        input_ids_T=np.concatenate(token_ids),
         position_ids_T=np.concatenate([positions for span in spans for positions in _positions(span)]),
         predictor_U=np.concatenate([indices for span in spans for indices in _predictors(span)]),
         target_U=np.concatenate(targets),
