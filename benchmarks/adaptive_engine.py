@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from tailrace.config.engine import NativeEngineConfig, SamplingConfig
+from tailrace.engine.adaptive_tp.adaptive import decoded_steps
 from tailrace.engine.adaptive_tp.measure import Bench, shortest_length
 from tailrace.engine.core import EngineCore
 from tailrace.engine.lane import Lane
@@ -55,14 +56,17 @@ class Trajectory:
 
     def see(self, core: EngineCore, running: Mapping[Lane, int], began: float) -> None:
         """Record a step of the core. `running`: the sequences that each lane with work had before it."""
-        tp, beside, together = core.arrangement.config.tp, len(running), sum(running.values())
+        tp = core.arrangement.config.tp
         unfinished = sum(len(lane.scheduler.sequences) for lane in core.lanes)
         self.drain.append((time.perf_counter() - began, unfinished, tp))
-        for lane in core.lanes:
-            if (step := lane.decoded) is not None:
-                others = (together - running[lane]) / (beside - 1) if beside > 1 else None
-                self.steps.append(DecodedStep(tp, step.sequences, step.context_tokens, beside, step.seconds, others))
-                lane.decoded = None
+        self.steps += decoded_steps(core.lanes, tp, running=running)
+        forget_steps(core)
+
+
+def forget_steps(core: EngineCore) -> None:
+    """Forget the last step of each lane, so that one that rests does not tell it again."""
+    for lane in core.lanes:
+        lane.decoded = None
 
 
 def run_stage(core: EngineCore, batch: list[Request]) -> dict[str, Any]:
@@ -109,8 +113,7 @@ def measure(core: EngineCore, model: Path, task: dict[str, Any]) -> list[float]:
         for replicas, size, length in task.get("decode", ())
     ]
     prefill = [bench.prefill_s(size, length) for size, length in task.get("prefill", ())]
-    for lane in core.lanes:
-        lane.decoded = None
+    forget_steps(core)
     return [*decode, *prefill]
 
 

@@ -7,7 +7,7 @@
 
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,12 +79,8 @@ class AdaptiveTP:
 
         running: The running sequences of the lanes that computed side by side.
         """
-        beside, together = len(running), sum(running.values())
-        tp = self._arrangement.config.tp
-        for lane in lanes:
-            if (step := lane.decoded) is not None:
-                others = (together - running[lane]) / (beside - 1) if beside > 1 else None
-                self._staged.stepped(DecodedStep(tp, step.sequences, step.context_tokens, beside, step.seconds, others))
+        for step in decoded_steps(lanes, self._arrangement.config.tp, running=running):
+            self._staged.stepped(step)
         for sample in samples:
             if sample.finish_reason is not FinishReason.ABORT:
                 self._staged.ended(len(sample.response_ids), sample.group_id)
@@ -195,6 +191,15 @@ class AdaptiveTP:
             group=response.request.group_id,
             block=self._arrangement.config.block_size,
         )
+
+
+def decoded_steps(lanes: Iterable[Lane], tp: int, *, running: Mapping[Lane, int]) -> Iterator[DecodedStep]:
+    """The last step of each lane that has decoded alone, as the predictor takes it in; `running` as in `observe`."""
+    beside, together = len(running), sum(running.values())
+    for lane in lanes:
+        if (step := lane.decoded) is not None:
+            others = (together - running[lane]) / (beside - 1) if beside > 1 else None
+            yield DecodedStep(tp, step.sequences, step.context_tokens, beside, step.seconds, others)
 
 
 def open_adaptive_tp(
