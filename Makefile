@@ -52,7 +52,7 @@ setup-oracle: $(ORACLE_READY) ## make .venv-oracle, with verl and what its algor
 $(ORACLE_READY): requirements-oracle.lock pyproject.toml
 	$(call install,$(ORACLE_VENV),requirements-oracle.lock)
 
-quickstart: $(READY) ## train SmolLM2-135M on two-number sums, 13 minutes on 2 cores without bf16 instructions
+quickstart: $(READY) ## train SmolLM2-135M on two-number sums, 14 minutes on 2 cores without bf16 instructions
 	$(BIN)/tailrace train recipes/quickstart.yaml output_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
 test: $(READY) ## the tests, one process for each core; any warning is an error
