@@ -6,8 +6,9 @@
 
 The rules are those of `engine.scheduling.scheduler`, and of vLLM: a step holds a token of each sequence that decodes,
 and further tokens of others within a budget. A sequence starts, in order, when it has a place, the cache has room for
-all its tokens, and the budget of the step has some left. The samples of a group share the cache of their prompt. When
-the cache is full, the last sequence in the order is sent back, and its tokens are computed again.
+all its tokens, and the budget of the step has some left. The samples of a group share the cache of their prompt, which
+stays until the room is needed or new weights come. When the cache is full, the last sequence in the order is sent back,
+and its tokens are computed again.
 
 A stretch is the steps until something changes: a sequence ends, the tokens of one have all been computed, or the cache
 is full. It is counted at once, so the work grows with the sequences and not with their tokens. Times are the caller's:
@@ -15,9 +16,10 @@ is full. It is counted at once, so the work grows with the sequences and not wit
 and `start` are the parts of `begin`, for replicas that step together (`lockstep`).
 """
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import NamedTuple
 
 from tailrace.planning.replicas import handed_on
@@ -46,6 +48,8 @@ class Sequence:
     arrival: int = -1
     joined: int = 0
     """The step with which it began to decode, less the tokens that it had then."""
+    shared: "_Prompt | None" = None
+    """The prompt of its group, while it runs."""
     is_running: bool = False
     is_decoding: bool = False
 
@@ -77,15 +81,22 @@ class Ended(NamedTuple):
 class _Stretch:
     steps: int
     step_s: float
-    chunk: int
-    """Tokens of prompts in each step."""
+    parts: list[tuple[Sequence, int]]
+    """Tokens that each step computes of a sequence."""
 
 
-@dataclass(slots=True)
-class _Group:
-    members: int
-    prompt: int
-    is_computed: bool
+@dataclass(eq=False, slots=True)
+class _Prompt:
+    """A prompt that the cache has once."""
+
+    tokens: int
+    members: int = 0
+    """Sequences that run."""
+    found: int | None = None
+    """Tokens that others find in the cache; None while they wait for them."""
+
+
+_order = attrgetter("order")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +131,10 @@ class Batch:
     _waiting: list[tuple[float, int, Sequence]] = field(default_factory=list)
     _late: list[Sequence] = field(default_factory=list)
     """What came after the next step was decided."""
-    _computing: deque[Sequence] = field(default_factory=deque)
+    _computing: list[Sequence] = field(default_factory=list)
+    """In order."""
+    _turn: list[Sequence] = field(default_factory=list)
+    """These as the next step computes them: those that start with it come last."""
     _ends: list[tuple[int, int, Sequence]] = field(default_factory=list)
     """A heap: the step with which a sequence ends, its arrival, and it. Those that left are skipped."""
     _ends_at: dict[Sequence, int] = field(default_factory=dict)
@@ -132,7 +146,11 @@ class Batch:
     """Cached tokens of all that runs, without prompts."""
     _prompts: int = 0
     """Cached tokens of prompts; a shared one counts once."""
-    _groups: dict[int, _Group] = field(default_factory=dict)
+    _groups: dict[int, _Prompt] = field(default_factory=dict)
+    """The prompts of groups of which some run."""
+    _idle: dict[int, _Prompt] = field(default_factory=dict)
+    """Those that are still in the cache, the least recently used first."""
+    _idle_tokens: int = 0
     _step: int = 0
     _arrivals: int = 0
     _stretch: _Stretch | None = None
@@ -178,13 +196,12 @@ class Batch:
     def resume(self, sequence: Sequence) -> bool:
         """Go on with a sequence whose keys and values have come along, unless there is no room. Return whether."""
         assert self._stretch is None
-        group = self._groups.get(sequence.group)
-        if self.running == self.slots or not self._has_room_for(sequence, group):
+        if self.running == self.slots or not self._has_room_for(sequence):
             return False
         sequence.arrival = self._arrivals
         self._arrivals += 1
-        self._start(sequence, group)
-        self._computing.pop()
+        self._start(sequence)
+        self._computing.remove(sequence)
         sequence.to_compute = 0
         self._decode(sequence)
         return True
@@ -209,12 +226,18 @@ class Batch:
             self._waiting.sort()
             self._late = [late for late in self._late if late is not sequence]
 
+    def forget(self) -> None:
+        """Let sequences that start from now on use nothing that is cached: the weights are new."""
+        self._groups.clear()
+        self._idle.clear()
+        self._idle_tokens = 0
+
     def take_waiting(self, count: int) -> list[Sequence]:
         """Hand over up to `count` waiting sequences, even while a stretch is under way; see `handed_on`."""
         taken = handed_on(
             (entry[2] for entry in sorted(self._waiting, reverse=True)),
             count,
-            here=self._groups.keys(),
+            here={sequence.group for sequence in self._running()},
             group_of=lambda sequence: -2 - sequence.arrival if sequence.group == -1 else sequence.group,
             has_begun=lambda sequence: sequence.made > 0,
         )
@@ -239,13 +262,15 @@ class Batch:
         assert self._stretch is None
         if self._late and not self.running:
             self._take_late()
-        self._start_waiting()
         self._make_room()
+        self._start_waiting()
         if not self._decoding and not self._computing:
             return None
         steps = self._steps_until_change()
         if self._computing:
-            steps = max(1, min(steps, self._computing[0].to_compute // self._budget))
+            first, *others = self._turn
+            alone = not any(self._is_free(other) for other in others)
+            steps = max(1, min(steps, first.to_compute // self._budget)) if alone else 1
         if self._late:
             self._take_late()
             return 1
@@ -258,7 +283,7 @@ class Batch:
 
     def start(self, steps: int, step_s: float, load: Load) -> float:
         """Start a stretch of such steps, of `step_s` seconds each at pace 1. Return its seconds."""
-        self._stretch = stretch = _Stretch(steps, step_s * self.pace, int(load.chunk.tokens))
+        self._stretch = stretch = _Stretch(steps, step_s * self.pace, self._parts(steps))
         return steps * stretch.step_s
 
     def cut(self, elapsed_s: float) -> float:
@@ -285,8 +310,9 @@ class Batch:
         self._tokens += grown
         self._own += grown
         self.generated += grown
+        self._drop_idle()
         ended = self._take_ended()
-        started = self._take_computed(stretch.chunk * stretch.steps, ended)
+        started = self._take_computed(stretch, ended)
         return Ended(started, ended)
 
     def _take_late(self) -> None:
@@ -298,18 +324,21 @@ class Batch:
         heappush(self._waiting, (-sequence.priority, sequence.arrival, sequence))
 
     def _start_waiting(self) -> None:
+        self._turn = list(self._computing)
         if not self._waiting:
             return
-        budget = self._budget - sum(sequence.to_compute for sequence in self._computing)
+        budget = self._budget - sum(map(self._cost, self._computing))
         passed: list[tuple[float, int, Sequence]] = []
         while self._waiting and budget > 0 and self.running + len(passed) < self.slots:
             entry = heappop(self._waiting)
             sequence = entry[2]
-            group = self._groups.get(sequence.group)
-            if group is not None and not group.is_computed:
+            prompt = self._groups.get(sequence.group)
+            if prompt is not None and prompt.found is None:
                 passed.append(entry)  # its prompt is being computed
-            elif self._has_room_for(sequence, group):
-                budget -= self._start(sequence, group)
+            elif self._has_room_for(sequence):
+                self._start(sequence)
+                self._turn.append(sequence)
+                budget -= self._cost(sequence)
             else:
                 passed.append(entry)
                 break
@@ -320,27 +349,42 @@ class Batch:
     def _budget(self) -> int:
         return max(1, self.prefill_tokens - self._decoding) if self.counts_decoding else self.prefill_tokens
 
-    def _has_room_for(self, sequence: Sequence, group: _Group | None) -> bool:
+    def _is_free(self, sequence: Sequence) -> bool:
+        """Whether what it has to compute takes nothing from the budget: one token counts as decoding in the engine."""
+        return sequence.to_compute == 1 and not self.counts_decoding
+
+    def _cost(self, sequence: Sequence) -> int:
+        """What it takes from the budget of a step that has some left."""
+        return 0 if self._is_free(sequence) else sequence.to_compute
+
+    def _has_room_for(self, sequence: Sequence) -> bool:
         if not self.running:
             return True  # what cannot be served at all is refused before
-        needed = sequence.made + (0 if group is not None else sequence.prompt) + self.block / 2
+        needed = sequence.made + (0 if sequence.group in self._groups else sequence.prompt) + self.block / 2
         return self.held_tokens + needed + self.block * self.running <= self.cache_tokens
 
-    def _start(self, sequence: Sequence, group: _Group | None) -> int:
-        """Start a sequence. Return the tokens to compute."""
+    def _start(self, sequence: Sequence) -> None:
+        """Start a sequence, which then has tokens to compute."""
         sequence.is_running = True
-        if group is not None:
-            group.members += 1
-            sequence.to_compute = max(1, sequence.made - max(0, sequence.cached - sequence.prompt))
-        else:
+        prompt = self._groups.get(sequence.group)
+        if prompt is None:
             self._prompts += sequence.prompt
-            if sequence.group != -1:
-                self._groups[sequence.group] = _Group(1, sequence.prompt, is_computed=False)
-            sequence.to_compute = max(1, sequence.prompt + sequence.made - sequence.cached)
+            prompt = self._idle.pop(sequence.group, None)
+            if prompt is not None:
+                self._idle_tokens -= prompt.tokens
+            elif sequence.group != -1:
+                prompt = _Prompt(sequence.prompt)
+        cached = sequence.cached
+        if prompt is not None:
+            self._groups[sequence.group] = sequence.shared = prompt
+            prompt.members += 1
+            cached = max(cached, prompt.found or 0)
+        sequence.to_compute = max(1, sequence.prompt + sequence.made - cached)
         sequence.cached = 0  # a preempted sequence has lost them
         self._own += sequence.made
-        self._computing.append(sequence)
-        return sequence.to_compute
+        insort(self._computing, sequence, key=_order)
+        self._note_computed(sequence)
+        self._drop_idle()
 
     def _make_room(self) -> None:
         """Preempt the last sequences until each of the others has room for a token."""
@@ -375,17 +419,34 @@ class Batch:
             sequence.to_compute = 0
         sequence.is_running = False
         self._own -= sequence.made
-        self._leave_group(sequence)
-
-    def _leave_group(self, sequence: Sequence) -> None:
-        group = self._groups.get(sequence.group)
-        if group is None:
+        prompt, sequence.shared = sequence.shared, None
+        if prompt is None:
             self._prompts -= sequence.prompt
             return
-        group.members -= 1
-        if not group.members:
-            self._prompts -= group.prompt
-            del self._groups[sequence.group]
+        prompt.members -= 1
+        if not prompt.members:
+            self._prompts -= prompt.tokens
+            if self._groups.get(sequence.group) is prompt:  # otherwise it is of older weights
+                del self._groups[sequence.group]
+                if prompt.found:
+                    self._idle[sequence.group] = prompt
+                    self._idle_tokens += prompt.tokens
+
+    def _drop_idle(self) -> None:
+        """Give the room that is needed to what runs."""
+        while self._idle and self._idle_tokens > self._free:
+            self._idle_tokens -= self._idle.pop(next(iter(self._idle))).tokens
+
+    def _note_computed(self, sequence: Sequence) -> None:
+        """Let the others of its group find the prompt: all of it, or whole blocks where its last token is missing."""
+        prompt, missing = sequence.shared, sequence.to_compute - sequence.made
+        if prompt is None:
+            return
+        if missing > 1:
+            prompt.found = None
+        else:
+            whole = prompt.tokens if missing <= 0 else (prompt.tokens - 1) // max(1, self.block) * self.block
+            prompt.found = max(prompt.found or 0, whole)
 
     def _steps_until_change(self) -> int:
         """Steps of what decodes until one ends, or the cache is full."""
@@ -398,20 +459,31 @@ class Batch:
 
     def _chunk(self, steps: int) -> Pass:
         """The parts of prompts in each of the next steps."""
-        budget = self._budget
+        parts = self._parts(steps)
         if steps > 1:
-            return self._pass_of(self._computing[0], budget, steps)
+            ((first, part),) = parts
+            return self._pass_of(first, part, steps)
         tokens, pairs, cached, logits = 0, 0.0, 0.0, 0
-        for sequence in self._computing:
-            part = min(sequence.to_compute, budget - tokens)
-            if part <= 0:
-                break
+        for sequence, part in parts:
             before = sequence.prompt + sequence.made - sequence.to_compute
             tokens += part
             pairs += part * (before + part / 2)
             cached += before + part
             logits += part == sequence.to_compute
         return Pass(tokens=tokens, pairs=pairs, cached_tokens=cached, logits=logits)
+
+    def _parts(self, steps: int) -> list[tuple[Sequence, int]]:
+        """What each of the next so many steps computes of sequences that do not decode yet."""
+        budget, parts = self._budget, []
+        if steps > 1 and self._computing:
+            return [(self._turn[0], budget)]
+        for sequence in self._turn:
+            is_free = self._is_free(sequence)
+            part = 1 if is_free else min(sequence.to_compute, budget)
+            if part:
+                parts.append((sequence, part))
+                budget -= 0 if is_free else part
+        return parts
 
     def _pass_of(self, sequence: Sequence, tokens: int, steps: int) -> Pass:
         """The mean of so many steps over the tokens of a long prompt."""
@@ -427,18 +499,16 @@ class Batch:
                 ended.append(entry[2])
         return ended
 
-    def _take_computed(self, tokens: int, ended: list[Sequence]) -> list[Sequence]:
-        """Spread computed tokens over the sequences; those that have all make their next token."""
-        self.computed += tokens
+    def _take_computed(self, stretch: _Stretch, ended: list[Sequence]) -> list[Sequence]:
+        """Note what was computed; those of which nothing is missing make their next token."""
         started = []
-        while tokens > 0 and self._computing:
-            sequence = self._computing[0]
-            part = min(tokens, sequence.to_compute)
-            sequence.to_compute -= part
-            tokens -= part
+        for sequence, part in stretch.parts:
+            self.computed += part * stretch.steps
+            sequence.to_compute -= part * stretch.steps
+            self._note_computed(sequence)
             if sequence.to_compute:
-                break
-            self._computing.popleft()
+                continue
+            self._computing.remove(sequence)
             self._begin_to_decode(sequence)
             started.append(sequence)
             if sequence.made == sequence.length:
@@ -454,8 +524,8 @@ class Batch:
 
     def _decode(self, sequence: Sequence) -> None:
         """Let a sequence decode from the next step on."""
-        if (group := self._groups.get(sequence.group)) is not None:
-            group.is_computed = True
+        if sequence.shared is not None:
+            sequence.shared.found = sequence.shared.tokens
         self._decoding += 1
         self._tokens += sequence.prompt + sequence.made
         sequence.is_decoding = True

@@ -413,6 +413,8 @@ class SimulatedEngine:
         yield seconds
         self.activity.leave("weight_transfer")
         self.version = version
+        for replica in self._replicas:
+            replica.batch.forget()
         self.resume()
         if version:
             with self._log.span(EventKind.UPDATE_WEIGHTS, "engine", version=version) as span:

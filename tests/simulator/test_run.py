@@ -45,8 +45,10 @@ class Paced:
 class Slow(Plain):
     """Steps that take four times as long."""
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
-        return 4 * super().step_s(tp, batch_size, context_tokens, replicas)
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
+        return 4 * super().step_s(tp, batch_size, context_tokens, replicas, others)
 
     def mixed_s(self, tp: int, batch_size: float, context_tokens: float, chunk: Pass) -> float:
         return 4 * super().mixed_s(tp, batch_size, context_tokens, chunk)
@@ -335,7 +337,7 @@ def test_what_waits_at_one_replica_goes_to_another_with_nothing_waiting() -> Non
     _, events = played(scenario, lengths([10, 10, 10, 10]))
     ends = sorted(event.end for event in events if event.task == EventKind.SAMPLE)
     assert ends[0] == pytest.approx(ends[1])
-    assert ends[3] == pytest.approx(2 * ends[0])
+    assert ends[3] == pytest.approx(2 * ends[0] - 0.009), "all but the last token of its prompt is cached"
 
 
 @pytest.mark.parametrize(("prompt", "engines"), [(10, 2), (100_000, 1)])
