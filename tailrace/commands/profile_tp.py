@@ -2,6 +2,7 @@
 `adaptive_tp`.
 
 One engine, whose ranks go from degree to degree, first searches for the batch sizes at which steps bend, by bisection.
+With `engine.adaptive_tp.engines` further ones do the same beside it, and only what it takes itself counts.
 Then it measures everything in each of several rounds. It measures one batch size under all degrees before the next, so
 a machine that slows down for a while does so for all of them:
 
@@ -18,7 +19,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -166,9 +167,15 @@ def profile_tp(config: TPProfileConfig, *, force: bool = False) -> None:
     if path.exists() and not force:
         raise UserError(f"{path} exists; measure again with --force, or give another file as output")
     plan = make_plan(config, architecture)
-    with closing(Arrangement(_engine(config, plan), architecture, device=device)) as arrangement:
-        arrangement.load(stage(checkpoint_weights(architecture, model_dir), arrangement.config), recompute=False)
-        bench, figures, console = Bench(arrangement, architecture, seed=config.seed), Figures(), Console(stderr=True)
+    with ExitStack() as stack:
+        arrangement, *beside = (
+            stack.enter_context(closing(Arrangement(_engine(config, plan), architecture, device=device)))
+            for _ in range(key.engines)
+        )
+        for each in (arrangement, *beside):
+            each.load(stage(checkpoint_weights(architecture, model_dir), each.config), recompute=False)
+        bench = Bench(arrangement, architecture, seed=config.seed, beside=beside)
+        figures, console = Figures(), Console(stderr=True)
         sizes = search(bench, plan, figures, console, most=most_sizes(config.points))
         profile = measure(bench, make_plan(config, architecture, sizes=sizes), figures, key, console)
     profile.write(path)

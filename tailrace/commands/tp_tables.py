@@ -12,7 +12,8 @@ def title(key: ProfileKey) -> str:
     """Describe the measurement in a line."""
     link = f" · link of {key.link}" if key.link else ""
     threads = f"{counted(key.ranks, 'rank')} with {counted(key.threads_per_rank, 'thread')} each"
-    return f"{key.model} · {key.dtype} · {threads}{link} · {key.hardware} · {key.backend} · {key.collectives}"
+    engines = f"{key.engines} engines at the same time, each of " if key.engines > 1 else ""
+    return f"{key.model} · {key.dtype} · {engines}{threads}{link} · {key.hardware} · {key.backend} · {key.collectives}"
 
 
 def decode_table(profile: TPProfile) -> Table:

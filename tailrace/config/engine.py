@@ -92,6 +92,9 @@ class AdaptiveTPConfig(Config):
     machine. Without a profile, or with one of another model or machine, the engine warns and leaves TP as it is."""
     degrees: Listed[Processes] | None = None
     """TP degrees to choose from, divisors of dp · tp; by default all degrees of the profile."""
+    engines: Processes = 1
+    """Number of engines that are at work on a machine at the same time, such as its rollout workers. The profile has to
+    be of as many: they slow each other down."""
     estimate: Literal["survival", "bound", "ranked"] = "survival"
     """How the lengths of unfinished responses are estimated. survival: from the lengths seen so far; bound: each gets
     as long as it may; ranked: as Request.expected_tokens says."""

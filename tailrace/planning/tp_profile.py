@@ -48,6 +48,8 @@ class ProfileKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     collectives: str
     link: str = ""
     """The emulated link in words; empty without one."""
+    engines: int = 1
+    """Engines of this kind that are at work on the machine at the same time."""
 
     def mismatch(self, other: "ProfileKey") -> list[str]:
         """The differences of `other`, which is wanted, from this, which was profiled: a phrase for each figure."""

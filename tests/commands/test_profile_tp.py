@@ -5,7 +5,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -26,7 +26,7 @@ from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.lane import Decoded, Lane
 from tailrace.engine.model.weights import check_weights, read_weights
 from tailrace.engine.ranks.factory import stage
-from tailrace.errors import ConfigError, EngineError, ModelError, UserError
+from tailrace.errors import ConfigError, EngineError, ModelError, TailraceWarning, UserError
 from tailrace.models.architecture import read_architecture
 from tailrace.planning.latency import LatencyPredictor
 from tailrace.planning.tp_profile import ProfileKey, TPProfile
@@ -53,12 +53,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def bench_of(model: Path, **engine: Any) -> Iterator[tuple[Bench, Arrangement]]:
+def bench_of(model: Path, beside: Sequence[Arrangement] = (), **engine: Any) -> Iterator[tuple[Bench, Arrangement]]:
     config, architecture = configured(model, engine=engine).engine, read_architecture(model)
     arrangement = Arrangement(config, architecture, device=CPU)
     try:
         arrangement.load(stage(check_weights(architecture, read_weights(model)), config), recompute=False)
-        yield Bench(arrangement, architecture, seed=0), arrangement
+        yield Bench(arrangement, architecture, seed=0, beside=beside), arrangement
     finally:
         arrangement.close()
 
@@ -186,6 +186,49 @@ def test_only_the_first_replica_counts_where_the_others_have_another_batch(
         assert max(context for _, context, _ in other) <= 12 + 5, "it begins again before its cache is full"
         assert seconds == statistics.median(each for _, _, each in first[DROPPED : DROPPED + 5])
         assert all(lane.scheduler.blocks.used == 0 and not lane.has_work for lane in arrangement.lanes)
+
+
+def test_engines_beside_do_the_same_and_do_not_count(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[Lane, list[Decoded]] = {}
+    complete = Lane.complete
+
+    def spy(lane: Lane) -> Any:
+        samples = complete(lane)
+        if lane.decoded is not None:
+            seen.setdefault(lane, []).append(lane.decoded)
+        return samples
+
+    monkeypatch.setattr(Lane, "complete", spy)
+    with bench_of(tiny_model("llama")) as (_, other), bench_of(tiny_model("llama"), [other]) as (bench, own):
+        bench.write_cache(8)
+        seconds = bench.decode_s(2, 3, 12, steps=5, others=1)
+        sizes = {lane: {decoded.sequences for decoded in steps} for lane, steps in seen.items()}
+        assert [[sizes[lane] for lane in engine.lanes] for engine in (own, other)] == [[{3}, {1}]] * 2
+        counted = seen[own.lanes[0]][DROPPED : DROPPED + 5]
+        assert seconds == statistics.median(decoded.seconds for decoded in counted)
+        before = other.counts.steps
+        bench.prefill_s(2, 9)
+        assert other.counts.steps > before
+        bench.switch(2)
+        assert (own.config.tp, other.config.tp) == (2, 2)
+        assert not any(lane.has_work for engine in (own, other) for lane in engine.lanes)
+
+
+def test_a_profile_of_engines_beside_each_other_is_for_such_engines_alone(
+    tiny_model: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, before = tmp_path / "p.json", psutil.Process().children(recursive=True)
+    profile_tp(configured(tiny_model("llama"), engine={"adaptive_tp": {"engines": 2}}, output=str(path)))
+    assert psutil.Process().children(recursive=True) == before
+    assert "2 engines at the same time, each of 2 ranks" in capsys.readouterr().out
+    assert TPProfile.read(path).key.engines == 2
+    beside = make_core(tiny_model("llama"), **ENGINE, adaptive_tp={"profile": str(path), "engines": 2})
+    beside.close()
+    assert beside.adaptive_tp is not None
+    with pytest.warns(TailraceWarning, match=r"of another setting: engines is 1 \(profiled: 2\): TP stays 1"):
+        alone = make_core(tiny_model("llama"), **ENGINE, adaptive_tp={"profile": str(path)})
+    alone.close()
+    assert alone.adaptive_tp is None
 
 
 def test_sequences_move_with_each_switch_and_their_bytes_count_for_one_rank(tiny_model: TinyModel) -> None:

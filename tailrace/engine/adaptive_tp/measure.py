@@ -3,10 +3,14 @@
 After PAT, section 4.2 (Offline Profiler): the sequences have random tokens and one length. Where decoding is measured,
 their prefix is not computed. A step takes as long whatever the cache holds, if only its memory has been written before:
 pages that were never written all lie in the processor's caches.
+
+Several engines of a machine slow each other down. Further ones do what is measured at the same time, and what the first
+takes counts. Switches are measured while the others rest.
 """
 
 import statistics
 import time
+from collections.abc import Sequence as List
 from typing import NamedTuple
 
 import numpy as np
@@ -56,15 +60,19 @@ def tokens_reached(length: int, steps: int) -> int:
 class Bench:
     """Measures on an arrangement that has weights and no sequences. Not thread-safe."""
 
-    def __init__(self, arrangement: Arrangement, architecture: Architecture, *, seed: int) -> None:
+    def __init__(
+        self, arrangement: Arrangement, architecture: Architecture, *, seed: int, beside: List[Arrangement] = ()
+    ) -> None:
         """Prepare to measure.
 
         Args:
             architecture: The architecture of the whole model.
             seed: The seed of the random tokens.
+            beside: Other engines, which are arranged alike and do what is measured at the same time.
         """
         a = architecture
         self._arrangement = arrangement
+        self._all = (arrangement, *beside)
         self._vocab_size = a.vocab_size
         self._hidden_size = a.hidden_size
         self._kv_bytes_per_token = token_bytes(a, DTYPES[arrangement.config.dtype])
@@ -79,7 +87,7 @@ class Bench:
 
     def write_cache(self, blocks: int) -> None:
         """Write keys and values of some tokens to each replica's first `blocks` blocks, which are taken first."""
-        for lane in self._arrangement.lanes:
+        for lane in self._all_lanes():
             size = lane.scheduler.blocks.block_size
             chunk = Chunk(0, self._tokens(min(size, self._longest)), [0], None)
             lane.replica.start(StepInput([], [chunk]))
@@ -103,10 +111,9 @@ class Bench:
         Raises:
             EngineError: a rank died, or the cache has no room for the sequences.
         """
-        lanes, window = self._arrangement.lanes[:replicas], DROPPED + steps
-        counted, sizes = lanes, dict.fromkeys(lanes, batch_size)
-        if others is not None:
-            counted, sizes = lanes[:1], dict.fromkeys(lanes, others) | {lanes[0]: batch_size}
+        each, window = [arrangement.lanes[:replicas] for arrangement in self._all], DROPPED + steps
+        sizes = {lane: batch_size if others is None or lane is lanes[0] else others for lanes in each for lane in lanes}
+        lanes, counted = list(sizes), each[0] if others is None else each[0][:1]
         most, cached = window + steps // 2, length - DROPPED - steps // 2
         for lane in lanes:
             self._resume(lane.scheduler, sizes[lane], cached)
@@ -128,7 +135,7 @@ class Bench:
         return statistics.median(second for lane in counted for second in seconds[lane][DROPPED:window])
 
     def prefill_s(self, batch_size: int, length: int) -> float:
-        """Prefill `batch_size` prompts of `length` tokens on one replica alone.
+        """Prefill `batch_size` prompts of `length` tokens on one replica of the engine.
 
         Returns:
             Seconds from the start of the first prompt until all have their first token.
@@ -136,17 +143,22 @@ class Bench:
         Raises:
             EngineError: a rank died, or the cache has no room for the prompts.
         """
-        lane = self._arrangement.lanes[0]
-        lane.scheduler.blocks.forget()  # a prompt that begins like an earlier one would copy from it
+        lanes = [arrangement.lanes[0] for arrangement in self._all]
         stop = self._stop_rule(1)
-        for _ in range(batch_size):
-            lane.scheduler.add(self._request(length), stop)
+        for lane in lanes:
+            lane.scheduler.blocks.forget()  # a prompt that begins like an earlier one would copy from it
+            for _ in range(batch_size):
+                lane.scheduler.add(self._request(length), stop)
         began = time.perf_counter()
-        while lane.has_work:
-            lane.begin(0)
-            lane.complete()
-            self._check_undisturbed()
-        return time.perf_counter() - began
+        while lanes[0].has_work:
+            for lane in lanes:
+                lane.begin(0)
+            for lane in first_done(lanes, timeout_s=self._arrangement.config.step_timeout_s):
+                lane.complete()
+                self._check_undisturbed()
+        seconds = time.perf_counter() - began
+        self.clear()
+        return seconds
 
     def all_reduce_bytes_per_s(self, batch_size: int, *, times: int) -> float:
         """Measure the all-reduce that a layer takes for a decode step of `batch_size` sequences, in bytes per second.
@@ -184,20 +196,25 @@ class Bench:
 
     def clear(self) -> None:
         """Wait for steps under way, then abort all sequences."""
-        for lane in self._arrangement.lanes:
+        for lane in self._all_lanes():
             lane.complete()
             _abort_all(lane)
 
     def switch(self, tp: int) -> MeasuredSwitch:
-        """Change the degree, and move the cached tokens of all sequences.
+        """Change the degree, and move the cached tokens of all sequences. The other engines follow.
 
         Raises:
             EngineError: the switch is not possible, see `Arrangement.switch`.
         """
         source, held = self.tp, [lane.scheduler.sequences for lane in self._arrangement.lanes]
         report = self._arrangement.switch(tp, cache="move")
+        for other in self._all[1:]:
+            other.switch(tp, cache="move")
         moved = [[s.cached for s in sequences] for sequences in held]  # those without a place have none cached
         return MeasuredSwitch(report, sent_bytes(moved, source, self._kv_bytes_per_token))
+
+    def _all_lanes(self) -> list[Lane]:
+        return [lane for arrangement in self._all for lane in arrangement.lanes]
 
     def _resume(self, scheduler: Scheduler, count: int, cached: int) -> None:
         """Let `count` sequences run, as if `cached` tokens of each had been computed, and the next one not yet."""
@@ -234,10 +251,10 @@ class Bench:
         return StopRule(sampling, eos_ids=(), room=tokens, detokenize=None)
 
     def _check_undisturbed(self) -> None:
-        counts = self._arrangement.counts
-        if counts.restarts:
+        counts = [arrangement.counts for arrangement in self._all]
+        if any(each.restarts for each in counts):
             raise EngineError("a rank died while it was measured; what it took is of no use, profile again")
-        if counts.preemptions:
+        if any(each.preemptions for each in counts):
             raise EngineError("the cache has no room for what is measured; raise kv_cache_gib or lower token_budget")
 
 
