@@ -143,9 +143,11 @@ class Paced:
     times: StepTimes
     pace: float
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         """See `StepTimes`."""
-        return self.pace * self.times.step_s(tp, batch_size, context_tokens, replicas)
+        return self.pace * self.times.step_s(tp, batch_size, context_tokens, replicas, others)
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
         """See `StepTimes`."""

@@ -114,7 +114,9 @@ class Tabulated:
         self._decode = cache(lambda tp: _surface(lambda size, each: source.step_s(tp, size, size * each, 1), _total))
         self._prefill = cache(lambda tp: _surface(lambda size, each: source.prefill_s(tp, size, each), _each))
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         """See `StepTimes`."""
         return self._decode(tp).at(batch_size, context_tokens)
 

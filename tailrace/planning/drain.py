@@ -52,7 +52,8 @@ def drain(
 ) -> list[Drained]:
     """Simulate the engine until all sequences have ended.
 
-    Replicas run at the same time, and slow each other down. A sequence that ends gives its place to the next that
+    Replicas run at the same time, and slow each other down. What the others decode counts for a replica as it was when
+    its own batch changed, or the number of replicas at work. A sequence that ends gives its place to the next that
     waits. That one's tokens are prefilled while the replica's other sequences stand still. Where the cache of a replica
     is full, the sequence that started last there waits before all others, and is prefilled again.
 
@@ -76,8 +77,7 @@ def drain(
     queue.extend(waiting)
     _fill(simulated, queue, 0.0)
     active = [replica for replica in simulated if replica.size]
-    for replica in active:
-        replica.begin(len(active))
+    _begin(active, active)
     unfinished = sum(replica.size for replica in active) + len(queue)
     ahead = sorted(stops)
     seen: list[Drained] = []
@@ -95,9 +95,10 @@ def drain(
                 ahead = [stop for stop in ahead if stop < unfinished]
             _fill([replica], queue, now)
         before, active = len(active), [other for other in simulated if other.size]
-        for other in [replica] if len(active) == before else active:
+        changed = [replica] if len(active) == before else active
+        for other in changed:
             other.advance(now)
-            other.begin(len(active))
+        _begin(changed, active)
     return [*seen, _state(simulated, queue, now)]
 
 
@@ -157,8 +158,8 @@ class _Replica:
         self._clock += self._predictor.prefill_s(self._tp, len(joining), rms(context for context, _ in joining))
         self.resume(joining)
 
-    def begin(self, active: int) -> None:
-        """Compute the next stop, with `active` replicas at work from `clock` on."""
+    def begin(self, active: int, others: float | None) -> None:
+        """Compute the next stop, with `active` replicas at work from `clock` on; `others` as in `StepTimes`."""
         if not self._ends:
             return
         size = len(self._ends)
@@ -167,7 +168,7 @@ class _Replica:
         self._stop = self._step + max(0.0, room) if self.is_full else end
         steps = self._stop - self._step
         middle = self._tokens + size * (steps - 1) / 2
-        self._step_s = self._predictor.step_s(self._tp, size, middle, active)
+        self._step_s = self._predictor.step_s(self._tp, size, middle, active, others)
         self.stops_at = self._clock + steps * self._step_s
 
     def advance(self, now: float) -> None:
@@ -207,6 +208,13 @@ class _Replica:
     def _go(self, steps: float) -> None:
         self._step += steps
         self._tokens += steps * len(self._ends)
+
+
+def _begin(replicas: Iterable[_Replica], active: Collection[_Replica]) -> None:
+    """Let these replicas run up to their next stops, beside all that are `active`."""
+    beside, sequences = len(active) - 1, sum(replica.size for replica in active)
+    for replica in replicas:
+        replica.begin(len(active), (sequences - replica.size) / beside if beside > 0 else None)
 
 
 def _fill(replicas: Sequence[_Replica], queue: deque[Work], now: float) -> None:

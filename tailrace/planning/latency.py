@@ -32,12 +32,15 @@ whole machine is not attributed to the one degree that is running.
 class StepTimes(Protocol):
     """Seconds of an engine's steps under any TP degree that was profiled."""
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         """Seconds of a decode step of one replica, with `replicas` of them decoding at the same time.
 
         Args:
             batch_size: B, sequences of the replica.
             context_tokens: T, cached tokens of those together.
+            others: sequences of each other replica at work, on average. None: as many as this one has.
         """
         ...
 
@@ -73,9 +76,6 @@ class LatencyPredictor:
         """Seconds of a decode step; see `StepTimes`.
 
         Outside the points it goes on as between the last two, never below zero and never downwards.
-
-        Args:
-            others: sequences of each other replica at work, on average. None: as many as this one has.
 
         Raises:
             KeyError: the degree was not profiled.
@@ -234,7 +234,7 @@ class DecodedStep(NamedTuple):
     replicas: int
     seconds: float
     others: float | None = None
-    """See `LatencyPredictor.step_s`."""
+    """See `StepTimes`."""
 
 
 class CorrectedPredictor:

@@ -25,7 +25,9 @@ _ANY = 2**40
 class _SameSteps:
     """The steps of an engine of which nothing is known."""
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         """See `StepTimes`."""
         return 1.0
 

@@ -14,7 +14,9 @@ class Constant:
 
     basis = Basis(kind="analytic", error=0.0)
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         return 0.01
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:

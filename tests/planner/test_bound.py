@@ -48,7 +48,9 @@ class Steps:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         return self._seconds
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:

@@ -28,7 +28,9 @@ class Linear:
     context: float = 0.0
     prefill: float = 0.0
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         return self.base + self.each * batch_size + self.context * context_tokens
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:

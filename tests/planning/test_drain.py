@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tailrace.planning.drain import Drained, Work, drain, drain_s
 from tailrace.planning.latency import LatencyPredictor, StepTimes, rms
+from tailrace.planning.tp_profile import UnevenPoint
 from tests.planning.tp_profiles import flat, made_profile
 
 
@@ -51,6 +52,16 @@ def test_a_replica_that_is_done_slows_the_other_no_longer() -> None:
     # 40 steps of 15 ms beside each other, then 60 of 10 ms alone
     contended = LatencyPredictor(made_profile(lambda tp, size, tokens, replicas: 0.005 + 0.005 * replicas))
     assert drain_s(contended, 1, [[(5, 100)], [(5, 40)]], [], slots=4) == pytest.approx(1.2)
+
+
+def test_a_replica_with_a_smaller_batch_than_the_other_takes_as_long_as_was_measured_so() -> None:
+    # 5 ms for the 4 sequences, which end at 30 ms, 15 ms for the one beside them: it has a step of 10 ms left then
+    uneven = tuple(
+        UnevenPoint(tp=1, batch_size=size, others=others, seconds=ratio * 0.1, even_s=0.1)
+        for size, others, ratio in ((1, 4, 1.5), (4, 1, 0.5))
+    )
+    steps = LatencyPredictor(made_profile(flat({1: 0.01, 2: 0.01}, 0.0), uneven=uneven))
+    assert drain_s(steps, 1, [[(5, 3)], [(5, 6)] * 4], [], slots=4) == pytest.approx(0.04)
 
 
 def test_a_step_that_is_half_done_when_another_replica_ends_goes_on_faster() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.planning.step_times.operators import Pass
 from tailrace.simulator.batch import Batch, Sequence
+from tests.engine.paper_rank import PaperReplica, request_of
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,9 @@ class Plain:
 
     each: float = 0.1
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         return 1 + self.each * batch_size
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
@@ -27,7 +30,7 @@ class Plain:
         return 1 + self.each * batch_size + 1e-3 * chunk.tokens
 
 
-def batch(*, slots: int = 4, cache_tokens: float = 1e9, prefill_tokens: int = 100, block: int = 0) -> Batch:
+def batch(*, slots: int = 4, cache_tokens: float = 1e9, prefill_tokens: int = 100, block: int = 1) -> Batch:
     return Batch(times=Plain(), slots=slots, cache_tokens=cache_tokens, prefill_tokens=prefill_tokens, block=block)
 
 
@@ -206,3 +209,36 @@ def test_a_sequence_that_goes_on_at_another_replica_does_not_end_here() -> None:
     assert here.end().ended == [stays]
     assert there.begin() is not None
     assert there.end().ended == [goes]
+
+
+ENGINE_REQUESTS = st.lists(
+    st.tuples(st.integers(1, 60), st.integers(1, 12), st.integers(-1, 3), st.integers(0, 3)), min_size=1, max_size=16
+)
+
+
+@given(ENGINE_REQUESTS, st.integers(1, 8), st.integers(10, 80), st.sets(st.integers(1, 40), max_size=3))
+@settings(max_examples=200, deadline=None)
+def test_each_response_ends_with_the_step_with_which_it_ends_in_the_engine(
+    requests: list[tuple[int, int, int, int]], slots: int, prefill_tokens: int, updates: set[int]
+) -> None:
+    """The engine's scheduler makes the same steps, where the cache has room for all. Before some come new weights."""
+    simulated = batch(slots=slots, prefill_tokens=prefill_tokens, block=4)
+    real = PaperReplica.of(1000, block_size=4, batch=slots, prefill_tokens=prefill_tokens)
+    prompts = {group: prompt for prompt, _, group, _ in requests}
+    for number, (prompt, length, group, priority) in enumerate(requests):
+        prompt, first = (prompt, 1000 + number) if group == -1 else (prompts[group], group)
+        simulated.add(Sequence(prompt=prompt, length=length, group=group, priority=priority))
+        real.add(request_of(number, [first] * prompt, length, group_id=first, priority=priority))
+    step = 0
+    while simulated.running or simulated.waiting:
+        if step in updates:
+            simulated.forget()
+            real.scheduler.new_weights(recompute=False)
+            real.rank.weights += 1
+        simulated.begin()
+        simulated.cut(0.0)
+        ended = sorted(sequence.arrival for sequence in simulated.end().ended)
+        assert (step, sorted(sample.request_id for sample in real.step())) == (step, ended)
+        step += 1
+    assert not real.scheduler.running + real.scheduler.waiting
+    assert real.scheduler.counts.prefilled_tokens == simulated.computed

@@ -24,7 +24,9 @@ STEP_S = {1: 0.010, 2: 0.006}
 class ByDegree:
     """Steps of 10 ms at TP 1 and 6 ms at TP 2, a millisecond more for each sequence and each token of prompts."""
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         return STEP_S[tp] + 1e-3 * batch_size
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:

@@ -45,7 +45,9 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
             base=ratio * self.base, each=ratio * self.each, context=ratio * self.context, prefill=self.prefill
         )
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         """See `StepTimes`."""
         return self.base + self.each * batch_size + self.context * context_tokens
 

@@ -46,9 +46,11 @@ class Additive:
     def __init__(self, times: StepTimes) -> None:
         self._times = times
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         """See `StepTimes`."""
-        return self._times.step_s(tp, batch_size, context_tokens, replicas)
+        return self._times.step_s(tp, batch_size, context_tokens, replicas, others)
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
         """See `StepTimes`."""

@@ -80,7 +80,9 @@ class CalibratedStepTimes:
         """The same factors for another model on the same hardware."""
         return CalibratedStepTimes(analytic, self.factors, self.basis.error)
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         """Seconds of a decode step; see `StepTimes`."""
         factors = self._near(tp)
         base, batch, context = _parts(self._analytic, tp, batch_size, context_tokens, replicas)

@@ -45,7 +45,9 @@ class AnalyticStepTimes:
         self._rest: dict[tuple[int, float, float, float], float] = {}
         self._attention: dict[int, Operator] = {}
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         """Seconds of a decode step; see `StepTimes`. Replicas do not disturb each other."""
         return self.pass_s(tp, decode(batch_size, context_tokens))
 

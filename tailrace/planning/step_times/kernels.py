@@ -92,7 +92,9 @@ class KernelStepTimes:
         self._host = host
         self._tables: dict[int, _Tables] = {}
 
-    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
         """Seconds of a decode step; see `StepTimes`. Replicas do not disturb each other."""
         return self._pass_s(tp, decode(batch_size, context_tokens), NOTHING)
 
