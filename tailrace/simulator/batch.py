@@ -255,7 +255,7 @@ class Batch:
             step_s = self.times.mixed_s(self.tp, load.batch_size, load.context_tokens, load.chunk)
         else:
             step_s = self.times.step_s(self.tp, load.batch_size, load.context_tokens, self.replicas)
-        return self.start(steps, step_s, load)
+        return self.start(steps, step_s)
 
     def prepare(self) -> int | None:
         """Decide what runs in the next step. Return the steps until that changes; None where there is nothing to do."""
@@ -281,7 +281,7 @@ class Batch:
         middle = self._tokens + self._decoding * (steps - 1) / 2
         return Load(self._decoding, middle, self._chunk(steps) if self._computing else NOTHING)
 
-    def start(self, steps: int, step_s: float, load: Load) -> float:
+    def start(self, steps: int, step_s: float) -> float:
         """Start a stretch of such steps, of `step_s` seconds each at pace 1. Return its seconds."""
         self._stretch = stretch = _Stretch(steps, step_s * self.pace, self._parts(steps))
         return steps * stretch.step_s

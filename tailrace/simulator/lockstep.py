@@ -27,7 +27,7 @@ class Lockstep:
         loads = [batch.load(steps) for batch in self.batches]
         step_s = self.times.lockstep_s(self.batches[0].tp, loads)
         for batch, load in zip(self.batches, loads, strict=True):
-            batch.start(steps, step_s, load)
+            batch.start(steps, step_s)
         return steps * step_s
 
     def cut(self, elapsed_s: float) -> float:
