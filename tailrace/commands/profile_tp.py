@@ -2,7 +2,6 @@
 `adaptive_tp`.
 
 One engine, whose ranks go from degree to degree, first searches for the batch sizes at which steps bend, by bisection.
-With `engine.adaptive_tp.engines` further ones do the same beside it, and only what it takes itself counts.
 Then it measures everything in each of several rounds. It measures one batch size under all degrees before the next, so
 a machine that slows down for a while does so for all of them:
 
@@ -12,7 +11,8 @@ a machine that slows down for a while does so for all of them:
     prefills        ──each degree──▶ seconds ─────────────────────────────┼──medians over rounds──▶ TPProfile
     round trip      ──each pair of degrees──▶ weights, keys and values ───┘
 
-The method follows PAT, section 4.2 (Offline Profiler). Nothing is written before everything is measured.
+With `engine.adaptive_tp.engines: N`, N - 1 more engines do the same at the same time, and the times of the first one
+count. The method follows PAT, section 4.2 (Offline Profiler). Nothing is written before everything is measured.
 """
 
 import statistics

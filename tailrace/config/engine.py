@@ -92,9 +92,10 @@ class AdaptiveTPConfig(Config):
     machine. Without a profile, or with one of another model or machine, the engine warns and leaves TP as it is."""
     degrees: Listed[Processes] | None = None
     """TP degrees to choose from, divisors of dp · tp; by default all degrees of the profile."""
-    engines: Processes = 1
-    """Number of engines that are at work on a machine at the same time, such as its rollout workers. The profile has to
-    be of as many: they slow each other down."""
+    engines: Processes | None = None
+    """Number of engines that are at work on the machine at the same time. The profile has to be of as many, since they
+    slow each other down. By default the rollout workers of a run that starts its own cluster on CPUs, and 1 elsewhere.
+    """
     estimate: Literal["survival", "bound", "ranked"] = "survival"
     """How the lengths of unfinished responses are estimated. survival: from the lengths seen so far; bound: each gets
     as long as it may; ranked: as Request.expected_tokens says."""

@@ -67,7 +67,16 @@ class RunConfig(OnDevice):
         """The engines of each pool of rollout workers, by its name; without separate workers there is one."""
         pools = self.cluster.rollout.each if self.pipeline.placement == "separated" else {ROLLOUT: None}
         own = {name: pool.engine for name, pool in pools.items() if isinstance(pool, NamedPoolConfig)}
-        return {name: own.get(name) or self.engine for name in pools}
+        return {name: self._beside_others(own.get(name) or self.engine) for name in pools}
+
+    def _beside_others(self, engine: EngineConfig) -> EngineConfig:
+        """The engine with the number of engines on its machine, where that is left open and known."""
+        adaptive_tp = engine.adaptive_tp if isinstance(engine, NativeEngineConfig) else None
+        here = self.pipeline.placement == "separated" and self.cluster.address is None and self.device == "cpu"
+        if adaptive_tp is None or adaptive_tp.engines is not None or not here:
+            return engine
+        filled = adaptive_tp.model_copy(update={"engines": self.cluster.rollout.total})
+        return engine.model_copy(update={"adaptive_tp": filled})
 
     @property
     def mini_batch_size(self) -> int:

@@ -52,8 +52,8 @@ def drain(
 ) -> list[Drained]:
     """Simulate the engine until all sequences have ended.
 
-    Replicas run at the same time, and slow each other down. What the others decode counts for a replica as it was when
-    its own batch changed, or the number of replicas at work. A sequence that ends gives its place to the next that
+    Replicas run at the same time, and slow each other down: each is costed beside the batches of the others, which it
+    looks at anew when these have changed by an eighth. A sequence that ends gives its place to the next that
     waits. That one's tokens are prefilled while the replica's other sequences stand still. Where the cache of a replica
     is full, the sequence that started last there waits before all others, and is prefilled again.
 
@@ -77,7 +77,9 @@ def drain(
     queue.extend(waiting)
     _fill(simulated, queue, 0.0)
     active = [replica for replica in simulated if replica.size]
-    _begin(active, active)
+    beside = _beside(active)
+    for replica in active:
+        replica.begin(len(active), beside[replica])
     unfinished = sum(replica.size for replica in active) + len(queue)
     ahead = sorted(stops)
     seen: list[Drained] = []
@@ -95,10 +97,13 @@ def drain(
                 ahead = [stop for stop in ahead if stop < unfinished]
             _fill([replica], queue, now)
         before, active = len(active), [other for other in simulated if other.size]
-        changed = [replica] if len(active) == before else active
+        beside = _beside(active)
+        changed = [
+            other for other in active if other is replica or len(active) != before or other.is_outdated(beside[other])
+        ]
         for other in changed:
             other.advance(now)
-        _begin(changed, active)
+            other.begin(len(active), beside[other])
     return [*seen, _state(simulated, queue, now)]
 
 
@@ -129,6 +134,7 @@ class _Replica:
         self._step = 0.0
         self._clock = 0.0
         self._step_s = 0.0
+        self._others: float | None = None
         self._stop = 0.0
         """The step at `stops_at`."""
 
@@ -160,8 +166,7 @@ class _Replica:
 
     def begin(self, active: int, others: float | None) -> None:
         """Compute the next stop, with `active` replicas at work from `clock` on; `others` as in `StepTimes`."""
-        if not self._ends:
-            return
+        self._others = others
         size = len(self._ends)
         end, room = self._ends[0][0], (self._cache_tokens - self._tokens) / size
         self.is_full = self._step + room < end and size > 1
@@ -170,6 +175,11 @@ class _Replica:
         middle = self._tokens + size * (steps - 1) / 2
         self._step_s = self._predictor.step_s(self._tp, size, middle, active, others)
         self.stops_at = self._clock + steps * self._step_s
+
+    def is_outdated(self, others: float | None) -> bool:
+        """Whether the others have changed much since `begin`."""
+        before = self._others
+        return before is not None and others is not None and 8 * abs(others - before) >= before
 
     def advance(self, now: float) -> None:
         """Advance to `now`, which is before `stops_at`; a step may be half done."""
@@ -210,11 +220,10 @@ class _Replica:
         self._tokens += steps * len(self._ends)
 
 
-def _begin(replicas: Iterable[_Replica], active: Collection[_Replica]) -> None:
-    """Let these replicas run up to their next stops, beside all that are `active`."""
-    beside, sequences = len(active) - 1, sum(replica.size for replica in active)
-    for replica in replicas:
-        replica.begin(len(active), (sequences - replica.size) / beside if beside > 0 else None)
+def _beside(active: Collection[_Replica]) -> dict[_Replica, float | None]:
+    """The sequences of each other replica at work, on average."""
+    others, sequences = len(active) - 1, sum(replica.size for replica in active)
+    return {replica: (sequences - replica.size) / others if others else None for replica in active}
 
 
 def _fill(replicas: Sequence[_Replica], queue: deque[Work], now: float) -> None:

@@ -195,10 +195,16 @@ def _apart(replicas: Sequence[Sequence[Work]]) -> tuple[_Segments, IntArray]:
     to_end_RN = end_N[behind - 1, None] - start_N
     beside_N = np.clip(to_end_RN, 0.0, some_N).sum(0) / some_N
     sizes_N = (last_N - place_N + 1).astype(np.float64)
-    left_N = len(end_N) - np.searchsorted(np.sort(end_N), start_N, side="right")
-    others_N = (to_end_RN > 0).sum(0) - 1
-    others_N = np.where(others_N > 0, (left_N - sizes_N) / np.maximum(others_N, 1), sizes_N)
+    left_N = (_made(end_N, end_N) - _made(end_N, start_N)) / some_N  # of all replicas, on average
+    others_N = np.where(beside_N > 1, (left_N - sizes_N) / np.maximum(beside_N - 1, _LEAST_LEFT), sizes_N)
     return _Segments.of(start_N, end_N, sizes_N, held_N, np.maximum(beside_N, 1.0), others_N), first_N
+
+
+def _made(ends_N: Floats, at_M: Floats) -> Floats:
+    """[M] tokens that all have made together, once each has made so many or has ended."""
+    sorted_N = np.sort(ends_N)
+    ended_M = np.searchsorted(sorted_N, at_M, side="right")
+    return np.append(0.0, np.cumsum(sorted_N))[ended_M] + (len(ends_N) - ended_M) * at_M
 
 
 def _columns(works: Sequence[Work]) -> Floats:

@@ -6,9 +6,9 @@
 
 The rules are those of `engine.scheduling.scheduler`, and of vLLM: a step holds a token of each sequence that decodes,
 and further tokens of others within a budget. A sequence starts, in order, when it has a place, the cache has room for
-all its tokens, and the budget of the step has some left. The samples of a group share the cache of their prompt, which
-stays until the room is needed or new weights come. When the cache is full, the last sequence in the order is sent back,
-and its tokens are computed again.
+all its tokens, and the budget of the step has some left. The samples of a group share the cache of their prompt. It
+stays when none of them runs, until its room is used or new weights come. When the cache is full, the last sequence in
+the order is sent back, and its tokens are computed again.
 
 A stretch is the steps until something changes: a sequence ends, the tokens of one have all been computed, or the cache
 is full. It is counted at once, so the work grows with the sequences and not with their tokens. Times are the caller's:
@@ -48,7 +48,7 @@ class Sequence:
     arrival: int = -1
     joined: int = 0
     """The step with which it began to decode, less the tokens that it had then."""
-    shared: "_Prompt | None" = None
+    shared: "Prompt | None" = None
     """The prompt of its group, while it runs."""
     is_running: bool = False
     is_decoding: bool = False
@@ -86,17 +86,24 @@ class _Stretch:
 
 
 @dataclass(eq=False, slots=True)
-class _Prompt:
-    """A prompt that the cache has once."""
+class Prompt:
+    """A prompt that the cache has once, for all of a group."""
 
     tokens: int
     members: int = 0
     """Sequences that run."""
-    found: int | None = None
-    """Tokens that others find in the cache; None while they wait for them."""
+    computing: int = 0
+    """Those of them that lack more than its last token. Others wait for them."""
+    found: int = 0
+    """Its tokens that others find in the cache."""
 
 
 _order = attrgetter("order")
+
+
+def _lacks_prompt(sequence: Sequence) -> bool:
+    """Whether a sequence that computes lacks more of its prompt than the last token."""
+    return sequence.to_compute - sequence.made > 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,7 +141,7 @@ class Batch:
     _computing: list[Sequence] = field(default_factory=list)
     """In order."""
     _turn: list[Sequence] = field(default_factory=list)
-    """These as the next step computes them: those that start with it come last."""
+    """The same in the order in which the next step computes them: those that start with it come last."""
     _ends: list[tuple[int, int, Sequence]] = field(default_factory=list)
     """A heap: the step with which a sequence ends, its arrival, and it. Those that left are skipped."""
     _ends_at: dict[Sequence, int] = field(default_factory=dict)
@@ -146,11 +153,13 @@ class Batch:
     """Cached tokens of all that runs, without prompts."""
     _prompts: int = 0
     """Cached tokens of prompts; a shared one counts once."""
-    _groups: dict[int, _Prompt] = field(default_factory=dict)
+    _groups: dict[int, Prompt] = field(default_factory=dict)
     """The prompts of groups of which some run."""
-    _idle: dict[int, _Prompt] = field(default_factory=dict)
-    """Those that are still in the cache, the least recently used first."""
-    _idle_tokens: int = 0
+    _idle: dict[int, tuple[Prompt, float]] = field(default_factory=dict)
+    """Prompts of groups of which none runs, the least recently used first, each with the value of `_taken` up to which
+    the cache still has it."""
+    _taken: float = 0.0
+    """Tokens that have got room in the cache so far. They take the room that has been free for longest."""
     _step: int = 0
     _arrivals: int = 0
     _stretch: _Stretch | None = None
@@ -167,7 +176,7 @@ class Batch:
 
     @property
     def held_tokens(self) -> float:
-        """Tokens that the cache holds."""
+        """Tokens that running sequences hold in the cache."""
         return self._own + self._prompts + self.running * self.block / 2
 
     @property
@@ -226,11 +235,20 @@ class Batch:
             self._waiting.sort()
             self._late = [late for late in self._late if late is not sequence]
 
-    def forget(self) -> None:
-        """Let sequences that start from now on use nothing that is cached: the weights are new."""
+    def forget(self, *, recompute: bool = False) -> None:
+        """Let sequences that start from now on use nothing that older weights computed, but for what came with them.
+
+        recompute: whether what runs, and what came, is computed again, too.
+        """
+        assert self._stretch is None
+        for sequence in self._running() if recompute else ():
+            self._release(sequence)
+            self._wait(sequence)
         self._groups.clear()
         self._idle.clear()
-        self._idle_tokens = 0
+        for _, _, sequence in self._waiting:
+            if recompute or not sequence.made:
+                sequence.cached = 0
 
     def take_waiting(self, count: int) -> list[Sequence]:
         """Hand over up to `count` waiting sequences, even while a stretch is under way; see `handed_on`."""
@@ -269,8 +287,8 @@ class Batch:
         steps = self._steps_until_change()
         if self._computing:
             first, *others = self._turn
-            alone = not any(self._is_free(other) for other in others)
-            steps = max(1, min(steps, first.to_compute // self._budget)) if alone else 1
+            is_alone = not any(map(self._takes_no_budget, others))  # in steps that it fills
+            steps = max(1, min(steps, first.to_compute // self._budget)) if is_alone else 1
         if self._late:
             self._take_late()
             return 1
@@ -309,8 +327,8 @@ class Batch:
         self._step += stretch.steps
         self._tokens += grown
         self._own += grown
+        self._taken += grown
         self.generated += grown
-        self._drop_idle()
         ended = self._take_ended()
         started = self._take_computed(stretch, ended)
         return Ended(started, ended)
@@ -333,8 +351,8 @@ class Batch:
             entry = heappop(self._waiting)
             sequence = entry[2]
             prompt = self._groups.get(sequence.group)
-            if prompt is not None and prompt.found is None:
-                passed.append(entry)  # its prompt is being computed
+            if prompt is not None and prompt.computing and not sequence.cached:
+                passed.append(entry)
             elif self._has_room_for(sequence):
                 self._start(sequence)
                 self._turn.append(sequence)
@@ -349,42 +367,50 @@ class Batch:
     def _budget(self) -> int:
         return max(1, self.prefill_tokens - self._decoding) if self.counts_decoding else self.prefill_tokens
 
-    def _is_free(self, sequence: Sequence) -> bool:
-        """Whether what it has to compute takes nothing from the budget: one token counts as decoding in the engine."""
+    def _takes_no_budget(self, sequence: Sequence) -> bool:
+        """Whether it computes a single token: that counts as decoding in the engine."""
         return sequence.to_compute == 1 and not self.counts_decoding
 
     def _cost(self, sequence: Sequence) -> int:
-        """What it takes from the budget of a step that has some left."""
-        return 0 if self._is_free(sequence) else sequence.to_compute
+        """Tokens that it takes from the budget of steps."""
+        return 0 if self._takes_no_budget(sequence) else sequence.to_compute
 
     def _has_room_for(self, sequence: Sequence) -> bool:
         if not self.running:
             return True  # what cannot be served at all is refused before
         needed = sequence.made + (0 if sequence.group in self._groups else sequence.prompt) + self.block / 2
-        return self.held_tokens + needed + self.block * self.running <= self.cache_tokens
+        others = self._decoding + self.block * self.running
+        return self.held_tokens + needed + others <= self.cache_tokens
 
     def _start(self, sequence: Sequence) -> None:
         """Start a sequence, which then has tokens to compute."""
         sequence.is_running = True
-        prompt = self._groups.get(sequence.group)
-        if prompt is None:
-            self._prompts += sequence.prompt
-            prompt = self._idle.pop(sequence.group, None)
-            if prompt is not None:
-                self._idle_tokens -= prompt.tokens
-            elif sequence.group != -1:
-                prompt = _Prompt(sequence.prompt)
+        sequence.shared = prompt = self._prompt_of(sequence)
         cached = sequence.cached
         if prompt is not None:
-            self._groups[sequence.group] = sequence.shared = prompt
+            self._groups[sequence.group] = prompt
             prompt.members += 1
-            cached = max(cached, prompt.found or 0)
+            cached = max(cached, prompt.found)
         sequence.to_compute = max(1, sequence.prompt + sequence.made - cached)
         sequence.cached = 0  # a preempted sequence has lost them
         self._own += sequence.made
+        self._taken += sequence.made + self.block / 2
         insort(self._computing, sequence, key=_order)
-        self._note_computed(sequence)
-        self._drop_idle()
+        if _lacks_prompt(sequence) and prompt is not None:
+            prompt.computing += 1
+        self._note_found(sequence)
+
+    def _prompt_of(self, sequence: Sequence) -> Prompt | None:
+        """The prompt that a sequence shares, in the cache or new; None where it shares none."""
+        prompt = self._groups.get(sequence.group)
+        if prompt is not None:
+            return prompt
+        self._prompts += sequence.prompt
+        prompt, until = self._idle.pop(sequence.group, (None, 0.0))
+        if prompt is not None and self._taken <= until:
+            return prompt
+        self._taken += sequence.prompt
+        return None if sequence.group == -1 else Prompt(sequence.prompt)
 
     def _make_room(self) -> None:
         """Preempt the last sequences until each of the others has room for a token."""
@@ -408,6 +434,7 @@ class Batch:
 
     def _release(self, sequence: Sequence) -> None:
         """Take a running sequence out."""
+        prompt = sequence.shared
         if sequence.is_decoding:
             sequence.made = self._step - sequence.joined
             self._decoding -= 1
@@ -415,38 +442,36 @@ class Batch:
             sequence.is_decoding = False
             del self._ends_at[sequence]
         else:
+            if prompt is not None and _lacks_prompt(sequence):
+                prompt.computing -= 1
             self._computing.remove(sequence)
             sequence.to_compute = 0
         sequence.is_running = False
+        sequence.shared = None
         self._own -= sequence.made
-        prompt, sequence.shared = sequence.shared, None
         if prompt is None:
             self._prompts -= sequence.prompt
             return
         prompt.members -= 1
         if not prompt.members:
             self._prompts -= prompt.tokens
-            if self._groups.get(sequence.group) is prompt:  # otherwise it is of older weights
+            if self._groups.get(sequence.group) is prompt:  # otherwise older weights computed it
                 del self._groups[sequence.group]
-                if prompt.found:
-                    self._idle[sequence.group] = prompt
-                    self._idle_tokens += prompt.tokens
+                self._keep(sequence.group, prompt)
 
-    def _drop_idle(self) -> None:
-        """Give the room that is needed to what runs."""
-        while self._idle and self._idle_tokens > self._free:
-            self._idle_tokens -= self._idle.pop(next(iter(self._idle))).tokens
+    def _keep(self, group: int, prompt: Prompt) -> None:
+        """Let a prompt be found until its room is used: that is behind all that was free before."""
+        if prompt.found:
+            self._idle[group] = prompt, self._taken + self._free - prompt.tokens
+        while self._idle and next(iter(self._idle.values()))[1] < self._taken:
+            del self._idle[next(iter(self._idle))]
 
-    def _note_computed(self, sequence: Sequence) -> None:
+    def _note_found(self, sequence: Sequence) -> None:
         """Let the others of its group find the prompt: all of it, or whole blocks where its last token is missing."""
         prompt, missing = sequence.shared, sequence.to_compute - sequence.made
-        if prompt is None:
-            return
-        if missing > 1:
-            prompt.found = None
-        else:
-            whole = prompt.tokens if missing <= 0 else (prompt.tokens - 1) // max(1, self.block) * self.block
-            prompt.found = max(prompt.found or 0, whole)
+        if prompt is not None and missing <= 1:
+            whole = prompt.tokens if missing <= 0 else (prompt.tokens - 1) // self.block * self.block
+            prompt.found = max(prompt.found, whole)
 
     def _steps_until_change(self) -> int:
         """Steps of what decodes until one ends, or the cache is full."""
@@ -478,7 +503,7 @@ class Batch:
         if steps > 1 and self._computing:
             return [(self._turn[0], budget)]
         for sequence in self._turn:
-            is_free = self._is_free(sequence)
+            is_free = self._takes_no_budget(sequence)
             part = 1 if is_free else min(sequence.to_compute, budget)
             if part:
                 parts.append((sequence, part))
@@ -504,8 +529,11 @@ class Batch:
         started = []
         for sequence, part in stretch.parts:
             self.computed += part * stretch.steps
+            lacked = _lacks_prompt(sequence)
             sequence.to_compute -= part * stretch.steps
-            self._note_computed(sequence)
+            if sequence.shared is not None:
+                sequence.shared.computing -= lacked - _lacks_prompt(sequence)
+            self._note_found(sequence)
             if sequence.to_compute:
                 continue
             self._computing.remove(sequence)
@@ -520,6 +548,7 @@ class Batch:
         sequence.made += 1
         self.generated += 1
         self._own += 1
+        self._taken += 1
         self._decode(sequence)
 
     def _decode(self, sequence: Sequence) -> None:

@@ -406,6 +406,14 @@ class SimulatedEngine:
             yield self.left
         self._is_draining = True
 
+    def _forget(self, *, recompute: bool) -> None:
+        """Compute all anew that older weights have computed: what is not under way, or all."""
+        for replica in self._replicas:
+            replica.batch.forget(recompute=recompute)
+        for response, sequence in self.in_hand.items():
+            if sequence is None and (recompute or not response.made):
+                response.cached = 0
+
     def _install(self, version: int, seconds: float) -> Process:
         yield self.pause()
         start = self._agenda.now
@@ -413,8 +421,7 @@ class SimulatedEngine:
         yield seconds
         self.activity.leave("weight_transfer")
         self.version = version
-        for replica in self._replicas:
-            replica.batch.forget()
+        self._forget(recompute=self.kind.recomputes)
         self.resume()
         if version:
             with self._log.span(EventKind.UPDATE_WEIGHTS, "engine", version=version) as span:

@@ -26,7 +26,7 @@ class Lockstep:
             return None
         loads = [batch.load(steps) for batch in self.batches]
         step_s = self.times.lockstep_s(self.batches[0].tp, loads)
-        for batch, load in zip(self.batches, loads, strict=True):
+        for batch in self.batches:
             batch.start(steps, step_s)
         return steps * step_s
 

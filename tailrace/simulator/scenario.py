@@ -62,6 +62,8 @@ class EngineKind:
     """Seconds from the publication of weights until they have arrived at such an engine."""
     install_s: float = 0.0
     """Seconds in which an engine stands still for them."""
+    recomputes: bool = False
+    """Whether it computes anew what older weights have computed of responses under way."""
     link: LinkEnd = NOT_SENT
     """The way of keys and values to and from an engine; without a form they are computed again elsewhere."""
 

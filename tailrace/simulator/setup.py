@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tailrace.config.base import GIB
-from tailrace.config.engine import AdaptiveTPConfig, NativeEngineConfig, VllmEngineConfig
+from tailrace.config.engine import AdaptiveTPConfig, EngineConfig, NativeEngineConfig, VllmEngineConfig
 from tailrace.config.rollout import LengthsConfig, OracleLengths, SiblingsLengths
 from tailrace.config.run import RunConfig
 from tailrace.planning.allocation import STEP_TOKENS, Allocation, Engines
@@ -200,10 +200,15 @@ def _engines(
             prefill_tokens=one.step_tokens,
             block=one.block,
             install_s=install_s(weights, one.pool, one.tp),
+            recomputes=_recomputes(config.engines[one.name]),
             link=_link(config, shape, cluster, allocation.trainer, one),
         )
         found[one.name] = [replace(like, arrive_s=next(arrivals, 0.0)) for _ in range(one.most_engines)]
     return found
+
+
+def _recomputes(engine: EngineConfig) -> bool:
+    return isinstance(engine, NativeEngineConfig) and engine.cache_on_update == "recompute"
 
 
 def _link(config: RunConfig, shape: ModelShape, cluster: Cluster, trainer: Pool, own: Engines) -> LinkEnd:
@@ -367,6 +372,7 @@ def scenario_here(
         prefill_tokens=engine.prefill_tokens,
         block=engine.block_size,
         install_s=measured.install_s,
+        recomputes=_recomputes(engine),
     )
     publication_s = 0.0 if colocated else trainer.weights_s
     base = _played(

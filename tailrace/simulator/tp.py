@@ -126,7 +126,7 @@ class SimulatedTP:
             self._setup.limit,
             response.expected.tokens,
             group=sequence.group,
-            block=max(1, self._kind.block),
+            block=self._kind.block,
         )
 
     def _decided(self, decision: Decision, running: List[List[Unfinished]], now: float) -> Wanted:

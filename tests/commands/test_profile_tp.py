@@ -188,7 +188,9 @@ def test_only_the_first_replica_counts_where_the_others_have_another_batch(
         assert all(lane.scheduler.blocks.used == 0 and not lane.has_work for lane in arrangement.lanes)
 
 
-def test_engines_beside_do_the_same_and_do_not_count(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_beside_do_the_same_and_their_times_do_not_count(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: dict[Lane, list[Decoded]] = {}
     complete = Lane.complete
 
@@ -206,20 +208,34 @@ def test_engines_beside_do_the_same_and_do_not_count(tiny_model: TinyModel, monk
         assert [[sizes[lane] for lane in engine.lanes] for engine in (own, other)] == [[{3}, {1}]] * 2
         counted = seen[own.lanes[0]][DROPPED : DROPPED + 5]
         assert seconds == statistics.median(decoded.seconds for decoded in counted)
-        before = other.counts.steps
+        seen.clear()
+        seconds = bench.decode_s(2, 3, 12, steps=5)
+        assert {lane for engine in (own, other) for lane in engine.lanes} == seen.keys()
+        counted = [decoded for lane in own.lanes for decoded in seen[lane][DROPPED : DROPPED + 5]]
+        assert seconds == statistics.median(decoded.seconds for decoded in counted)
+        before = other.counts.prefilled_tokens
         bench.prefill_s(2, 9)
-        assert other.counts.steps > before
+        assert other.counts.prefilled_tokens >= before + 9
         bench.switch(2)
         assert (own.config.tp, other.config.tp) == (2, 2)
         assert not any(lane.has_work for engine in (own, other) for lane in engine.lanes)
 
 
 def test_a_profile_of_engines_beside_each_other_is_for_such_engines_alone(
-    tiny_model: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_model: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, before = tmp_path / "p.json", psutil.Process().children(recursive=True)
+    made: list[Arrangement] = []
+
+    class Counted(Arrangement):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            made.append(self)
+
+    monkeypatch.setattr("tailrace.commands.profile_tp.Arrangement", Counted)
     profile_tp(configured(tiny_model("llama"), engine={"adaptive_tp": {"engines": 2}}, output=str(path)))
     assert psutil.Process().children(recursive=True) == before
+    assert [engine.counts.prefilled_tokens > 0 for engine in made] == [True, True]
     assert "2 engines at the same time, each of 2 ranks" in capsys.readouterr().out
     assert TPProfile.read(path).key.engines == 2
     beside = make_core(tiny_model("llama"), **ENGINE, adaptive_tp={"profile": str(path), "engines": 2})

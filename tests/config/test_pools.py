@@ -52,6 +52,21 @@ def test_another_type_of_engine_takes_no_keys_of_the_first() -> None:
     assert config.engines["rollout.other"].type == "hf"
 
 
+@pytest.mark.parametrize(
+    ("given", "engines"),
+    [
+        ("cluster.rollout.workers=2", 3),
+        ("cluster.address=auto", None),
+        ("pipeline.placement=colocated", None),
+        ("engine.adaptive_tp.engines=1", 1),
+    ],
+)
+def test_adaptive_tp_knows_how_many_engines_share_the_machine_of_a_run(given: str, engines: int | None) -> None:
+    pools = [] if "colocated" in given else [f"{POOLS}.spare.workers=1"]
+    config = recipe("engine.dp=2", "engine.adaptive_tp={}", *pools, given)
+    assert {engine(config, pool).adaptive_tp.engines for pool in config.engines} == {engines}
+
+
 def test_a_recipe_that_is_written_and_read_again_is_the_same() -> None:
     config = recipe("engine.max_batch_size=7", f"{POOLS}.a.engine.tp=2", f"{POOLS}.b.workers=2")
     assert parse_as(RunConfig, written(config), source="test") == config

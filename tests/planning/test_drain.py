@@ -54,14 +54,24 @@ def test_a_replica_that_is_done_slows_the_other_no_longer() -> None:
     assert drain_s(contended, 1, [[(5, 100)], [(5, 40)]], [], slots=4) == pytest.approx(1.2)
 
 
-def test_a_replica_with_a_smaller_batch_than_the_other_takes_as_long_as_was_measured_so() -> None:
+UNEVEN = tuple(
+    UnevenPoint(tp=1, batch_size=size, others=others, seconds=ratio * 0.1, even_s=0.1)
+    for size, others, ratio in ((1, 4, 1.5), (4, 1, 0.5))
+)
+"""One sequence beside four takes half as long again, and four beside one take half as long."""
+BESIDE = LatencyPredictor(made_profile(flat({1: 0.01, 2: 0.01}, 0.0), uneven=UNEVEN))
+"""Steps of 10 ms where both replicas have the same batch, or there is one."""
+
+
+def test_a_replica_is_costed_beside_the_batch_of_the_other() -> None:
     # 5 ms for the 4 sequences, which end at 30 ms, 15 ms for the one beside them: it has a step of 10 ms left then
-    uneven = tuple(
-        UnevenPoint(tp=1, batch_size=size, others=others, seconds=ratio * 0.1, even_s=0.1)
-        for size, others, ratio in ((1, 4, 1.5), (4, 1, 0.5))
-    )
-    steps = LatencyPredictor(made_profile(flat({1: 0.01, 2: 0.01}, 0.0), uneven=uneven))
-    assert drain_s(steps, 1, [[(5, 3)], [(5, 6)] * 4], [], slots=4) == pytest.approx(0.04)
+    assert drain_s(BESIDE, 1, [[(5, 3)], [(5, 6)] * 4], [], slots=4) == pytest.approx(0.04)
+
+
+def test_a_replica_is_costed_anew_when_the_batch_of_the_other_has_shrunk() -> None:
+    # until 3 of the 4 end at 30 ms, the one makes 2 tokens; then both replicas have one sequence, and take 10 ms
+    running: list[list[Work]] = [[(5, 102)], [(5, 6), (5, 6), (5, 6), (5, 106)]]
+    assert drain_s(BESIDE, 1, running, [], slots=4) == pytest.approx(0.03 + 100 * 0.01)
 
 
 def test_a_step_that_is_half_done_when_another_replica_ends_goes_on_faster() -> None:

@@ -92,6 +92,20 @@ def test_replicas_of_other_batches_take_what_was_measured_beside_these() -> None
     assert found.seconds[2] == pytest.approx(30 * 0.01 + 0.5 * 30 * 0.01 * 20 / 30)
 
 
+def test_a_replica_is_costed_beside_the_batches_that_the_other_has_on_average() -> None:
+    # beside 3 sequences, which end after 6 of 102 steps, and one that is beside it until the end
+    uneven = tuple(
+        UnevenPoint(tp=1, batch_size=size, others=others, seconds=ratio, even_s=1.0)
+        for size, others, ratio in ((1, 4, 1.5), (4, 1, 0.5))
+    )
+    profile = made_profile(lambda *_: 0.01, ranks=2, degrees=(1, 2), uneven=uneven)
+    replicas: list[list[Work]] = [[(100, 102)], [(100, 6)] * 3 + [(100, 102)]]
+    in_order = InOrder.of([(work, work[0]) for work in itertools.chain.from_iterable(replicas)])
+    predictor = CorrectedPredictor(LatencyPredictor(profile))
+    found = course(predictor, 1, replicas, [], in_order, slots=16, cache_tokens=math.inf, at=[5])
+    assert found.seconds[-1] == pytest.approx(102 * 0.01 + 6 * 0.005)
+
+
 EVEN: list[list[Work]] = [
     [(100, 10), (100, 30)],
     [(100, 10), (100, 30)],

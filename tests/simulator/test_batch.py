@@ -68,14 +68,57 @@ def test_a_group_computes_its_prompt_once() -> None:
     assert engine.computed == 80 + 3  # each other one computes the prompt's last token, which gives the logits
 
 
+@pytest.mark.parametrize(("others", "computed"), [(900, 1), (950, 80)])
+def test_a_prompt_stays_in_the_cache_until_its_room_is_used(others: int, computed: int) -> None:
+    """1,000 tokens of room: those of the others take what has been free for longest, the prompt's room at last."""
+    engine = batch(cache_tokens=1000)
+    run(engine, [Sequence(prompt=80, length=3, group=7)])
+    run(engine, [Sequence(prompt=1, length=others)])
+    before = engine.computed
+    run(engine, [Sequence(prompt=80, length=3, group=7)])
+    assert engine.computed - before == computed
+
+
+def test_new_weights_use_nothing_that_older_ones_have_computed_but_what_came_along() -> None:
+    engine = batch(slots=2)
+    run(engine, [Sequence(prompt=80, length=3, group=7)])
+    engine.add(running := Sequence(prompt=10, length=50, group=8))
+    engine.begin()
+    engine.end()
+    engine.forget()
+    next_turn = Sequence(prompt=60, length=1, cached=50)
+    moved = Sequence(prompt=20, length=9, made=5, cached=25)
+    for sequence in (next_turn, moved):
+        engine.add(sequence)
+    engine.forget()
+    before = engine.computed
+    run(engine, [Sequence(prompt=80, length=3, group=7), Sequence(prompt=10, length=1, group=8)])
+    assert engine.computed - before == 80 + 10 + 60 + 1
+    assert (running.made, engine.held_tokens) == (50, 0)
+
+
+def test_new_weights_may_have_all_computed_again() -> None:
+    engine = batch()
+    engine.add(running := Sequence(prompt=10, length=50))
+    engine.begin()
+    engine.cut(0.0)
+    engine.end()
+    engine.add(Sequence(prompt=20, length=9, made=5, cached=25))
+    engine.forget(recompute=True)
+    run(engine, [])
+    assert engine.computed == 10 + (10 + 1) + (20 + 5)
+    assert running.made == 50
+
+
 def test_the_larger_priority_starts_first() -> None:
     order = [Sequence(prompt=1, length=2, priority=p) for p in (1.0, 3.0, 2.0)]
     _, ends = run(batch(slots=1), order)
     assert sorted(ends, key=lambda arrival: ends[arrival]) == [1, 2, 0]
 
 
-def test_the_last_is_preempted_when_the_cache_is_full_and_computes_its_tokens_again() -> None:
-    engine = batch(slots=2, cache_tokens=30)
+@pytest.mark.parametrize("cache_tokens", [30, 31])
+def test_the_last_is_preempted_when_the_cache_is_full_and_computes_its_tokens_again(cache_tokens: int) -> None:
+    engine = batch(slots=2, cache_tokens=cache_tokens)
     _, ends = run(engine, [Sequence(prompt=10, length=15), Sequence(prompt=5, length=15)])
     assert engine.preemptions == 1
     assert ends[0] < ends[1]
@@ -180,7 +223,7 @@ def test_a_sequence_is_not_resumed_without_room() -> None:
 
 
 def test_a_stretch_has_no_more_steps_than_it_may() -> None:
-    engine = Batch(times=Plain(), slots=4, cache_tokens=1e9, most_steps=3, block=0)
+    engine = Batch(times=Plain(), slots=4, cache_tokens=1e9, most_steps=3)
     engine.add(Sequence(prompt=10, length=8))
     assert engine.decoded is None
     engine.begin()
@@ -221,7 +264,7 @@ ENGINE_REQUESTS = st.lists(
 def test_each_response_ends_with_the_step_with_which_it_ends_in_the_engine(
     requests: list[tuple[int, int, int, int]], slots: int, prefill_tokens: int, updates: set[int]
 ) -> None:
-    """The engine's scheduler makes the same steps, where the cache has room for all. Before some come new weights."""
+    """The engine's scheduler makes the same steps, where the cache has room for all. New weights come before some."""
     simulated = batch(slots=slots, prefill_tokens=prefill_tokens, block=4)
     real = PaperReplica.of(1000, block_size=4, batch=slots, prefill_tokens=prefill_tokens)
     prompts = {group: prompt for prompt, _, group, _ in requests}
@@ -240,5 +283,5 @@ def test_each_response_ends_with_the_step_with_which_it_ends_in_the_engine(
         ended = sorted(sequence.arrival for sequence in simulated.end().ended)
         assert (step, sorted(sample.request_id for sample in real.step())) == (step, ended)
         step += 1
-    assert not real.scheduler.running + real.scheduler.waiting
+    assert real.scheduler.running == real.scheduler.waiting == simulated.held_tokens == 0
     assert real.scheduler.counts.prefilled_tokens == simulated.computed

@@ -123,6 +123,25 @@ def test_one_step_ahead_the_engine_generates_while_the_trainer_trains() -> None:
     assert [event.metrics["staleness_max"] for event in events if event.task == EventKind.STEP] == [0, 1, 1, 1]
 
 
+def test_an_engine_that_computes_anew_what_older_weights_did_takes_longer() -> None:
+    scenario, replay = replace(SMALL, max_staleness=1, weights="in_flight", steps=3), lengths(*[[40]] * 6, prompt=500)
+    anew = replace(scenario, engines=(replace(ENGINE, recomputes=True),))
+    assert played(anew, replay)[0].agenda.now > played(scenario, replay)[0].agenda.now
+
+
+def test_weights_that_come_while_a_tool_works_leave_nothing_of_the_turn_before() -> None:
+    """The weights of step 0 are installed after 8 s. The tool works until then, or is done before."""
+
+    def end(tool_s: float) -> float:
+        turns = Turn(generated_tokens=2, returned_tokens=5, tool_s=tool_s), Turn(generated_tokens=2)
+        ahead = [Script(prompt_tokens=500, turns=turns)]
+        replay = Replay([*lengths([3], [3]).groups, ahead, *lengths([3], [3], [3]).groups])
+        _, events = played(replace(SMALL, max_staleness=1, weights="in_flight", steps=3), replay)
+        return max(e.end for e in events if e.task == EventKind.SAMPLE and e.tokens == 4) - tool_s
+
+    assert end(9.0) == pytest.approx(end(2.0) + 0.5, abs=0.01)
+
+
 def test_delayed_weights_wait_for_what_has_begun() -> None:
     scenario = replace(SMALL, max_staleness=1, weights="delayed", steps=3)
     _, events = played(scenario, lengths([3], [3], [40], [40], [3], [3]))
@@ -337,7 +356,7 @@ def test_what_waits_at_one_replica_goes_to_another_with_nothing_waiting() -> Non
     _, events = played(scenario, lengths([10, 10, 10, 10]))
     ends = sorted(event.end for event in events if event.task == EventKind.SAMPLE)
     assert ends[0] == pytest.approx(ends[1])
-    assert ends[3] == pytest.approx(2 * ends[0] - 0.009), "all but the last token of its prompt is cached"
+    assert ends[3] == pytest.approx(2 * ends[0] - 9 * 1e-3), "all but the last token of its prompt is cached"
 
 
 @pytest.mark.parametrize(("prompt", "engines"), [(10, 2), (100_000, 1)])
@@ -392,10 +411,11 @@ SCENARIOS = st.builds(
             dp=st.integers(1, 2),
             slots=st.integers(1, 6),
             cache_tokens=st.integers(100, 1000),
-            block=st.just(0),
+            block=st.just(1),
             starts_s=st.floats(0, 5),
             arrive_s=st.floats(0, 5),
             install_s=st.floats(0, 1),
+            recomputes=st.booleans(),
             link=st.sampled_from([LinkEnd(form=None), LINKED]),
         ),
         min_size=1,

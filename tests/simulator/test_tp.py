@@ -47,7 +47,7 @@ def adaptive(**settings: Any) -> Rearranging:
     )
 
 
-ENGINE = EngineKind(times=ByDegree(), tp=1, dp=2, slots=8, cache_tokens=1e6, block=0, adaptive_tp=adaptive())
+ENGINE = EngineKind(times=ByDegree(), tp=1, dp=2, slots=8, cache_tokens=1e6, block=1, adaptive_tp=adaptive())
 TAIL = replace(SMALL, steps=1, groups_per_step=16, engines=(ENGINE,))
 DRAINING = lengths(*[[20]] * 7, [400], *[[20]] * 7, [400], prompt=1)
 """A batch that fills both replicas of TP 1, and then two long responses."""

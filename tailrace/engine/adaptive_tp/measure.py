@@ -4,8 +4,9 @@ After PAT, section 4.2 (Offline Profiler): the sequences have random tokens and 
 their prefix is not computed. A step takes as long whatever the cache holds, if only its memory has been written before:
 pages that were never written all lie in the processor's caches.
 
-Several engines of a machine slow each other down. Further ones do what is measured at the same time, and what the first
-takes counts. Switches are measured while the others rest.
+Several engines of a machine slow each other down. Where there are some, each decodes and prefills what is measured, at
+the same time and on the same cores, and the times of the first one count. All are driven by this process. Switches and
+all-reduces are measured while the others rest.
 """
 
 import statistics
@@ -101,19 +102,22 @@ class Bench:
         """Return the median time of a decode step in seconds, as the engine measures it at run time.
 
         Args:
-            replicas: The number of replicas that decode side by side.
+            replicas: The number of replicas of an engine that decode side by side.
             batch_size: The sequences of each replica.
             length: The cached tokens of each sequence in the middle of the window.
             steps: The steps of each replica that count.
-            others: The sequences of each replica but the first, where they are to have another number. Only steps of
-                the first count then.
+            others: The sequences of each replica of an engine but the first, where they are to have another number.
+                Only steps of the first count then.
 
         Raises:
             EngineError: a rank died, or the cache has no room for the sequences.
         """
-        each, window = [arrangement.lanes[:replicas] for arrangement in self._all], DROPPED + steps
-        sizes = {lane: batch_size if others is None or lane is lanes[0] else others for lanes in each for lane in lanes}
-        lanes, counted = list(sizes), each[0] if others is None else each[0][:1]
+        window = DROPPED + steps
+        sizes: dict[Lane, int] = {}
+        for arrangement in self._all:
+            first, *rest = arrangement.lanes[:replicas]
+            sizes |= {first: batch_size} | dict.fromkeys(rest, batch_size if others is None else others)
+        lanes, counted = list(sizes), self._arrangement.lanes[: replicas if others is None else 1]
         most, cached = window + steps // 2, length - DROPPED - steps // 2
         for lane in lanes:
             self._resume(lane.scheduler, sizes[lane], cached)
@@ -144,14 +148,13 @@ class Bench:
             EngineError: a rank died, or the cache has no room for the prompts.
         """
         lanes = [arrangement.lanes[0] for arrangement in self._all]
-        stop = self._stop_rule(1)
         for lane in lanes:
-            lane.scheduler.blocks.forget()  # a prompt that begins like an earlier one would copy from it
-            for _ in range(batch_size):
-                lane.scheduler.add(self._request(length), stop)
+            self._add_prompts(lane, batch_size, length)
         began = time.perf_counter()
         while lanes[0].has_work:
             for lane in lanes:
+                if not lane.has_work:  # keeps the first one company
+                    self._add_prompts(lane, batch_size, length)
                 lane.begin(0)
             for lane in first_done(lanes, timeout_s=self._arrangement.config.step_timeout_s):
                 lane.complete()
@@ -212,6 +215,12 @@ class Bench:
             other.switch(tp, cache="move")
         moved = [[s.cached for s in sequences] for sequences in held]  # those without a place have none cached
         return MeasuredSwitch(report, sent_bytes(moved, source, self._kv_bytes_per_token))
+
+    def _add_prompts(self, lane: Lane, count: int, length: int) -> None:
+        lane.scheduler.blocks.forget()  # a prompt that begins like an earlier one would copy from it
+        stop = self._stop_rule(1)
+        for _ in range(count):
+            lane.scheduler.add(self._request(length), stop)
 
     def _all_lanes(self) -> list[Lane]:
         return [lane for arrangement in self._all for lane in arrangement.lanes]

@@ -48,7 +48,7 @@ def profile_key(
         backend="C++ decoder" if why_torch(config, a, config.tp, device=device) is None else "torch",
         collectives=resolve_collectives(config, device).collectives,
         link=_link(config.link),
-        engines=1 if config.adaptive_tp is None else config.adaptive_tp.engines,
+        engines=1 if config.adaptive_tp is None else config.adaptive_tp.engines or 1,
     )
 
 
