@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 import yaml
@@ -29,34 +29,42 @@ from tailrace.workloads.files import parquet_of
 from tailrace.workloads.trace import Provenance
 
 BUILD = Path(__file__).parent.parent / "build" / "bench-plan-local"
-STEPS = 6
-SHORT, LONG = (1, 3), (2, STEPS)
-"""Steps that do not count, and all, of a run."""
+
+
+class Length(NamedTuple):
+    """The steps of a run."""
+
+    warm_up: int
+    """Those that do not count."""
+    steps: int
+
+
+SHORT, LONG = Length(1, 3), Length(2, 6)
 AHEAD = 3
 """Further steps of the workload, for engines that are ahead."""
 FINALISTS = 5
 _AT_MOST = 1.05
 
 
-def step_s(plan: LocalPlan, workload: Path, length: tuple[int, int]) -> float:
+def step_s(plan: LocalPlan, workload: Path, length: Length) -> float:
     """Seconds of a step of a real run."""
-    warm_up, steps = length
     recipe = BUILD / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({**plan.values, "output_dir": str(BUILD / "run")}))
-    return measured(make_setup(str(workload), recipe, ["checkpoint.every=1000"]), warm_up=warm_up, steps=steps).step
+    setup = make_setup(str(workload), recipe, ["checkpoint.every=1000"])
+    return measured(setup, warm_up=length.warm_up, steps=length.steps).step
 
 
 def written(problem: LocalProblem) -> Path:
     """Write the lengths that all runs play, and return the file."""
     per_step = problem.config.groups_per_step
-    replay = repeated(problem.drawn, (STEPS + AHEAD) * per_step)
+    replay = repeated(problem.drawn, (LONG.steps + AHEAD) * per_step)
     path = BUILD / "workload.parquet"
     path.write_bytes(parquet_of(replay.trace(Provenance(source="the model's own responses"), groups_per_step=per_step)))
     return path
 
 
 def turns(
-    plans: Sequence[LocalPlan], workload: Path, found: dict[int, list[float]], *, length: tuple[int, int], seed: int
+    plans: Sequence[LocalPlan], workload: Path, found: dict[int, list[float]], *, length: Length, seed: int
 ) -> None:
     """Give each of these plans a turn, in an order that is drawn."""
     order = list(plans)
@@ -88,7 +96,8 @@ def main(rounds: int = 3) -> None:
         turns(finalists, workload, found, length=LONG, seed=seed)
     medians = {id(plan): statistics.median(found[id(plan)]) for plan in finalists}
     best = min(finalists, key=lambda plan: medians[id(plan)])
-    errors = [abs(plan.step_s / once[id(plan)][0] - 1) for plan in plans]
+    seconds = {plan: seconds for plan, (seconds,) in once.items()} | medians
+    errors = [abs(plan.step_s / seconds[id(plan)] - 1) for plan in plans]
     figures: dict[str, Any] = {
         "bench": "plan_local",
         "chosen_over_best": round(medians[id(chosen)] / medians[id(best)], 3),
