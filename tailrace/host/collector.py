@@ -4,15 +4,22 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_GARBAGE = 100_000
+"""New objects after which it looks for cycles."""
+
 
 @contextmanager
 def spared() -> Iterator[None]:
-    """Keep the collector from the objects that are there, as long as the block lasts: they stay until its end anyway.
+    """Have the collector look seldom as long as the block lasts, and not at the objects that are there before.
 
-    Where there are millions, looking at them takes a fifth of the time.
+    This is for work that makes many objects and few cycles. Where there are millions, looking at them takes a fifth of
+    the time.
     """
+    before = gc.get_threshold()
     gc.freeze()
+    gc.set_threshold(_GARBAGE, *before[1:])
     try:
         yield
     finally:
+        gc.set_threshold(*before)
         gc.unfreeze()

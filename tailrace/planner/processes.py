@@ -1,6 +1,5 @@
 """Simulates candidates side by side, in processes, where that is worth their start."""
 
-import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,8 +17,6 @@ Simulate = Callable[[Sequence[Trial]], list[Plan]]
 _WORTH = 6000
 """Responses of the drawn steps from which on a process simulates enough in the seconds that its start takes."""
 _MOST = 4
-_GARBAGE = 100_000
-"""New objects after which Python looks for cycles: a simulation makes many objects and few cycles."""
 _LIMIT_S = 3600.0
 """Seconds in which a few simulations have ended."""
 
@@ -36,12 +33,8 @@ def side_by_side(problem: Problem) -> Iterator[Simulate]:
     if cores == 1 or problem.steps * problem.config.trainer.train_batch_size < _WORTH:
         yield one_by_one
         return
-    with ProcessPoolExecutor(cores, mp_context=get_context("spawn"), initializer=_begin) as pool:
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
         yield lambda trials: list(pool.map(_simulated, trials, timeout=_LIMIT_S))
-
-
-def _begin() -> None:
-    gc.set_threshold(_GARBAGE)
 
 
 def _simulated(trial: Trial) -> Plan:

@@ -17,6 +17,7 @@ and `start` are the parts of `begin`, for replicas that step together (`lockstep
 """
 
 from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import attrgetter
@@ -140,8 +141,8 @@ class Batch:
     """What came after the next step was decided."""
     _computing: list[Sequence] = field(default_factory=list)
     """In order."""
-    _turn: list[Sequence] = field(default_factory=list)
-    """The same in the order in which the next step computes them: those that start with it come last."""
+    _parts: list[tuple[Sequence, int]] = field(default_factory=list)
+    """What the next step computes of them, and each step of the stretch that it begins."""
     _ends: list[tuple[int, int, Sequence]] = field(default_factory=list)
     """A heap: the step with which a sequence ends, its arrival, and it. Those that left are skipped."""
     _ends_at: dict[Sequence, int] = field(default_factory=dict)
@@ -281,14 +282,15 @@ class Batch:
         if self._late and not self.running:
             self._take_late()
         self._make_room()
-        self._start_waiting()
+        before = self._computing.copy()
+        started = self._start_waiting()
+        self._parts = self._shared_out([*before, *started]) if self._computing else []
         if not self._decoding and not self._computing:
             return None
         steps = self._steps_until_change()
-        if self._computing:
-            first, *others = self._turn
-            is_alone = not any(map(self._takes_no_budget, others))  # in steps that it fills
-            steps = max(1, min(steps, first.to_compute // self._budget)) if is_alone else 1
+        if self._parts:
+            (first, part), *others = self._parts
+            steps = 1 if others else max(1, min(steps, first.to_compute // part))
         if self._late:
             self._take_late()
             return 1
@@ -297,11 +299,11 @@ class Batch:
     def load(self, steps: int) -> Load:
         """What one of the next so many steps computes, on average."""
         middle = self._tokens + self._decoding * (steps - 1) / 2
-        return Load(self._decoding, middle, self._chunk(steps) if self._computing else NOTHING)
+        return Load(self._decoding, middle, self._chunk(steps) if self._parts else NOTHING)
 
     def start(self, steps: int, step_s: float) -> float:
         """Start a stretch of such steps, of `step_s` seconds each at pace 1. Return its seconds."""
-        self._stretch = stretch = _Stretch(steps, step_s * self.pace, self._parts(steps))
+        self._stretch = stretch = _Stretch(steps, step_s * self.pace, self._parts)
         return steps * stretch.step_s
 
     def cut(self, elapsed_s: float) -> float:
@@ -341,10 +343,11 @@ class Batch:
     def _wait(self, sequence: Sequence) -> None:
         heappush(self._waiting, (-sequence.priority, sequence.arrival, sequence))
 
-    def _start_waiting(self) -> None:
-        self._turn = list(self._computing)
-        if not self._waiting:
-            return
+    def _start_waiting(self) -> list[Sequence]:
+        """Start what waits and has room. Return it."""
+        started: list[Sequence] = []
+        if not self._waiting or self.running >= self.slots:
+            return started
         budget = self._budget - sum(map(self._cost, self._computing))
         passed: list[tuple[float, int, Sequence]] = []
         while self._waiting and budget > 0 and self.running + len(passed) < self.slots:
@@ -355,13 +358,25 @@ class Batch:
                 passed.append(entry)
             elif self._has_room_for(sequence):
                 self._start(sequence)
-                self._turn.append(sequence)
+                started.append(sequence)
                 budget -= self._cost(sequence)
             else:
                 passed.append(entry)
                 break
         for entry in passed:
             heappush(self._waiting, entry)
+        return started
+
+    def _shared_out(self, computing: Iterable[Sequence]) -> list[tuple[Sequence, int]]:
+        """Share the budget of a step out in this order."""
+        budget, parts = self._budget, []
+        for sequence in computing:
+            if self._takes_no_budget(sequence):
+                parts.append((sequence, 1))
+            elif part := min(sequence.to_compute, budget):
+                parts.append((sequence, part))
+                budget -= part
+        return parts
 
     @property
     def _budget(self) -> int:
@@ -484,31 +499,17 @@ class Batch:
 
     def _chunk(self, steps: int) -> Pass:
         """The parts of prompts in each of the next steps."""
-        parts = self._parts(steps)
         if steps > 1:
-            ((first, part),) = parts
+            ((first, part),) = self._parts
             return self._pass_of(first, part, steps)
         tokens, pairs, cached, logits = 0, 0.0, 0.0, 0
-        for sequence, part in parts:
+        for sequence, part in self._parts:
             before = sequence.prompt + sequence.made - sequence.to_compute
             tokens += part
             pairs += part * (before + part / 2)
             cached += before + part
             logits += part == sequence.to_compute
         return Pass(tokens=tokens, pairs=pairs, cached_tokens=cached, logits=logits)
-
-    def _parts(self, steps: int) -> list[tuple[Sequence, int]]:
-        """What each of the next so many steps computes of sequences that do not decode yet."""
-        budget, parts = self._budget, []
-        if steps > 1 and self._computing:
-            return [(self._turn[0], budget)]
-        for sequence in self._turn:
-            is_free = self._takes_no_budget(sequence)
-            part = 1 if is_free else min(sequence.to_compute, budget)
-            if part:
-                parts.append((sequence, part))
-                budget -= 0 if is_free else part
-        return parts
 
     def _pass_of(self, sequence: Sequence, tokens: int, steps: int) -> Pass:
         """The mean of so many steps over the tokens of a long prompt."""

@@ -3,7 +3,7 @@
 The k-th group of a run plays the k-th group of the trace, by step and number.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Self
@@ -11,9 +11,23 @@ from typing import Any, Self
 import polars as pl
 
 from tailrace.errors import TraceError
+from tailrace.host.collector import spared
 from tailrace.types import FinishReason
 from tailrace.workloads.parts import check_known, turns_of
 from tailrace.workloads.trace import COLUMNS, Provenance, Trace
+
+_READ = (
+    "step",
+    "group",
+    "prompt_tokens",
+    "response_tokens",
+    "turns",
+    "tool_calls",
+    "reward",
+    "reward_s",
+    "finish_reason",
+)
+"""Columns of a trace that a script is made of, and those that groups are known by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +112,9 @@ class Replay:
             TraceError: the tokens of a turn are unknown.
         """
         check_known(trace, turns_of(trace), "a replay")
-        rows = trace.samples.iter_rows(named=True)  # in the order of step, group and sample
-        return cls([[_script(row) for row in group] for _, group in groupby(rows, key=_group)])
+        rows = trace.samples.select(_READ).iter_rows(named=True)  # in the order of step, group and sample
+        with spared():
+            return cls([[_script(row) for row in group] for _, group in groupby(rows, key=_group)])
 
     def trace(self, provenance: Provenance, *, groups_per_step: int) -> Trace:
         """The scripts as a trace, whose steps have so many groups each."""
@@ -180,13 +195,17 @@ def _group(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _script(row: Mapping[str, Any]) -> Script:
-    turns = row["turns"] or [{"prompt_tokens": row["prompt_tokens"], "generated_tokens": row["response_tokens"]}]
-    seconds: dict[int, float] = {}
-    for call in row["tool_calls"] or ():
-        seconds[call["turn"]] = seconds.get(call["turn"], 0.0) + (call["seconds"] or 0.0)
+    tokens, turns, calls = row["response_tokens"], row["turns"], row["tool_calls"]
+    if not turns and not calls and tokens:
+        played: Iterable[Turn] = (Turn(generated_tokens=tokens),)
+    else:
+        seconds: dict[int, float] = {}
+        for call in calls or ():
+            seconds[call["turn"]] = seconds.get(call["turn"], 0.0) + (call["seconds"] or 0.0)
+        played = _turns(turns or [{"prompt_tokens": row["prompt_tokens"], "generated_tokens": tokens}], seconds)
     return Script(
         prompt_tokens=row["prompt_tokens"],
-        turns=tuple(_turns(turns, seconds)),
+        turns=tuple(played),
         reward=row["reward"],
         reward_s=row["reward_s"] or 0.0,
         finish_reason=FinishReason(row["finish_reason"] or FinishReason.STOP),
