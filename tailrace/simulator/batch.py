@@ -210,6 +210,7 @@ class Batch:
             return False
         sequence.arrival = self._arrivals
         self._arrivals += 1
+        sequence.cached = sequence.prompt + sequence.made
         self._start(sequence)
         self._computing.remove(sequence)
         sequence.to_compute = 0

@@ -216,6 +216,14 @@ def test_a_sequence_whose_cache_has_come_along_goes_on_at_once() -> None:
     assert (second.generated, second.computed, second.held_tokens) == (7, 0, 0)
 
 
+def test_the_others_of_a_group_find_a_prompt_that_has_come_along() -> None:
+    engine = batch()
+    assert engine.resume(Sequence(prompt=80, length=9, group=7, made=2))
+    _, ends = run(engine, [Sequence(prompt=80, length=3, group=7)])
+    assert ends[1] < ends[0], "it begins at once"
+    assert (engine.computed, engine.held_tokens) == (1, 0)
+
+
 def test_a_sequence_is_not_resumed_without_room() -> None:
     engine = batch(slots=1)
     assert engine.resume(Sequence(prompt=10, length=8, made=2))
