@@ -77,9 +77,7 @@ def drain(
     queue.extend(waiting)
     _fill(simulated, queue, 0.0)
     active = [replica for replica in simulated if replica.size]
-    beside = _beside(active)
-    for replica in active:
-        replica.begin(len(active), beside[replica])
+    _go_on(active, active, 0.0)
     unfinished = sum(replica.size for replica in active) + len(queue)
     ahead = sorted(stops)
     seen: list[Drained] = []
@@ -97,13 +95,7 @@ def drain(
                 ahead = [stop for stop in ahead if stop < unfinished]
             _fill([replica], queue, now)
         before, active = len(active), [other for other in simulated if other.size]
-        beside = _beside(active)
-        changed = [
-            other for other in active if other is replica or len(active) != before or other.is_outdated(beside[other])
-        ]
-        for other in changed:
-            other.advance(now)
-            other.begin(len(active), beside[other])
+        _go_on([replica] if len(active) == before else active, active, now)
     return [*seen, _state(simulated, queue, now)]
 
 
@@ -220,10 +212,14 @@ class _Replica:
         self._tokens += steps * len(self._ends)
 
 
-def _beside(active: Collection[_Replica]) -> dict[_Replica, float | None]:
-    """The sequences of each other replica at work, on average."""
+def _go_on(changed: Collection[_Replica], active: Collection[_Replica], now: float) -> None:
+    """Let those of the replicas at work run up to another stop that have changed, or beside which much has changed."""
     others, sequences = len(active) - 1, sum(replica.size for replica in active)
-    return {replica: (sequences - replica.size) / others if others else None for replica in active}
+    for replica in active:
+        beside = (sequences - replica.size) / others if others else None
+        if replica in changed or replica.is_outdated(beside):
+            replica.advance(now)
+            replica.begin(len(active), beside)
 
 
 def _fill(replicas: Sequence[_Replica], queue: deque[Work], now: float) -> None:
