@@ -167,13 +167,14 @@ def profile_tp(config: TPProfileConfig, *, force: bool = False) -> None:
     if path.exists() and not force:
         raise UserError(f"{path} exists; measure again with --force, or give another file as output")
     plan = make_plan(config, architecture)
+    engine = _engine(config, plan)
     with ExitStack() as stack:
         arrangement, *beside = (
-            stack.enter_context(closing(Arrangement(_engine(config, plan), architecture, device=device)))
-            for _ in range(key.engines)
+            stack.enter_context(closing(Arrangement(engine, architecture, device=device))) for _ in range(key.engines)
         )
+        weights = stage(checkpoint_weights(architecture, model_dir), engine)
         for each in (arrangement, *beside):
-            each.load(stage(checkpoint_weights(architecture, model_dir), each.config), recompute=False)
+            each.load(weights, recompute=False)
         bench = Bench(arrangement, architecture, seed=config.seed, beside=beside)
         figures, console = Figures(), Console(stderr=True)
         sizes = search(bench, plan, figures, console, most=most_sizes(config.points))
