@@ -195,16 +195,17 @@ def _apart(replicas: Sequence[Sequence[Work]]) -> tuple[_Segments, IntArray]:
     to_end_RN = end_N[behind - 1, None] - start_N
     beside_N = np.clip(to_end_RN, 0.0, some_N).sum(0) / some_N
     sizes_N = (last_N - place_N + 1).astype(np.float64)
-    left_N = (_made(end_N, end_N) - _made(end_N, start_N)) / some_N  # of all replicas, on average
+    before_N, behind_N = _made(end_N, np.stack([start_N, end_N]))
+    left_N = (behind_N - before_N) / some_N  # of all replicas, on average
     others_N = np.where(beside_N > 1, (left_N - sizes_N) / np.maximum(beside_N - 1, _LEAST_LEFT), sizes_N)
     return _Segments.of(start_N, end_N, sizes_N, held_N, np.maximum(beside_N, 1.0), others_N), first_N
 
 
-def _made(ends_N: Floats, at_M: Floats) -> Floats:
-    """[M] tokens that all have made together, once each has made so many or has ended."""
+def _made(ends_N: Floats, at_KN: Floats) -> Floats:
+    """[K, N] tokens that all have made together, once each has made so many or has ended."""
     sorted_N = np.sort(ends_N)
-    ended_M = np.searchsorted(sorted_N, at_M, side="right")
-    return np.append(0.0, np.cumsum(sorted_N))[ended_M] + (len(ends_N) - ended_M) * at_M
+    ended_KN = np.searchsorted(sorted_N, at_KN, side="right")
+    return np.append(0.0, np.cumsum(sorted_N))[ended_KN] + (len(ends_N) - ended_KN) * at_KN
 
 
 def _columns(works: Sequence[Work]) -> Floats:

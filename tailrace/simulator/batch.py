@@ -263,7 +263,7 @@ class Batch:
         )
         gone = set(taken)
         self._waiting = sorted(entry for entry in self._waiting if entry[2] not in gone)
-        return sorted(taken, key=lambda sequence: sequence.order)
+        return sorted(taken, key=_order)
 
     def begin(self) -> float | None:
         """Begin a stretch. Return its seconds; None where there is nothing to do."""
@@ -431,7 +431,7 @@ class Batch:
     def _make_room(self) -> None:
         """Preempt the last sequences until each of the others has room for a token."""
         while self.running > 1 and self._free < self._decoding:
-            last = max(self._running(), key=lambda sequence: sequence.order)
+            last = max(self._running(), key=_order)
             self._release(last)
             self._wait(last)
             self.preemptions += 1
