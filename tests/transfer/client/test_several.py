@@ -216,6 +216,19 @@ def test_an_ack_that_one_controller_refuses_changes_nothing(tmp_path: Path, face
         assert queue.stats().tasks["only"].ready == 4
 
 
+def test_an_ack_with_a_bad_cell_for_one_controller_changes_nothing(tmp_path: Path, face: Face) -> None:
+    with serving_several(tmp_path, steps) as (address, _), face(address) as queue:
+        queue.put([row for number in range(4) for row in group(number)])
+        claim = queue.claim("only", limit=4, timeout=LIMIT_S)
+        good = outputs(claim)
+        last = claim.rows[-1].id
+        with pytest.raises(ColumnError):
+            queue.ack(claim, {**good, last: {**good[last], "reward": 1.0}})
+        assert queue.stats().tasks["only"].consumed == 0
+        queue.ack(claim, good)
+        assert queue.stats().rows == 0
+
+
 def test_groups_are_remade_and_put_again_at_their_controllers(tmp_path: Path, face: Face) -> None:
     with serving_several(tmp_path, steps) as (address, _), face(address) as queue:
         queue.put([row for number in range(4) for row in group(number, 2)])
@@ -246,6 +259,22 @@ def test_a_put_that_one_controller_refuses_may_be_repeated(tmp_path: Path, face:
         ids = queue.put(rows, timeout=LIMIT_S)
         assert [row.group_id for claim in claims for row in claim.rows if row.id in ids] == [0, 2]
         assert queue.stats().rows == 2
+
+
+def test_other_rows_are_not_taken_for_those_of_a_put_that_one_controller_refused(tmp_path: Path, face: Face) -> None:
+    rows = [row for number in range(4) for row in group(number)]
+    others = [replace(row, cells={**row.cells, "prompt_ids": tokens(7)}) for row in rows]
+    with serving_several(tmp_path, singles, max_rows=2) as (address, _), face(address) as queue:
+        queue.put(group(5))
+        with pytest.raises(QueueTimeout, match="rows"):
+            queue.put(rows, timeout=0.05)
+        with pytest.raises((GroupExists, QueueTimeout)):
+            queue.put(others, timeout=0.05)
+        claims = [queue.claim("only", timeout=LIMIT_S) for _ in range(3)]
+        for claim in claims:
+            queue.ack(claim, outputs(claim))
+        with pytest.raises(QueueTimeout):
+            queue.claim("only", timeout=0.05)
 
 
 def test_a_producer_that_starts_again_puts_what_an_earlier_one_has_not_put(tmp_path: Path, face: Face) -> None:

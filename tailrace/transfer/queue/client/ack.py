@@ -30,13 +30,9 @@ def ack_rows(
     if not outputs:
         return
     yield from session.prepare()
-    task = session.schema.task(claimed.task)
-    for row, cells in outputs.items():
-        check_outputs(task, row, cells)
-    ordered = ({column: cells[column] for column in task.writes} for cells in outputs.values())
-    batch = Batch(session.codec.measure_rows(ordered))
+    batch = checked_outputs(session, claimed.task, outputs)
     missed: list[int] = []
-    if task.writes:
+    if session.schema.task(claimed.task).writes:
         if foreign := sorted(outputs.keys() - {row.id for row in claimed.rows}):
             yield from _refuse(session, claimed, foreign)
         missed = yield from _write_outputs(session, claimed, list(outputs), batch, timeout)
@@ -44,6 +40,20 @@ def ack_rows(
     message = Ack(claimed.lease_id, pack(outputs), versions, batch.runs, missed)
     yield from ask(Call(session.controller, message), Accepted)
     session.acked.add(claimed.lease_id, len(outputs))
+
+
+def checked_outputs(session: Session, task_name: str, outputs: Mapping[RowId, Mapping[str, Value]]) -> Batch:
+    """Return the cells that a task writes to its rows.
+
+    Raises:
+        ColumnError: a row lacks a column, or a cell is not of its column's kind.
+    """
+    task = session.schema.task(task_name)
+    for row, cells in outputs.items():
+        check_outputs(task, row, cells)
+    return Batch(
+        session.codec.measure_rows({column: cells[column] for column in task.writes} for cells in outputs.values())
+    )
 
 
 def _refuse(session: Session, claimed: base.Claim, rows: Sequence[RowId]) -> Operation[None]:

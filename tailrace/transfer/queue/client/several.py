@@ -17,15 +17,15 @@ Waiting: a claim waits on all controllers at once. The first to grant it wins, a
 given back. A controller that is silent does not hold up claims of rows that others have.
 """
 
+import hashlib
 import os
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tailrace.errors import GroupExists, LeaseError, PeerLost, QueueError, QueueTimeout, TailraceError, on_failure
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId
-from tailrace.transfer.queue.client.ack import ack_rows, nack_rows, remake_groups
+from tailrace.transfer.queue.client.ack import ack_rows, checked_outputs, nack_rows, remake_groups
 from tailrace.transfer.queue.client.claim import fetch_or_give_back
 from tailrace.transfer.queue.client.operations import Operations
 from tailrace.transfer.queue.client.put import put_rows
@@ -33,6 +33,7 @@ from tailrace.transfer.queue.client.session import PASSING, Session, Tries
 from tailrace.transfer.queue.client.shards import Part, PartedClaim, Shards
 from tailrace.transfer.queue.client.snapshots import read_all, write_all
 from tailrace.transfer.queue.client.states import join_states, split_state
+from tailrace.transfer.queue.client.writing import Batch
 from tailrace.transfer.queue.messages import (
     Advance,
     Claimed,
@@ -83,6 +84,15 @@ class _Wanted:
         return ClaimMessage(self.task, self.limit, self.rank, wait_s, window)
 
 
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    """A group that has entered."""
+
+    ids: Sequence[RowId]
+    digest: bytes
+    """Of its rows; see `_digest`."""
+
+
 class SeveralControllers(Operations):
     """The operations of a client with several controllers. Each controller has a session of its own."""
 
@@ -95,8 +105,8 @@ class SeveralControllers(Operations):
         """By task, the last window whose rows are asked for."""
         self._avoid_until = [0.0] * len(sessions)
         """The time until which each controller is not asked before others."""
-        self._entered: dict[int, list[RowId]] = {}
-        """The rows of each group that one controller took of a put that another one did not take."""
+        self._entered: dict[int, _Entered] = {}
+        """Each group that one controller took of a put that another one did not take."""
 
     def prepared(self) -> Operation[Session]:
         """See `Operations.prepared`."""
@@ -110,13 +120,19 @@ class SeveralControllers(Operations):
         """See `Operations.put`. Each controller takes its rows, all or none.
 
         Groups that some controllers took while others did not are in the queue. They may be put again with this client,
-        together with the others: they are not sent again.
+        together with the others: they are not sent again. Other rows under their ids are sent, and so refused.
         """
         session = yield from self.prepared()
         session.schema.check_new(rows)
-        sizes = Counter(row.group_id for row in rows)
-        before = {group_id: self._entered.pop(group_id, []) for group_id in sizes}
-        entered = {group_id: iter(own) for group_id, own in before.items() if len(own) == sizes[group_id]}
+        groups: dict[int, list[NewRow]] = {}
+        for row in rows:
+            groups.setdefault(row.group_id, []).append(row)
+        before = {group_id: self._entered.pop(group_id) for group_id in groups.keys() & self._entered.keys()}
+        entered = {
+            group_id: iter(own.ids)
+            for group_id, own in before.items()
+            if own.digest == _digest(session, groups[group_id])
+        }
         ids: dict[int, RowId] = {}
         missing: dict[int, list[int]] = {}
         for place, row in enumerate(rows):
@@ -124,7 +140,7 @@ class SeveralControllers(Operations):
                 ids[place] = next(entered[row.group_id])
             else:
                 missing.setdefault(self._shards.of_group(row.group_id), []).append(place)
-        with on_failure(self._remember, rows, ids):
+        with on_failure(self._remember, session, groups, rows, ids):
             yield from self._put(rows, missing, ids, session.tries(timeout))
         return [ids[place] for place in range(len(rows))]
 
@@ -147,10 +163,19 @@ class SeveralControllers(Operations):
         if errors:
             raise next((error for error in errors if not isinstance(error, GroupExists)), errors[0])
 
-    def _remember(self, rows: Sequence[NewRow], ids: Mapping[int, RowId]) -> None:
-        """Remember the groups that have entered of a put, by the places of their rows, for when it is repeated."""
+    def _remember(
+        self,
+        session: Session,
+        groups: Mapping[int, Sequence[NewRow]],
+        rows: Sequence[NewRow],
+        ids: Mapping[int, RowId],
+    ) -> None:
+        """Remember the groups that have entered of a put, for when it is repeated. `ids`: by the places of `rows`."""
+        taken: dict[int, list[RowId]] = {}
         for place in sorted(ids):
-            self._entered.setdefault(rows[place].group_id, []).append(ids[place])
+            taken.setdefault(rows[place].group_id, []).append(ids[place])
+        for group_id, own in taken.items():
+            self._entered[group_id] = _Entered(own, _digest(session, groups[group_id]))
         while len(self._entered) > _UNFINISHED:
             del self._entered[next(iter(self._entered))]
 
@@ -259,8 +284,9 @@ class SeveralControllers(Operations):
         sessions = [self._sessions[controller] for controller in controllers]
         calls = [Call(one.controller, wanted.message(wait_s, window), wait_s=wait_s) for one in sessions]
         first = yield from _first_reply(calls, self._give_back(held), is_last=wait_s >= left_s)
-        if first is None:
+        if held:
             yield Step(self._renewals(held), self._give_back(held))  # a lease that has ended is noticed at the ack
+        if first is None:
             return None
         place, reply = first
         self._avoid_until[controllers[place]] = 0.0
@@ -297,8 +323,8 @@ class SeveralControllers(Operations):
     def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]], *, timeout: float) -> Operation[None]:
         """See `Operations.ack`. The rows of each controller are acked in one step.
 
-        Before rows of several are acked, their leases are renewed: so an ack that fails has changed nothing, unless a
-        process of the queue died meanwhile.
+        Before rows of several are acked, all outputs are checked and the leases are renewed. So an ack that fails has
+        changed nothing, unless a process of the queue died meanwhile, a unit stayed full, or the call was cancelled.
         """
         session = yield from self.prepared()
         tries = session.tries(timeout)
@@ -308,6 +334,7 @@ class SeveralControllers(Operations):
         for row, cells in outputs.items():
             split.setdefault(self._owner(row, owners, parts), {})[self._shards.row_inside(row)] = cells
         if len(split) > 1:
+            checked_outputs(session, claim.task, outputs)
             for outcome in (yield Step(self._renewals([parts[place] for place in split]))):
                 expect(outcome, Accepted)
         for place, own in split.items():
@@ -471,6 +498,14 @@ def _first_reply(
     if is_last or lasting or len(lost) == len(errors):
         raise [*lasting, *lost, *errors][0]
     return None
+
+
+def _digest(session: Session, rows: Sequence[NewRow]) -> bytes:
+    """What tells the rows of a group from others."""
+    batch = Batch(session.codec.measure_rows(row.cells for row in rows))
+    runs = [(run.rows, run.columns, run.lengths) for run in batch.runs]
+    heads = [(row.group_size, row.order, row.not_before) for row in rows]
+    return hashlib.sha256(repr((runs, heads)).encode() + batch.to_bytes()).digest()
 
 
 def _parts(claim: Claim) -> tuple[Part, ...]:
