@@ -300,7 +300,7 @@ class Join(Message, frozen=True):
     incarnation: str
     """The id of one run of the unit. It changes with a restart, and when the unit has lost parts."""
     lasting: bool
-    """Whether its storage outlasts it: if so, it is the same unit after a restart, else a new one."""
+    """Whether an incarnation has what is left of the one before: if so, it is the same unit, else a new one."""
     endpoints: list[str]
     host: str
     directory: str

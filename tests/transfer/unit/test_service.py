@@ -9,9 +9,11 @@ from tailrace.errors import ColumnError, QueueError, StaleRowError, StorageFull,
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.messages import Admit, Inventory, Parts, Read, Reserve, Run, Settle, Write, pack, unpack
 from tailrace.transfer.queue.storage.base import PartId, Storage
+from tailrace.transfer.queue.storage.keyed import KeyedStorage
 from tailrace.transfer.queue.unit import service
 from tailrace.transfer.wire.messages import Accepted
 from tailrace.types import Value
+from tests.transfer.storage.keyed import DictOfBytes
 from tests.transfer.unit.conftest import MAX_BYTES, Running, running
 from tests.transfer.unit.controller import UNIT, Client, read
 from tests.transfer.unit.machine import run_machine
@@ -196,6 +198,24 @@ def test_a_unit_whose_storage_has_lost_parts_joins_anew_with_those_that_are_left
     assert len({join.incarnation for join in unit.controller.joins}) == 2, "it has taken stock of all at once"
     [cells] = client.read([A], ["ids"])
     assert cells.keys() == {"ids"}
+
+
+def test_a_unit_whose_store_of_keys_has_lost_a_part_goes_on_with_the_others() -> None:
+    kept = DictOfBytes()
+    with (
+        running(KeyedStorage(kept, name="queue", max_bytes=MAX_BYTES)) as unit,
+        Client(unit.endpoint) as client,
+    ):
+        client.write({A: {"ids": IDS}, B: {"number": 1}})
+        first = unit.controller.joins[-1]
+        assert not first.lasting
+        kept.remove([f"queue:{A.slot}:{A.generation}:0"])
+        with pytest.raises(StaleRowError):
+            client.read([A], ["ids"])
+        unit.controller.wait_for(lambda: unit.controller.joins[-1].incarnation != first.incarnation)
+        assert unit.controller.joins[-1].lasting, "so that the controller asks what is left"
+        assert client.ask(Inventory()) == Parts(packed([PartId(*B, 0)]))
+        assert client.read([B], ["number"]) == [{"number": 1}]
 
 
 @pytest.mark.parametrize("make", ["redis"], indirect=True)

@@ -66,8 +66,8 @@ class ControllerLink:
             self.join()
 
     def begin_anew(self) -> None:
-        """Join as a restarted unit would, since this one has lost parts."""
-        self._join = msgspec.structs.replace(self._join, incarnation=secrets.token_hex(8))
+        """Join as a unit would that was restarted with its storage, since this one has lost parts."""
+        self._join = msgspec.structs.replace(self._join, incarnation=secrets.token_hex(8), lasting=True)
         self.join()
 
     def tell(self, rows: bytes, told: Told) -> None:

@@ -255,13 +255,14 @@ class StorageUnit(Service):
         try:
             return self._storage.read_many(parts)
         except StaleRowError:
+            self._index.drop([part for part in parts if part not in self._storage])
             self._begin_anew()
             raise
 
     def _begin_anew(self) -> None:
         """Rejoin after the storage has lost parts. The controller then asks which are left; the rest are lost."""
-        assert self._storage.lasting, "no other storage loses parts while its unit lives"
-        self._index = self._take_stock()
+        if self._storage.lasting:  # it has looked which others are lost, too
+            self._index = self._take_stock()
         self._link.begin_anew()
 
     def _take_stock(self) -> PartIndex:
