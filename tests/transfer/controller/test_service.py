@@ -149,6 +149,20 @@ def test_a_small_put_that_a_unit_does_not_take_is_withdrawn(tmp_path: Path, erro
     assert queue.answer(again) is not None
 
 
+def test_a_small_put_goes_to_another_unit_than_the_one_that_had_no_room(tmp_path: Path) -> None:
+    queue = site(tmp_path, 2)
+    queue.send(small(group(1, 2)))
+    full, other = sorted(queue.units, key=lambda unit: not unit.writes)
+    full.write_all(StorageFull("no room"))
+    queue.send(small(group(1, 2)))
+    assert other.writes
+    assert not full.writes
+    other.write_all()
+    queue.tick(6.0)
+    queue.send(small(group(2, 2)))
+    assert full.writes, "it may have room again"
+
+
 def test_a_small_put_whose_unit_dies_is_withdrawn(tmp_path: Path) -> None:
     queue = site(tmp_path)
     put = queue.send(small(group(1, 2)))

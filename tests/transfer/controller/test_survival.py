@@ -39,7 +39,7 @@ from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.wire.messages import Beat
-from tests.transfer.controller.fakes import Site
+from tests.transfer.controller.fakes import FakeUnit, Site
 from tests.transfer.controller.talk import (
     LIMIT_S,
     ack,
@@ -334,6 +334,21 @@ def test_a_unit_may_leave_while_the_others_have_not_come_back_after_a_restart(tm
     assert second.parts == {PartId(*row, 0) for row in rows}
     with pytest.raises(UserError, match=f"^{second.name} is the last unit of the queue; add another one first$"):
         queue.ask(Retire(second.name))
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_unit_that_dies_while_it_leaves_leaves_when_it_is_back(tmp_path: Path, lasting: bool) -> None:
+    units = [FakeUnit("a", lasting=lasting), FakeUnit("b")]
+    queue = Site(table, tmp_path, units=units, unit_limit_s=LIMIT_S)
+    store(queue, group(1, 2))
+    queue.ask(Retire("a"))
+    units[0].die()
+    queue.join(units[0])
+    for _ in range(5):
+        queue.copy()
+        if units[0] in queue.units:
+            queue.join(units[0])
+    assert queue.units == [units[1]]
 
 
 def test_groups_that_are_leased_bar_nobody_after_a_restart(tmp_path: Path) -> None:

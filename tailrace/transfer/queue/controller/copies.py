@@ -18,7 +18,7 @@ from itertools import islice
 
 import numpy as np
 
-from tailrace.errors import QueueClosed, TailraceError
+from tailrace.errors import QueueClosed, StorageFull, TailraceError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.journal import Journal
@@ -186,6 +186,8 @@ class Copies:
         if isinstance(result, QueueClosed):
             return  # the connection to the source was closed; `look` follows when the source has died, or is back
         target = copying.target
+        if isinstance(result, StorageFull):
+            self._units.note_full(target.number)
         done = isinstance(result, Reply) and isinstance(result.answer, Accepted)
         if done and target.ready and target.link is copying.link:
             rows = [row for row, tags in copying.tags.items() if self._is_whole(row, tags)]

@@ -20,6 +20,7 @@ from tailrace.errors import (
     QueueClosed,
     QueueError,
     StaleRowError,
+    StorageFull,
     TailraceError,
     WireError,
 )
@@ -420,6 +421,8 @@ class Puts:
             else:
                 self._refuse(unit, row_ids(record.rows))
         elif admission is not None:
+            if isinstance(result, StorageFull):
+                self._context.units.note_full(unit)
             if isinstance(result, TailraceError) and not isinstance(result, PeerLost | QueueClosed):
                 small.error = result
             self._undo(admission)

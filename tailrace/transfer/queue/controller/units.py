@@ -7,6 +7,7 @@ Waiting: no request waits for a unit. Rows and parts that a unit need not store 
 are at hand, and then sent to it. A unit that is away misses them; its inventory makes up for that when it comes back.
 """
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from tailrace.transfer.wire.messages import Message
 from tailrace.transfer.wire.server import Server
 from tailrace.transfer.wire.sockets import reachable
 
+_FULL_S = 5.0
+"""Seconds in which a unit that had no room is written to after all others."""
 _SETTLE_AT_ONCE = 4096
 """So many rows and parts are sent to the unit at once, and not collected further."""
 
@@ -55,6 +58,8 @@ class KnownUnit:
     rows: int = 0
     bytes: int = 0
     """The bytes of its rows, as far as the controller knows."""
+    full_until: float = -math.inf
+    """The time until which others are written to before it, since it had no room."""
     deadline: Timer | None = None
     settle: Timer | None = None
     lost_parts: list[PartId] = field(default_factory=list)
@@ -148,6 +153,7 @@ class Units:
             WireError: the unit cannot be reached from here.
         """
         unit = self._names.get(message.name)
+        leaves = message.leaving or (unit is not None and unit.leaving)  # a restarted one was not asked itself
         if unit is not None and unit.join is not None and unit.join.incarnation != message.incarnation:
             self._retire(unit, lasting=message.lasting)
             unit = self._names.get(message.name)
@@ -158,7 +164,7 @@ class Units:
             self._watch(unit)
         if unit.link is None:
             self._connect(unit, message)
-        if message.leaving:
+        if leaves:
             self._let_leave(unit)
         return unit
 
@@ -200,9 +206,11 @@ class Units:
         Units that are to leave are chosen only where there are no others, and with `staying` not even then. Units in
         `apart` are not chosen.
 
-        `preferred` units are chosen even where they hold up to `nbytes` more than others. `full` units come after all
-        others: a unit may have less room than the controller knows of, such as when its machine has less memory.
+        `preferred` units are chosen even where they hold up to `nbytes` more than others. `full` units, and those that
+        were full a moment ago, come after all others: a unit may have less room than the controller knows of, such as
+        when its machine has less memory.
         """
+        now = self._server.now
 
         ready = self.staying or [unit for unit in self._units.values() if unit.ready and not staying]
         if apart:
@@ -214,11 +222,16 @@ class Units:
 
         def taken(unit: KnownUnit) -> tuple[bool, int, bool]:
             is_preferred = unit.number in preferred
-            return unit.number in full, unit.bytes - nbytes * is_preferred, not is_preferred
+            return unit.number in full or now < unit.full_until, unit.bytes - nbytes * is_preferred, not is_preferred
 
         if len(fit) > 1:
             fit.sort(key=taken)
         return fit[:wanted]
+
+    def note_full(self, number: int) -> None:
+        """Note that a unit had no room for a write."""
+        if (unit := self._units.get(number)) is not None:
+            unit.full_until = self._server.now + _FULL_S
 
     def write(self, number: int, message: Write, frames: Sequence[Buffer], then: Then) -> None:
         """Write parts to a unit that is ready; `then` is called with the outcome."""
