@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tailrace.config.load import load_as
 from tailrace.config.queue_table import AddedUnitConfig
-from tailrace.errors import QueueError
-from tailrace.host.interrupt import handling, stop_signals
+from tailrace.host.interrupt import Signalled, handling, stop_signals
 from tailrace.host.streams import outliving_readers
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.processes.added import AddedUnit, add_unit
@@ -24,9 +23,10 @@ def serve_unit(connection: Path, overrides: Sequence[str], *, name: str | None, 
     address = QueueAddress.read(connection)
     config = load_as(AddedUnitConfig, None, overrides)
     asked, ask = socket.socketpair()  # a signal handler may send
+    signalled = Signalled()
     with closing(asked), closing(ask), outliving_readers():
         with (
-            handling(stop_signals(), lambda *_: _send(ask)),
+            handling(stop_signals(), lambda number, _: _send(ask, number, signalled)),
             add_unit(address, config, log=log, name=name) as unit,
         ):
             print(f"{unit.name} has joined the queue; its log: {log}")
@@ -48,8 +48,9 @@ def remove_unit(connection: Path, name: str) -> None:
     print(f"{name} has left the queue; its rows are on other units.")
 
 
-def _send(ask: socket.socket) -> None:
-    ask.send(b"!")
+def _send(ask: socket.socket, number: int, signalled: Signalled) -> None:
+    if signalled.counts(number):
+        ask.send(b"!")
 
 
 def _serve(unit: AddedUnit, asked: socket.socket) -> None:
@@ -68,4 +69,4 @@ def _serve(unit: AddedUnit, asked: socket.socket) -> None:
     unit.leave()
     if not unit.wait(wake=asked):
         unit.end()
-        raise QueueError(f"{unit.name} was ended before it had left: rows that it alone had are to be put again")
+        unit.wait()

@@ -39,6 +39,23 @@ def handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameTyp
             signal.signal(number, earlier)
 
 
+class Signalled:
+    """Tells signals on purpose from those that come with the first one."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds."""
+        self._clock = clock
+        self._first_at = math.inf
+
+    def counts(self, number: int) -> bool:
+        """Whether a signal is the first, or one on purpose after it: a terminal that closes may send several SIGHUP."""
+        now = self._clock()
+        if math.isinf(self._first_at):
+            self._first_at = now
+            return True
+        return number != signal.SIGHUP and now - self._first_at >= _SAME_S
+
+
 class Interrupt:
     """Cancels the watching task on the first signal of `stop_signals`; a second one exits at once."""
 
@@ -46,9 +63,7 @@ class Interrupt:
         """`clock` returns seconds."""
         self.asked = False
         """Whether the run was asked to stop."""
-        self._clock = clock
-        self._signalled_at = -math.inf
-        """The time of the first signal."""
+        self._signalled = Signalled(clock=clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop of the watching task, while one watches."""
         self._signals: tuple[signal.Signals, ...] = ()
@@ -93,11 +108,10 @@ class Interrupt:
         self._task.uncancel()
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self.asked:  # a terminal that closes may send several SIGHUP
-            if number != signal.SIGHUP and self._clock() - self._signalled_at >= _SAME_S:
-                os._exit(INTERRUPTED)
+        if not self._signalled.counts(number):
             return
+        if self.asked:
+            os._exit(INTERRUPTED)
         self.asked = True
-        self._signalled_at = self._clock()
         print("Stopping; once more to exit at once.", file=sys.stderr, flush=True)
         self._task.cancel()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.host.interrupt import INTERRUPTED, Interrupt, stop_signals
+from tailrace.host.interrupt import INTERRUPTED, Interrupt, Signalled, stop_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -66,6 +66,18 @@ async def test_signals_that_come_together_are_one(
         await asyncio.sleep(0)  # both have been read by now
     assert exits == []
     assert capsys.readouterr().err.count("Stopping") == 1
+
+
+def test_a_signal_counts_again_after_those_that_came_with_it() -> None:
+    now = 5.0
+    signalled = Signalled(clock=lambda: now)
+    assert [signalled.counts(number) for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT)] == [
+        True,
+        False,
+        False,
+    ]
+    now = 7.0
+    assert [signalled.counts(number) for number in (signal.SIGHUP, signal.SIGINT)] == [False, True]
 
 
 async def test_signals_are_handled_again_after_a_library_took_them() -> None:

@@ -152,6 +152,29 @@ def test_a_unit_whose_process_is_killed_is_dead_and_says_so(tmp_path: Path) -> N
         until(lambda: units(processes) == {"unit-0": 0})
 
 
+def test_a_unit_that_is_ended_at_once_says_that_its_rows_are_lost(tmp_path: Path) -> None:
+    with queue(tmp_path, unit_limit_s=1.0) as processes:
+        with (
+            pytest.raises(
+                QueueError, match=r"^added was ended before it had left: rows that it alone had are to be put"
+            ),
+            add_unit(processes.address, MEMORY, log=tmp_path / "added.log", name="added") as unit,
+        ):
+            unit.end()
+        assert ends(unit.pid)
+
+
+def test_a_queue_that_is_served_again_has_the_units_of_its_configuration(tmp_path: Path) -> None:
+    room: dict[str, Any] = {"storage": {"type": "memory", "max_bytes": 2**20}}
+    with queue(tmp_path, resume=True, max_units=2, **room) as processes:
+        with SyncQueue(processes.address, name="test", timeout_s=LIMIT_S) as client:
+            for number in range(9):
+                client.put(group(number, prompt=12_500))
+        until(lambda: units(processes).keys() == {"unit-0", "unit-1"})
+    with queue(tmp_path, resume=True, units=4, **room) as processes:
+        assert units(processes).keys() == {"unit-0", "unit-1", "unit-2", "unit-3"}
+
+
 def test_a_mistake_is_one_line_and_no_process_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailrace.transfer.queue.processes.added._ANSWER_LIMIT_S", 1.0)
 
@@ -164,6 +187,8 @@ def test_a_mistake_is_one_line_and_no_process_is_started(tmp_path: Path, monkeyp
     with queue(tmp_path / "queue") as processes:
         address = processes.address
         assert refusal(address, name="unit-0") == "the queue has a unit 'unit-0' already; give another name"
+        own = "the name 'unit-7' is for units that the queue starts itself; give another"
+        assert refusal(address, name="unit-7") == own
         assert "does not know the token" in refusal(msgspec.structs.replace(address, token=bytes(32)))
         wrong = AddedUnitConfig.model_validate({"storage": {"type": "arena", "directory": "/nowhere"}})
         assert refusal(address, config=wrong).startswith("storage.directory=/nowhere: ")

@@ -25,7 +25,7 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
 from tailrace.transfer.queue.client.look import fullest, read_stats, retire_unit
 from tailrace.transfer.queue.processes.child import Child
-from tailrace.transfer.queue.processes.plan import storage_name
+from tailrace.transfer.queue.processes.plan import is_own_name, storage_name
 from tailrace.transfer.queue.processes.preflight import check_place
 from tailrace.transfer.queue.processes.serve import Failed, Left, Listening, UnitSettings
 from tailrace.transfer.queue.processes.vitals import START_LIMIT_S
@@ -49,7 +49,7 @@ class AddedUnit:
 
     def __init__(self, child: Child) -> None:
         self._child = child
-        self._is_asked = self._is_over = False
+        self._is_asked = self._is_over = self._was_ended = False
         self.has_left = False
         """Whether it has left, with its rows on other units."""
 
@@ -71,15 +71,18 @@ class AddedUnit:
                 os.kill(self.pid, signal.SIGTERM)
 
     def end(self) -> None:
-        """End the process at once. Rows that it alone has are lost."""
+        """End the process at once. Rows that it alone has are lost, which `wait` tells."""
+        self._was_ended = True
         self._child.hang_up()
 
     def wait(self, limit_s: float = math.inf, *, wake: socket.socket | None = None) -> bool:
         """Wait until the process has ended, `wake` is readable, or the limit has passed. Return whether it has ended.
 
         Raises:
-            QueueError: it has ended without having left.
+            QueueError: it has ended without having left, or was ended.
         """
+        if self._was_ended:
+            raise QueueError(f"{self.name} was ended before it had left: rows that it alone had are to be put again")
         deadline = time.monotonic() + limit_s
         while not self._is_over:
             left_s = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
@@ -111,7 +114,8 @@ def add_unit(
     queue; by default one of this host and time.
 
     Raises:
-        UserError: there is no queue at the address, it has a unit of that name, or this machine cannot serve a unit.
+        UserError: there is no queue at the address, it has a unit of that name or may give it to one, or this machine
+            cannot serve a unit.
         WireError: the queue has another token.
         QueueError: the unit could not start, has died, or has not left within `leave_limit_s`.
     """
@@ -120,6 +124,8 @@ def add_unit(
     stats = _look(address)
     if any(unit.name == name for unit in stats.units):
         raise UserError(f"the queue has a unit {name!r} already; give another name")
+    if is_own_name(name):
+        raise UserError(f"the name {name!r} is for units that the queue starts itself; give another")
     check_place(config.listen, config.storage, keys="")
     own = fullest(address, limit_s=_ANSWER_LIMIT_S) if address.others else address
     with ExitStack() as stack:

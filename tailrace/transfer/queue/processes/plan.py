@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,18 +91,18 @@ class QueuePlan:
         Raises:
             OSError: the directory cannot be written to.
         """
-        self._units.append(_unit_name(next(self._numbers)))
-        self._keep_units()
-        return self._units[-1]
+        name = _unit_name(next(self._numbers))
+        self._keep_units([*self._units, name])
+        return name
 
     def forget_unit(self, name: str) -> None:
-        """Forget a spare unit that has left.
+        """Forget a spare unit that has left, and remove what it has stored.
 
         Raises:
             OSError: the directory cannot be written to.
         """
-        self._units.remove(name)
-        self._keep_units()
+        self._keep_units([unit for unit in self._units if unit != name])
+        self._clear_storage([name])
 
     @property
     def connection(self) -> Path:
@@ -143,6 +143,8 @@ class QueuePlan:
                 self._units = self._kept_units.read_text().split()
                 of = self._place_among.of
                 self._numbers = itertools.count(of + max(map(_unit_number, self._units)), of)
+                missing = self._config.units - len(self._units)
+                self._units += map(_unit_name, itertools.islice(self._numbers, max(0, missing)))
             again = None if before is None else directory_of(before.endpoints)
             with socket_directory(again) as self._sockets:
                 self.address = self._place(before)
@@ -169,10 +171,12 @@ class QueuePlan:
         """The file with the names of the units, where these are not those of the configuration."""
         return self._directory / "units"
 
-    def _keep_units(self) -> None:
+    def _keep_units(self, units: list[str]) -> None:
+        """Have these units, and write their names to the file."""
         partial = self._kept_units.with_suffix(".part")
-        partial.write_text(" ".join(self._units))
+        partial.write_text(" ".join(units))
         partial.replace(self._kept_units)
+        self._units = units
 
     def _place(self, before: QueueAddress | None) -> QueueAddress:
         """Choose where the controller listens: at the endpoints of an earlier start, if there was one."""
@@ -209,10 +213,13 @@ class QueuePlan:
         """Remove the memory of units that were killed, and the stored parts if the queue does not go on."""
         if isinstance(self._config.storage, ArenaStorageConfig):
             remove_orphans(self._config.storage.path)
-        if self._resume:
-            return
+        if not self._resume:
+            self._clear_storage(self.units)
+
+    def _clear_storage(self, units: Iterable[str]) -> None:
+        """Remove the stored parts of units that have ended."""
         try:
-            for unit in self.units:
+            for unit in units:
                 clear_storage(self._config.storage, name=storage_name(self.address.token, unit))
         except QueueError as error:
             _log.warning("what the queue has stored is left there: %s", error)
@@ -237,12 +244,20 @@ def address_before(connection: Path, *, controllers: int) -> QueueAddress | None
     return address
 
 
+_UNIT = "unit-"
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a queue may give a unit that it starts itself this name, now or later."""
+    return name.startswith(_UNIT) and name.removeprefix(_UNIT).isdecimal()
+
+
 def _unit_name(number: int) -> str:
-    return f"unit-{number}"
+    return f"{_UNIT}{number}"
 
 
 def _unit_number(name: str) -> int:
-    return int(name.removeprefix("unit-"))
+    return int(name.removeprefix(_UNIT))
 
 
 def storage_name(token: bytes, unit: str) -> str:

@@ -39,6 +39,7 @@ from tailrace.transfer.queue.processes.child import KILLED_LIMIT_S, Child
 from tailrace.transfer.queue.processes.plan import CONTROLLER, Place, QueuePlan
 from tailrace.transfer.queue.processes.serve import Failed, Left, Listening
 from tailrace.transfer.queue.processes.vitals import START_LIMIT_S, Vitals
+from tailrace.transfer.wire.clock import LONGEST_STEP_S
 
 _ALONE = Place()
 _LOOK_S = 0.05
@@ -47,6 +48,9 @@ _LOOK_LIMIT_S = 5.0
 """Seconds for the controller to answer such a question."""
 _SIZE_EVERY_S = 1.0
 """Seconds between looks at how full the units are, where their number may change."""
+_SIZE_LIMIT_S = LONGEST_STEP_S
+"""Seconds for the controller to tell, or to let a unit leave. Nobody is heard meanwhile, and the clock of the signs of
+life counts no more of a step: with a longer limit, a controller that hangs would be killed too late for clients."""
 _GROW_AGAIN_S = 60.0
 """Seconds after another unit could not be started."""
 _END_LIMIT_S = 10.0
@@ -297,7 +301,7 @@ class QueueProcesses:
         """Start another unit, or have the newest one leave, where the rows that are stored call for it."""
         # the controller has died meanwhile, or all others are to leave: there is another look
         with suppress(PeerLost, UserError):
-            stats = read_stats(self.address, name="queue processes", limit_s=_LOOK_LIMIT_S)
+            stats = read_stats(self.address, name="queue processes", limit_s=_SIZE_LIMIT_S)
             own = [name for name in self._plan.units if name in self._children]
             there = {unit.name: unit for unit in stats.units if unit.alive}
             if self._leaving or not there.keys() >= {*own}:
@@ -308,12 +312,24 @@ class QueueProcesses:
             least, most = self._plan.least_units, self._plan.max_units
             match wanted(units, puts_wait=stats.blocked_puts > 0, least=least, most=most):
                 case "add":
-                    name = self._plan.add_unit()
-                    _log.info("%s is started, since the others are nearly full", name)
-                    self._start(name)
+                    self._add_unit()
                 case "release" if spare:
-                    retire_unit(self.address, spare[-1], limit_s=_LOOK_LIMIT_S)
+                    retire_unit(self.address, spare[-1], limit_s=_SIZE_LIMIT_S)
                     self._leaving.add(spare[-1])
+
+    def _add_unit(self) -> None:
+        """Start another unit. Where that fails, the queue goes on without it."""
+        try:
+            name = self._plan.add_unit()
+            _log.info("%s is started, since the others are nearly full", name)
+            try:
+                self._start(name)
+            except QueueError:
+                self._plan.forget_unit(name)
+                raise
+        except (QueueError, OSError) as error:
+            _log.warning("another unit cannot be started, and is tried again in %g s: %s", _GROW_AGAIN_S, error)
+            self._size_at = time.monotonic() + _GROW_AGAIN_S
 
     def _check_ready(self) -> None:
         """Set `_ready` once the controller has heard from all units.
