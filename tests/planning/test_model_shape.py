@@ -57,6 +57,11 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         ({"hidden_size": 4100}, "hidden_size 4100, which is not divisible by its 32 num_attention_heads"),
         ({"num_key_value_heads": 5}, "32 num_attention_heads, which 5 num_key_value_heads cannot share"),
         ({"layer_types": ["linear_attention"]}, "layers of type linear_attention"),
+        ({"layer_types": 5}, "layer_types 5; expected a list"),
+        ({"text_config": "x"}, "text_config 'x'; expected an object"),
+        ({"model_type": "gemma2"}, "the model_type 'gemma2', whose sizes are not understood"),
+        ({"model_type": None}, "the model_type null, whose sizes are not understood"),
+        ({"decoder_sparse_step": 2}, "experts in one of 2 layers"),
     ],
 )
 def test_a_configuration_that_is_not_understood_is_refused(
@@ -66,6 +71,13 @@ def test_a_configuration_that_is_not_understood_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(PlanError, match=said):
         read_shape(tmp_path)
+
+
+def test_a_model_of_images_and_text_says_at_the_top_that_its_embedding_is_the_head(tmp_path: Path) -> None:
+    text = {key: value for key, value in known_models()["Qwen3-0.6B"].items() if key != "tie_word_embeddings"}
+    fields = {"model_type": "qwen3_vl", "tie_word_embeddings": True, "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert read_shape(tmp_path).parameters == find_shape("Qwen3-0.6B").parameters
 
 
 def test_a_directory_may_be_named_by_its_config(tmp_path: Path) -> None:
