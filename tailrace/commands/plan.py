@@ -4,6 +4,7 @@ import json as json_module
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,9 @@ class Asked:
         """
         for change in changes:
             _check_change(change)
-        own = dict(change.split("=", 1) for change in changes if _is_own(change))
+        own = dict(option for option in map(_own, changes) if option is not None)
         return Problem.of(
-            self._config([change for change in changes if not _is_own(change)]),
+            self._config([change for change in changes if _own(change) is None]),
             find_shape(own.get("model") or self.model or self._config([]).model.path),
             open_cluster(own.get("cluster", self.cluster)),
             open_workload(own.get("workload") or self._workload),
@@ -75,7 +76,7 @@ class Asked:
         if not changes or modes_of(asked, search=False) != USUAL:
             return load_for_cluster(self.recipe, [*self.overrides, *changes])
         both = load_for_cluster(self.recipe, [*self.overrides, *_SEPARATED, *changes])
-        given = {key for key, _ in (change.split(".", 1) for change in changes)}
+        given = {section for change in changes for section in override_values(change)}
         left = {key: getattr(asked, key) for key in ("pipeline", "queue") if key not in given}
         return both.model_copy(update=left)
 
@@ -92,7 +93,8 @@ _WIDTH = 150
 """Columns of the tables at least; a terminal that is narrower breaks their lines."""
 _SEPARATED = ("pipeline.placement=separated", "queue.type=service")
 _OWN = ("cluster", "workload", "model")
-"""Options that --what-if changes, too. As keys of a recipe, two of these are sections, which have keys of their own."""
+"""Options that --what-if changes, too. As keys of a recipe, two of these are sections, which have keys of their own.
+The key `model.path` is the option `model`."""
 
 
 _DECIDED = (
@@ -211,29 +213,41 @@ def _check_change(change: str) -> None:
         PlanError: it has no key and value, or no effect, since a plan gives this key.
     """
     key, equals, value = change.partition("=")
-    if not (key and equals) or (_is_own(change) and not value):
+    own = _own(change)
+    if not (key and equals) or (own is not None and not value):
         raise PlanError(f"--what-if {change!r} has no key and value; give KEY=VALUE, such as cluster=64xH100")
-    for decided in _DECIDED:
-        if key == decided or key.startswith(f"{decided}."):
+    for changed, decided in product(() if own else _keys(override_values(change)), _DECIDED):
+        if changed == decided or changed.startswith(f"{decided}."):
             raise PlanError(
                 f"--what-if {change!r}: a plan chooses {decided} itself, whatever the recipe says; simulate a recipe "
                 "that has it with tailrace simulate"
             )
 
 
-def _is_own(change: str) -> bool:
-    """Whether a change of --what-if is of an option, and not of a key of the recipe."""
-    return change.partition("=")[0] in _OWN
+def _own(change: str) -> tuple[str, str] | None:
+    """The option that a change of --what-if is of, and its value; None where it is of a key of the recipe."""
+    key, _, value = change.partition("=")
+    option = "model" if key == "model.path" else key
+    return (option, value) if option in _OWN else None
+
+
+def _keys(values: Mapping[str, Any], section: str = "") -> Iterator[str]:
+    """The keys of a recipe that have a value, each with its sections."""
+    for name, value in values.items():
+        if value and isinstance(value, Mapping):
+            yield from _keys(value, f"{section}{name}.")
+        else:
+            yield f"{section}{name}"
 
 
 def _given(change: str) -> Mapping[str, Any]:
-    return {} if _is_own(change) else override_values(change)
+    return {} if _own(change) else override_values(change)
 
 
 def _recipe(asked: Asked, plans: Plans, output: Path) -> str:
     values = naming_foretold(changed_recipe(asked.recipe, asked.overrides), output)
     model = None if asked.model is None else model_path(asked.model)
-    return recipe_text(values, plans.problem.config, plans.best, model=model)
+    return recipe_text(values, plans.problem, plans.best, model=model)
 
 
 def _picture(plans: Plans) -> str:

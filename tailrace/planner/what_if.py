@@ -60,11 +60,19 @@ def _moved(candidate: Candidate, problem: Problem, given: Mapping[str, Any]) -> 
     if mode.colocated != allocation.colocated or not _has_room(same):
         return None
     tokens = (given.get("trainer") or {}).get("micro_batch_tokens", candidate.micro_batch_tokens)
-    graders = (given.get("rewards") or {}).get("workers")
-    found = Candidates(problem).placed(mode, same, tokens)
+    candidates = Candidates(problem)
+    found = candidates.placed(mode, same, tokens)
     if found is None or not _has_room(found.allocation):  # such as for a reference, which the plan had not
         return None
-    return replace(found, graders=graders) if graders else found
+    if not _gives_graders(given.get("rewards") or {}):
+        return found
+    return candidates.of_allocation(mode, found.allocation, tokens, problem.config.rewards.least_places)
+
+
+def _gives_graders(rewards: Mapping[str, Any]) -> bool:
+    """Whether a section `rewards` says how many processes grade."""
+    each = (rewards, *(rewards.get("graders") or {}).values())
+    return any("workers" in one for one in each)
 
 
 def _pool(cluster: Cluster, pool: Pool) -> Pool | None:

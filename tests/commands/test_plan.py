@@ -42,18 +42,22 @@ def test_a_plan_says_which_devices_generate_and_which_train_and_what_it_costs(pl
 
 
 def test_what_fits_nowhere_is_told_beside_the_plan(plan: PlanCommand) -> None:
-    done = plan("--what-if", "model=Qwen2.5-72B")
+    done = plan("--what-if", "model=Qwen2.5-72B", "--what-if", "model.path=Qwen/Qwen2.5-72B")
     assert done.returncode == 0
     assert "The best by time" in done.stdout
     assert "model=Qwen2.5-72B fits nowhere: the trainer of Qwen2.5-72B lacks" in done.stdout
+    assert "model.path=Qwen/Qwen2.5-72B fits nowhere" in done.stdout
 
 
 def test_a_key_of_separate_workers_can_be_asked_where_the_plan_chooses_the_placement(plan: PlanCommand) -> None:
-    done = plan("--json", "--what-if", "weights.mode=synchronous")
+    changes = ("weights.mode=synchronous", "weights={mode: synchronous}", "seed=0")
+    done = plan("--json", *(part for change in changes for part in ("--what-if", change)))
     assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["what_if"]
-    assert not found["searched"]
-    assert found["faster"] < 0  # by default weights are taken in while responses are made
+    by_key, by_section, seed = json.loads(done.stdout)["what_if"]
+    assert not by_key["searched"]
+    assert by_key["faster"] < 0  # by default weights are taken in while responses are made
+    assert by_section["step_s"] == by_key["step_s"]
+    assert seed["faster"] == 0
 
 
 def test_the_figures_are_there_for_machines(plan: PlanCommand) -> None:
@@ -90,6 +94,8 @@ def test_a_recipe_and_a_picture_are_written_and_replaced_only_where_asked(plan: 
         (("--what-if", "pipeline.staleness=1"), {}, "staleness"),
         (("--what-if", "engine.tp=8"), {}, "'engine.tp=8': a plan chooses engine.tp itself"),
         (("--what-if", "cluster.rollout.workers=8"), {}, "a plan chooses cluster.rollout itself"),
+        (("--what-if", "engine={tp: 8}"), {}, "a plan chooses engine.tp itself"),
+        (("--what-if", "pipeline={staleness: 1}"), {}, "staleness"),
         (("--picture", "front.png"), {}, "--picture front.png is written as SVG; give it a name that ends in .svg"),
         (("--output", "same.svg", "--picture", "same.svg"), {}, "--output same.svg write the same file"),
         (("--what-if", "cluster"), {}, "--what-if 'cluster' has no key and value; give KEY=VALUE"),

@@ -1,6 +1,7 @@
 """Claims on a plan under another recipe, cluster or workload."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,8 @@ from tailrace.planner import Mode, Plan, Problem, plan
 from tailrace.planner.candidates import Candidates
 from tailrace.planner.trial import simulate
 from tailrace.planner.what_if import Comparison, what_if
+from tailrace.planning.hardware.base import Cluster
+from tailrace.planning.hardware.clusters import open_cluster
 from tests.planner.problems import problem_of
 
 AHEAD = ("pipeline.placement=separated", "pipeline.streaming=true", "queue.type=service")
@@ -19,6 +22,13 @@ def best() -> Plan:
     problem = problem_of("8xH100", *AHEAD)
     found = Candidates(problem).of(Mode(placement="separated", streaming=True))
     return simulate(problem, min(found, key=lambda one: one.bound.seconds))
+
+
+@pytest.fixture
+def four_a_node(tmp_path: Path) -> Cluster:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("pools: {all: {device: H100, nodes: 4, devices_per_node: 4}}")
+    return open_cluster(str(path))
 
 
 def compared(best: Plan, problem: Problem, *changes: str) -> Comparison:
@@ -81,6 +91,26 @@ def test_an_arrangement_that_does_not_divide_the_heads_is_planned_anew(best: Pla
     plan = replace(best, candidate=replace(best.candidate, allocation=allocation))
     other = compared(plan, problem_of("8xH100", *AHEAD, model="Qwen2.5-0.5B"))  # 14 heads
     assert other.searched
+
+
+def test_a_tp_group_or_an_engine_that_is_wider_than_a_node_is_planned_anew(best: Plan, four_a_node: Cluster) -> None:
+    eight, two_fours = (replace(best.candidate.engines, engines=1, tp=tp, dp=8 // tp) for tp in (8, 4))
+    for engines in (eight, two_fours):
+        allocation = replace(best.allocation, rollout=(engines,))
+        plan = replace(best, candidate=replace(best.candidate, allocation=allocation))
+        same = compared(plan, problem_of("16xH100", *AHEAD, model="Qwen3-0.6B"))
+        assert not same.searched
+        other = compared(plan, problem_of(four_a_node, *AHEAD, model="Qwen3-0.6B"))
+        assert other.searched
+        assert plan_of(other).candidate.engines.tp <= 4
+
+
+def test_other_processes_that_grade_count_in_responses_at_a_time(best: Plan) -> None:
+    judge = "rewards={grader: {type: judge, model: m, url: 'http://localhost:1/v1', concurrency: 16}}"
+    for workers in (8, 1):
+        change = f"rewards.workers={workers}"
+        found = plan_of(compared(best, problem_of("8xH100", *AHEAD, judge, change), change))
+        assert found.candidate.graders == 16 * workers
 
 
 def test_where_nothing_fits_the_reason_is_told_and_the_plan_stays(best: Plan) -> None:
