@@ -239,7 +239,7 @@ class Models:
 
     def score_s(self, micro_batch: Sequence[GroupPart]) -> float:
         """See `TrainerTimes`. Stages work on different micro-batches."""
-        return self._times.score_s(micro_batch) / self._layout.pp
+        return self._times.score_s(micro_batch)
 
     def optimizer_s(self) -> float:
         """Seconds of the optimizer steps of all trained models, and in which stages wait for each other."""

@@ -2,7 +2,8 @@
 
     mode                          a step takes
     whole batches, staleness 0    the critical path through the algorithm's tasks; colocated, all of them in turn
-    streaming, staleness 0        the slower of generation and training, a claim of the other, and the weights
+    streaming, staleness 0        the slower of generation and training, a claim of the other, and the weights; several
+                                  updates come after the last response
     staleness 1 or more           the slowest pool: they work at the same time
 
 With staleness, a response may take several steps: from the weights that begin it to those that it makes. Responses are
@@ -172,6 +173,8 @@ class Parts:
     generation: Flow | float
     """Of generation: the seconds of a step whose responses begin together, or a flow."""
     training_s: float
+    updates_s: float = 0.0
+    """What of the training begins only when all samples are there: several updates."""
     claims: float
     """Claims in which a streaming trainer takes a step."""
     optimizer_s: float
@@ -195,6 +198,7 @@ class Parts:
             self,
             generation=generation.slower(engines) if isinstance(generation, Flow) else engines * generation,
             training_s=trainer * self.training_s,
+            updates_s=trainer * self.updates_s,
             optimizer_s=trainer * self.optimizer_s,
             reference_s=trainer * self.reference_s,
             values_s=trainer * self.values_s,
@@ -240,14 +244,17 @@ def bound(mode: Mode, table: Table, parts: Parts) -> Bound:
         works = (generation, parts.grade_s, parts.reference_s, parts.training_s, parts.optimizer_s, weights)
         seconds = sum(works) + parts.values_s + parts.critic_s
     elif streams:
+        begun_s = parts.training_s - parts.updates_s
+        critic_s = 0.0 if parts.updates_s else parts.critic_s
         claims = _together(
-            generation + parts.training_s / parts.claims,
-            generation / parts.claims + parts.training_s,
+            generation + begun_s / parts.claims,
+            generation / parts.claims + begun_s,
             parts.reference_s,
-            parts.values_s + parts.critic_s,
+            parts.values_s + critic_s,
             parts.grading_s,
         )
-        seconds = claims + parts.grade_s + parts.optimizer_s + weights
+        updates_s = max(parts.updates_s, parts.critic_s - critic_s)
+        seconds = claims + updates_s + parts.grade_s + parts.optimizer_s + weights
     else:
         seconds = critical_path(table.graph, _costs(table, parts, generation, weights))[1]
     return _bound(parts, seconds=seconds, generation_s=generation, longest_s=0.0, weights_s=weights)
@@ -259,7 +266,7 @@ def _asynchronous(mode: Mode, parts: Parts, flow: Flow, *, streams: bool) -> Bou
     `streams`: whether training begins before the last response of its step.
     """
     weights = parts.publish_s + parts.install_s
-    claim_s = parts.training_s / (parts.claims if streams else 1.0)
+    claim_s = parts.updates_s + (parts.training_s - parts.updates_s) / (parts.claims if streams else 1.0)
     tail_s = parts.grade_s + claim_s + parts.optimizer_s + weights + parts.arrive_s
     others = (
         flow.generation_s + parts.install_s,

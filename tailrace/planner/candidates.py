@@ -124,9 +124,12 @@ class Candidates:
         ]
 
     def placed(self, mode: Mode, allocation: Allocation, micro_batch_tokens: int) -> Candidate | None:
-        """An allocation in a mode; None where it does not fit, or the model has too few heads or layers for it."""
+        """An allocation in a mode; None where it does not fit in memory, an engine or a TP group is wider than a node,
+        or the model has too few heads or layers for it."""
         shape, layout, (old,) = self._problem.shape, allocation.layout, allocation.rollout
-        if shape.heads % old.tp or not self.trainer.allows(layout):
+        if old.tp not in tp_degrees(shape, old.pool) or old.tp * old.dp > old.pool.per_node:
+            return None
+        if layout.tp not in tp_degrees(shape, allocation.trainer) or not self.trainer.allows(layout):
             return None
         training = self.trainer.training(allocation.trainer, layout, micro_batch_tokens)
         engines = self._like(old.pool, engines=old.engines, tp=old.tp, dp=old.dp)
@@ -317,14 +320,14 @@ class Candidates:
 
     def _values_s(self, critic: Training) -> float:
         """Seconds of the values of a step."""
-        setup = self._problem.critic_setup(critic.layout)
-        return self._scores_s(setup, critic.pool, critic.micro_batch_tokens) / critic.layout.dp
+        return self._scores_s(self._problem.critic_setup(critic.layout), critic.pool, critic.micro_batch_tokens)
 
     def _scores_s(self, setup: TrainingSetup, pool: Pool, micro_batch_tokens: int) -> float:
-        """Seconds in which a model scores all samples of a step."""
+        """Seconds in which the ranks of a model score all samples of a step."""
         batches, tokens = self._problem.load.batches, float(micro_batch_tokens)
         batch = MicroBatch(tokens=tokens, squares=tokens * batches.mean_length)
-        return AnalyticTrainingTimes(setup, pool).log_probs_s([batch]) * batches.tokens / tokens
+        stage_s = AnalyticTrainingTimes(setup, pool).log_probs_s([batch]) / setup.layout.pp
+        return stage_s * (batches.tokens / setup.layout.dp / tokens + setup.layout.pp - 1)
 
     def generation(self, rollout: tuple[Engines, ...], mode: Mode) -> Flow | float:
         """A step's generation; see `Parts`."""
@@ -354,6 +357,7 @@ class Candidates:
         return Parts(
             generation=self.generation(rollout, mode),
             training_s=training.seconds(streaming=mode.streaming) - training.optimizer_s,
+            updates_s=training.updates_s,
             claims=training.claims,
             optimizer_s=training.optimizer_s,
             reference_s=others.reference_s,

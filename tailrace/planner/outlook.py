@@ -135,6 +135,7 @@ class _Looking:
         parts = Parts(
             generation=generation,
             training_s=training.seconds(streaming=config.pipeline.streaming) - training.optimizer_s,
+            updates_s=training.updates_s,
             claims=training.claims,
             optimizer_s=training.optimizer_s,
             reference_s=self._reference_s() if table.reference else 0.0,

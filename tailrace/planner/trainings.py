@@ -43,6 +43,9 @@ class Training:
     """Of a step that it takes as a whole, without the optimizer."""
     streamed_s: float
     """The same in claims of a micro-batch for each rank: a pipeline is filled and emptied for each."""
+    updates_s: float
+    """What of both is spent in several updates, after the log-probabilities of all samples; 0 with one update, which
+    may begin with the first of them."""
     claims: float
     optimizer_s: float
 
@@ -193,15 +196,16 @@ def training_of(
     batch = MicroBatch(tokens=own / count, squares=own / count * batches.mean_length)
     optimizer_s = times.optimizer_s()
     stage_s = (times.step_s([batch]) - optimizer_s) / layout.pp
-    score_s = times.log_probs_s([batch]) if updates > 1 else 0.0
-    whole_s = updates * (count + layout.pp - 1) * stage_s + mini_batches * count * score_s
+    updates_s = updates * (count + layout.pp - 1) * stage_s
+    scoring, score_s = mini_batches * count, times.log_probs_s([batch]) / layout.pp
     return Training(
         pool=pool,
         layout=layout,
         micro_batch_tokens=batches.micro_batch_tokens,
         memory=memory,
-        whole_s=whole_s,
-        streamed_s=count * layout.pp * stage_s if updates == 1 else whole_s,
+        whole_s=updates_s if updates == 1 else updates_s + (scoring + layout.pp - 1) * score_s,
+        streamed_s=count * layout.pp * stage_s if updates == 1 else updates_s + scoring * layout.pp * score_s,
+        updates_s=0.0 if updates == 1 else updates_s,
         claims=float(count),
         optimizer_s=updates * optimizer_s,
     )

@@ -182,7 +182,7 @@ class SimulatedRun:
         log = self._log_of("critic")
         self._critic = self._make_trainer(kind, log, "critic", devices)
         self._activities.append(self._critic.activity)
-        values = Scorer(times=kind.times, workers=kind.ranks)
+        values = Scorer(times=kind.times, workers=kind.ranks, stages=kind.stages)
         tell = partial(tell_values, log)
         self._scorers.append(self._sharing(values, tell, devices, self._critic.activity, "update"))
 

@@ -81,11 +81,11 @@ class TrainerTimes(Protocol):
     """Seconds of a trainer's work. Ranks share samples, so each of these is the time of the slowest one."""
 
     def update_s(self, micro_batch: Sequence[GroupPart]) -> float:
-        """Seconds of the forward and backward passes over a micro-batch."""
+        """Seconds of the forward and backward passes of a stage over a micro-batch."""
         ...
 
     def score_s(self, micro_batch: Sequence[GroupPart]) -> float:
-        """Seconds of the log-probabilities of a micro-batch."""
+        """Seconds of a stage for the log-probabilities of a micro-batch."""
         ...
 
     def optimizer_s(self) -> float:
@@ -108,10 +108,12 @@ class TrainerKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scorer:
-    """Workers that compute log-probabilities with frozen weights: a reference."""
+    """Workers that compute log-probabilities with frozen weights, or a critic's values."""
 
     times: TrainerTimes
     workers: int = 1
+    stages: int = 1
+    """Stages of the pipeline of each worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

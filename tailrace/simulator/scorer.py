@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 from tailrace.activity import Activity
 from tailrace.events import Event
-from tailrace.planning.packing import plan_micro_batches, rank_micro_batches
+from tailrace.planning.packing import plan_micro_batches
 from tailrace.registers.events import EventKind
 from tailrace.registers.phases import Work
 from tailrace.simulator.agenda import Agenda, Change, Process
 from tailrace.simulator.devices import Devices
 from tailrace.simulator.log import VirtualLog
+from tailrace.simulator.passes import passes_s
 from tailrace.simulator.samples import Group
 from tailrace.simulator.scenario import Scorer
 
@@ -113,9 +114,8 @@ class SharingScorer:
                 self._on_scored(group)
 
     def _score_s(self, groups: Sequence[Group]) -> float:
-        samples = [one for group in groups for one in group.lengths]
-        each = rank_micro_batches(samples, self._kind.workers, self._budget)
-        return max(sum(map(self._kind.times.score_s, own)) for own in each)
+        kind, samples = self._kind, [one for group in groups for one in group.lengths]
+        return passes_s(kind.times.score_s, samples, self._budget, ranks=kind.workers, stages=kind.stages)
 
 
 def tell_reference(log: VirtualLog, groups: Sequence[Group], start: float, **fields: Any) -> None:

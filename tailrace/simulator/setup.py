@@ -368,7 +368,9 @@ def scenario_here(
         tp=engine.tp,
         dp=engine.dp,
         slots=engine.max_batch_size,
-        cache_tokens=engine.kv_cache_gib * GIB / shape.cache_bytes(),
+        cache_tokens=engine.kv_cache_gib
+        * GIB
+        / shape.cache_bytes(tp=engine.tp, element_bytes=ELEMENT_BYTES[engine.dtype]),
         prefill_tokens=engine.prefill_tokens,
         block=engine.block_size,
         install_s=measured.install_s,

@@ -13,12 +13,13 @@ from typing import Any
 from tailrace.activity import Activity
 from tailrace.events import Event
 from tailrace.planning.claims import Claim
-from tailrace.planning.packing import Lengths, rank_micro_batches
+from tailrace.planning.packing import Lengths
 from tailrace.registers.events import EventKind
 from tailrace.simulator.agenda import Agenda, Change, Process
 from tailrace.simulator.devices import Devices
 from tailrace.simulator.engines import SimulatedEngine
 from tailrace.simulator.log import VirtualLog
+from tailrace.simulator.passes import passes_s
 from tailrace.simulator.samples import Group
 from tailrace.simulator.scenario import Scenario, TrainerKind
 
@@ -33,10 +34,8 @@ def claim_of(trainer: TrainerKind, micro_batch_tokens: int | None, groups: int) 
 
 
 def update_s(trainer: TrainerKind, samples: Sequence[Lengths], budget: int) -> float:
-    """Seconds of the slowest rank for a claim: the longest micro-batch fills and empties its pipeline."""
-    shares = rank_micro_batches(samples, trainer.ranks, budget)
-    seconds = [list(map(trainer.times.update_s, batches)) for batches in shares]
-    return max(sum(each) + (trainer.stages - 1) * max(each, default=0.0) for each in seconds)
+    """Seconds of the forward and backward passes over a claim."""
+    return passes_s(trainer.times.update_s, samples, budget, ranks=trainer.ranks, stages=trainer.stages)
 
 
 class SimulatedTrainer:
@@ -153,9 +152,9 @@ class SimulatedTrainer:
         return update_s(self._kind, samples, self._scenario.micro_batch_tokens)
 
     def _score_s(self, groups: Sequence[Group]) -> float:
-        samples = [one for group in groups for one in group.lengths]
-        each = rank_micro_batches(samples, self._kind.ranks, self._scenario.micro_batch_tokens)
-        return max(sum(map(self._kind.times.score_s, batches)) for batches in each)
+        kind, samples = self._kind, [one for group in groups for one in group.lengths]
+        budget = self._scenario.micro_batch_tokens
+        return passes_s(kind.times.score_s, samples, budget, ranks=kind.ranks, stages=kind.stages)
 
     def _compute(self, step: int, kind: EventKind, seconds: float, groups: Sequence[Group]) -> Process:
         """Work. Where others have the same devices, it takes its turn."""

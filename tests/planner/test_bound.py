@@ -83,6 +83,14 @@ def test_replicas_without_a_model_leave_nothing_to_do_for_others() -> None:
     assert generation_s((generation(0.01), 1), (generation(0.0), 1), ahead=1) < 1e-3
 
 
+def test_several_updates_wait_for_the_last_response() -> None:
+    once = parts(60.0, training_s=60.0)
+    several = replace(once, updates_s=50.0)
+    assert bound(STREAMING, TABLE, once).seconds < 80
+    assert bound(STREAMING, TABLE, several).seconds > 60 + 50
+    assert bound(BATCHES, TABLE, several).seconds == bound(BATCHES, TABLE, once).seconds == 60 + 60
+
+
 def test_each_part_of_a_sequential_step_has_its_own_error() -> None:
     shorter, longer = bases(engines=0.5, trainer=0.1).spread(BATCHES, TABLE, parts())
     assert longer == pytest.approx((1.5 * 100 + 1.1 * 50) / 150)

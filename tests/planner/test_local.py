@@ -1,5 +1,6 @@
 """Claims on plans for this machine, on a profile that was made up."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tailrace.planner.local import (
     slots_choices,
 )
 from tailrace.planning.model_shape.catalogue import find_shape
+from tailrace.simulator.setup import scenario_here
 from tailrace.workloads.replay import Replay, Script, Turn
 from tests.planner.machines import profile
 
@@ -93,6 +95,17 @@ def test_what_does_not_fit_in_memory_is_left_out() -> None:
     assert {plan.micro_batch_tokens for plan in local_plans(problem(memory=1000))} == {512}
     with pytest.raises(PlanError, match=r"takes about .* GiB, and this machine has .*; lower engine.kv_cache_gib"):
         local_plans(problem(memory=100))
+
+
+def test_a_simulated_cache_holds_as_many_tokens_as_that_of_a_rank() -> None:
+    shape = find_shape("SmolLM2-135M")
+    of_bf16, of_fp32, of_two = (
+        scenario_here(load_config({**VALUES, "engine": {"type": "native", **engine}}), shape, profile(), steps=1)
+        for engine in ({"dtype": "bfloat16"}, {"dtype": "float32"}, {"dtype": "bfloat16", "tp": 2})
+    )
+    (one,), (wide,), (half,) = of_bf16.engines, of_fp32.engines, of_two.engines
+    assert one.cache_tokens == 2 * wide.cache_tokens
+    assert half.cache_tokens == one.cache_tokens * shape.kv_heads / math.ceil(shape.kv_heads / 2)
 
 
 def test_an_engine_that_was_not_measured_is_named() -> None:

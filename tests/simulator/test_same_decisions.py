@@ -10,7 +10,7 @@ from tailrace.engine.backends import native
 from tailrace.engine.scheduling import transplant, waiting
 from tailrace.rollout import jobs, service
 from tailrace.run import fleet, generation, lengths
-from tailrace.simulator import batch, engines, replicas, run, scorer, setup, tp
+from tailrace.simulator import batch, engines, passes, replicas, run, scorer, setup, tp
 from tailrace.simulator import fleet as simulated_fleet
 from tailrace.simulator import lengths as simulated_lengths
 from tailrace.simulator import service as simulated_service
@@ -59,4 +59,4 @@ def test_a_decision_is_one_object_in_both(decision: str, real: ModuleType, simul
 
 def test_micro_batches_are_planned_by_one_function() -> None:
     assert vars(packing)["packing"].plan_micro_batches is vars(scorer)["plan_micro_batches"]
-    assert vars(packing)["packing"].rank_micro_batches is vars(simulated_trainer)["rank_micro_batches"]
+    assert vars(packing)["packing"].rank_micro_batches is vars(passes)["rank_micro_batches"]

@@ -93,6 +93,10 @@ class _Stage:
     def all(self) -> float:
         return self.forward + self.backward + 2 * self.send
 
+    @property
+    def score(self) -> float:
+        return self.forward + self.send
+
 
 class AnalyticTrainingTimes:
     """The seconds of a trainer on devices of one pool."""
@@ -128,13 +132,12 @@ class AnalyticTrainingTimes:
         return self._stage(MicroBatch.of_parts(micro_batch)).all
 
     def score_s(self, micro_batch: Sequence[GroupPart]) -> float:
-        """Seconds until a micro-batch has gone through all stages for its log-probabilities; see `TrainerTimes`."""
-        return self.log_probs_s([MicroBatch.of_parts(micro_batch)])
+        """Seconds of a stage's forward pass; see `TrainerTimes`. The bubble is in `log_probs_s` alone."""
+        return self._stage(MicroBatch.of_parts(micro_batch)).score
 
     def log_probs_s(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Seconds until a DP rank has the log-probabilities of all tokens of its micro-batches."""
-        each = [self._stage(batch) for batch in micro_batches]
-        return self._piped([one.forward + one.send for one in each])
+        return self._piped([self._stage(batch).score for batch in micro_batches])
 
     def optimizer_s(self) -> float:
         """Seconds of what is done once a step: clipping and AdamW on the parameters whose moments a device keeps, and
@@ -149,7 +152,8 @@ class AnalyticTrainingTimes:
 
     def _stage(self, batch: MicroBatch) -> _Stage:
         layers, head = list(_layers(self._setup, batch)), list(_head(self._setup, batch))
-        forward, backward = (part / self._layout.pp for part in self._passes(layers))
+        of_stage = self._setup.stage_layers / self._setup.shape.layers  # the largest stage sets the pace
+        forward, backward = (of_stage * part for part in self._passes(layers))
         if self._layout.checkpointing == "full":
             backward += forward
         ends = self._passes(head)
@@ -235,7 +239,7 @@ def _layers(setup: TrainingSetup, batch: MicroBatch) -> Iterator[Operator]:
         moved = m * experts.per_token * shape.hidden * WEIGHTED_BYTES
         yield Operator(kind="memory", name="permutation", read_bytes=moved, count=shape.expert_layers)
     if setup.layout.sharding == "full":  # gradients are copied in the backward pass, which counts twice
-        copied = setup.stage_layers * setup.layer_parameters * setup.layout.pp * COPIED_BYTES
+        copied = shape.layers * setup.layer_parameters * COPIED_BYTES
         yield Operator(kind="memory", name="copies", read_bytes=copied)
     if setup.adapters is not None:
         # each matrix's input is read once more; what the adapter returns is written, and added to what the matrix does

@@ -13,11 +13,12 @@ from tailrace.planning.hardware.base import Link, Pool
 from tailrace.planning.hardware.clusters import open_cluster
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.model_shape.catalogue import find_shape
-from tailrace.planning.packing import GroupPart
+from tailrace.planning.packing import GroupPart, Lengths
 from tailrace.planning.step_times.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
 from tailrace.planning.step_times.rates import Rates
 from tailrace.planning.step_times.training import OPTIMIZER_BYTES, AnalyticTrainingTimes
 from tailrace.planning.step_times.training_setup import Adapters, Layout, MicroBatch, TrainingSetup, matrices
+from tailrace.simulator.passes import passes_s
 from tailrace.simulator.scenario import TrainerTimes
 
 SHAPE = ModelShape(
@@ -142,6 +143,21 @@ def test_a_pipeline_idles_for_one_micro_batch_less_than_it_has_stages(pp: int, m
     one = times(pool(), head="value").step_s([BATCH])
     piped = times(pool(), Layout(pp=pp), head="value").step_s(batches)
     assert piped == pytest.approx(one / pp * (micro_batches + pp - 1), rel=1e-2)
+
+
+def test_the_largest_stage_of_a_pipeline_sets_its_pace() -> None:
+    three, four = (times(pool(), Layout(pp=pp), head="value").step_s([BATCH] * 8) for pp in (3, 4))
+    a_layer = times(pool(), head="value").step_s([BATCH]) / SHAPE.layers
+    assert three == pytest.approx(3 * a_layer * (8 + 2), rel=1e-2)  # stages of three, three and two layers
+    assert four == pytest.approx(2 * a_layer * (8 + 3), rel=1e-2)
+
+
+def test_a_simulated_trainer_of_stages_scores_as_long() -> None:
+    staged = times(pool(), Layout(pp=4))
+    samples = [Lengths(group, 100, 200 + 100 * group) for group in range(4)]
+    each = [MicroBatch.of([100 + one.response_tokens]) for one in samples]
+    found = passes_s(staged.score_s, samples, 1, ranks=1, stages=4)
+    assert found == pytest.approx(staged.log_probs_s(each))
 
 
 def test_layers_that_wait_on_the_host_take_the_time_of_the_way_there_and_back() -> None:
