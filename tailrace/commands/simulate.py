@@ -139,8 +139,9 @@ class _Simulation:
         )
         rollout = tuple(replace(one, engines=run.present[one.name]) for one in candidate.allocation.rollout)
         ended = with_allocation(problem, replace(candidate.allocation, rollout=rollout))
-        plan = planned(problem, replace(candidate, parts=ended.parts, bound=ended.bound), summary)
-        return Simulated(plan=plan, at_the_end=run.present)
+        plan = planned(problem, ended, summary)
+        shown = replace(plan, candidate=replace(ended, allocation=candidate.allocation))
+        return Simulated(plan=shown, at_the_end=run.present)
 
 
 def _described(problem: Problem, found: Simulated, *, before: int) -> str:

@@ -21,7 +21,7 @@ from tailrace.planning.step_times.sources import calibrated, check_profile, sour
 from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
 from tailrace.planning.tp_profile import TPProfile
 from tailrace.simulator.drawing import draw_steps
-from tailrace.simulator.setup import degrees, training_setup
+from tailrace.simulator.setup import degrees, engines_like, training_setup
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.base import Workload
 
@@ -127,7 +127,7 @@ class Problem:
     """By default `source_of`."""
     profile: TPProfile | None = None
     """Measured steps of the model; see `calibrated`."""
-    _sources: dict[tuple[str, tuple[int, ...]], Source] = field(default_factory=dict, repr=False, compare=False)
+    _sources: dict[tuple[str, str, tuple[int, ...]], Source] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -146,11 +146,12 @@ class Problem:
 
         Raises:
             PlanError: a sample is too long, the algorithm has a model beside policy and critic, or the critic's is
-                not known, or the profile is of other devices or another model.
+                not known, or the profile is of other devices, another model or another dtype.
             TraceError: the workload has no such groups.
         """
         if profile is not None:
-            check_profile(profile, shape, cluster.pools)
+            dtypes = {engines_like(config, name, pool).dtype for name in config.engines for pool in cluster.pools}
+            check_profile(profile, shape, cluster.pools, dtypes)
         steps = steps or _few(config.trainer.train_batch_size)
         drawn = draw_steps(workload, config, shape, steps=steps)
         Table.of(config).critic_shape(shape)
@@ -202,15 +203,15 @@ class Problem:
     def source(self, engines: Engines) -> Source:
         """The steps of engines, at all TP degrees that they may have."""
         pool, each = engines.pool, tuple(degrees(self.config, self.shape, engines))
-        if (source := self._sources.get((pool.name, each))) is None:
-            source = self._sources[pool.name, each] = self._source(engines, each)
+        if (source := self._sources.get((pool.name, engines.dtype, each))) is None:
+            source = self._sources[pool.name, engines.dtype, each] = self._source(engines, each)
         return source
 
     def _source(self, engines: Engines, degrees: Sequence[int]) -> Source:
         pool = engines.pool
         if self.times is not None:
             return self.times(pool)
-        found = None if self.profile is None else calibrated(self.profile, self.shape, pool)
+        found = None if self.profile is None else calibrated(self.profile, self.shape, pool, engines.dtype)
         return source_of(self.shape, pool, degrees, engines.dtype) if found is None else found
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """A plan as a recipe that `train` takes."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 from tailrace.config.base import GIB
@@ -10,30 +12,36 @@ from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
 from tailrace.errors import counted
 from tailrace.planner.candidates import Candidate
+from tailrace.planner.problem import Problem
 from tailrace.planner.trial import Plan
-from tailrace.planning.hardware.base import Pool
+from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.step_times.training_setup import Layout
 
 _WORKERS = ("workers", "min_workers", "max_workers", "pools", "gpus", "datacentre")
 """Keys of the rollout pool that a plan gives."""
+_PLACES = ("datacentre", "resources")
+"""Keys of a pool that say where its workers are."""
+_SOME = 0.001
+"""What a worker asks of the resource that Ray gives each node for its kind of GPU."""
 
 
-def recipe_text(values: Mapping[str, Any], config: RunConfig, plan: Plan, *, model: str | None = None) -> str:
+def recipe_text(values: Mapping[str, Any], problem: Problem, plan: Plan, *, model: str | None = None) -> str:
     """Return the recipe of a plan, with what Tailrace's own trainer cannot do as comments before it.
 
     Args:
-        values: those of the recipe that was planned for, which is `config`.
+        values: those of the recipe that was planned for, which is the problem's.
         model: `model.path` of the model that was planned for, where it is another one.
     """
+    config = problem.config
     if model is not None and model != config.model.path:
         values = merged(without(values, "model"), {"model": {"path": model}})
     comments = "".join(f"# {line}\n" for line in _comments(config, plan))
-    return comments + write_yaml(recipe_values(values, config, plan))
+    return comments + write_yaml(_recipe_values(values, problem, plan))
 
 
-def recipe_values(values: Mapping[str, Any], config: RunConfig, plan: Plan) -> dict[str, Any]:
-    """Return the values of a recipe, changed to what a plan says."""
-    mode, candidate = plan.mode, plan.candidate
+def _recipe_values(values: Mapping[str, Any], problem: Problem, plan: Plan) -> dict[str, Any]:
+    """The values of a recipe, changed to what a plan says."""
+    config, mode, candidate = problem.config, plan.mode, plan.candidate
     kept = dict(values)
     if mode.colocated:
         kept = without(kept, "weights", "mode")
@@ -41,6 +49,9 @@ def recipe_values(values: Mapping[str, Any], config: RunConfig, plan: Plan) -> d
         kept.pop("threads", None)  # separate workers have those of their pools
         for key in _WORKERS:
             kept = without(kept, "cluster", "rollout", key)
+        if len(problem.cluster.pools) > 1:
+            for pool, key in product(_pools(plan), _PLACES):
+                kept = without(kept, "cluster", *pool, key)
     if not mode.streaming:
         kept = without(kept, "pipeline", "in_order")
     changes: dict[str, Any] = {
@@ -51,7 +62,7 @@ def recipe_values(values: Mapping[str, Any], config: RunConfig, plan: Plan) -> d
         "engine": _engine(config, plan),
     }
     if not mode.colocated:
-        changes["cluster"] = _cluster(config, plan)
+        changes["cluster"] = _cluster(problem, plan)
         changes["queue"] = _queue(config, plan)
     if candidate.engines.tp * candidate.engines.dp == 1:
         kept = without(without(kept, "engine", "adaptive_tp"), "engine", "link")
@@ -90,7 +101,8 @@ def _engine(config: RunConfig, plan: Plan) -> dict[str, Any]:
     """The keys of the engine that the plan rests on. Engines of other types have none for their arrangement."""
     held = plan.engine.instants[plan.engine.worst]["KV cache"] / GIB
     engines = plan.candidate.engines
-    sizes = {"kv_cache_gib": round(held, 3), "max_batch_size": engines.slots}
+    # rounded down: a cache of all the room that there is fits again when the recipe is read
+    sizes = {"kv_cache_gib": math.floor(held * 1000) / 1000, "max_batch_size": engines.slots}
     match config.engine.type:
         case "native":
             arrangement = {"tp": engines.tp, "dp": engines.dp}
@@ -100,32 +112,44 @@ def _engine(config: RunConfig, plan: Plan) -> dict[str, Any]:
     return {}
 
 
-def _cluster(config: RunConfig, plan: Plan) -> dict[str, Any]:
+def _pools(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """The keys of the pools that a plan places, below `cluster`."""
+    yield from (("rollout",), ("trainer",), ("reference",))
+    if plan.critic_pool:
+        yield "pools", plan.critic_pool
+
+
+def _cluster(problem: Problem, plan: Plan) -> dict[str, Any]:
     allocation, engines = plan.allocation, plan.candidate.engines
     trainer = allocation.trainer
-    apart = engines.pool.datacentre != trainer.datacentre
+    there = _place(trainer, problem.cluster)
     pools: dict[str, Any] = {
         "rollout": {
             "workers": engines.engines,
             "gpus": float(engines.tp * engines.dp),
-            **_place(engines.pool, apart),
+            **_place(engines.pool, problem.cluster),
         },
-        "trainer": {"gpus": float(min(allocation.layout.devices, trainer.per_node)), **_place(trainer, apart)},
+        "trainer": {"gpus": float(min(allocation.layout.devices, trainer.per_node)), **there},
     }
     if allocation.reference is not None:
         pools["reference"] = {
             "workers": allocation.reference.dp,
             "gpus": float(allocation.reference.tp),
-            **_place(trainer, apart),
+            **there,
         }
     if allocation.critic is not None:
-        critic = {"gpus": float(min(allocation.critic.devices, trainer.per_node)), **_place(trainer, apart)}
+        critic = {"gpus": float(min(allocation.critic.devices, trainer.per_node)), **there}
         pools["pools"] = {plan.critic_pool: critic}
-    return {"address": config.cluster.address or "auto", **pools}
+    return {"address": problem.config.cluster.address or "auto", **pools}
 
 
-def _place(pool: Pool, apart: bool) -> dict[str, str]:
-    return {"datacentre": pool.datacentre} if apart and pool.datacentre else {}
+def _place(pool: Pool, cluster: Cluster) -> dict[str, Any]:
+    """The keys that tell workers the nodes of one of several pools: its datacentre, and the kind of its devices."""
+    if len(cluster.pools) == 1:
+        return {}
+    datacentre = {"datacentre": pool.datacentre} if pool.datacentre else {}
+    of_one_kind = len({one.kind for one in cluster.pools}) == 1
+    return datacentre if of_one_kind else {**datacentre, "resources": {f"accelerator_type:{pool.kind}": _SOME}}
 
 
 def _queue(config: RunConfig, plan: Plan) -> dict[str, Any]:
@@ -159,6 +183,8 @@ def _comments(config: RunConfig, plan: Plan) -> Iterator[str]:
         )
     if allocation.colocated and allocation.devices > 1:
         yield "Colocated, Tailrace has engine and trainer in one process, which has one device for the trainer."
+    if engines.pool.kind != allocation.trainer.kind:
+        yield "Workers find their nodes by Ray's resources for kinds of GPUs: compare the names with `ray status`."
     if config.engine.type not in ("native",) and engines.tp > 1:
         yield f"The engine {config.engine.type!r} has no key for TP here: give it its degree in its own way."
     if allocation.critic is not None and allocation.critic.devices > 1:

@@ -103,6 +103,7 @@ def test_a_run_may_choose_the_number_of_its_engines(simulate: Simulate, tmp_path
     (engines,) = found["rollout"]
     assert engines["most"] == 4
     assert engines["at_the_end"] > 1
+    assert found["draws"][1] < 2, "other draws are costed with the same engines"
     assert found["trainer"]["tp"] * found["trainer"]["pp"] * found["trainer"]["dp"] == 4, "devices are kept for engines"
     scaled = [event for event in read_events(tmp_path / "simulated" / "events.jsonl") if event.task == EventKind.SCALE]
     assert len(scaled[-1].info["engines"]) == engines["at_the_end"]

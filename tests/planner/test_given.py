@@ -444,15 +444,18 @@ def test_a_profile_of_the_model_on_such_devices_scales_the_steps(tmp_path: Path)
     [
         ({"hardware": "NVIDIA A100-SXM4-80GB"}, "the profile is of NVIDIA A100-SXM4-80GB, and the cluster has H100"),
         ({"model": "other", "architecture": {"layers": 2}}, "the profile is of other, which has"),
+        ({"dtype": "float32"}, "the profile was measured in float32, and engines compute in bfloat16"),
     ],
 )
-def test_a_profile_of_other_devices_or_another_model_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_a_profile_of_other_devices_another_model_or_another_dtype_is_refused(
+    changes: dict[str, Any], said: str
+) -> None:
     problem = sequential("cluster.rollout.workers=2")
     shape = problem.shape
     own = {"layers": shape.layers, "hidden_size": shape.hidden, "kv_heads": shape.kv_heads}
     key = msgspec.structs.replace(KEY, **{"architecture": own, "hardware": "H100", **changes})
     with pytest.raises(PlanError, match=said):
-        check_profile(made_profile(lambda *_: 0.01, key=key), shape, problem.cluster.pools)
+        check_profile(made_profile(lambda *_: 0.01, key=key), shape, problem.cluster.pools, {"bfloat16"})
 
 
 def test_keys_and_values_go_to_other_engines_by_the_network(three: Callable[..., Cluster]) -> None:

@@ -1,6 +1,8 @@
 """Claims on the recipes that plans are written as."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tailrace.config.model import ModelConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import ModelNotHere
 from tailrace.planner.candidates import Candidates
+from tailrace.planner.given import given
 from tailrace.planner.modes import USUAL, Mode
 from tailrace.planner.problem import Problem
 from tailrace.planner.recipe import recipe_text
@@ -38,7 +41,7 @@ def written(
     problem = Problem.of(config, find_shape("Qwen2.5-7B"), open_cluster(cluster), open_workload("math-32b"), steps=1)
     candidate = min(Candidates(problem).of(mode), key=lambda one: one.bound.seconds)
     path = tmp_path / "plan.yaml"
-    path.write_text(recipe_text(values, config, simulate(problem, candidate), model=model))
+    path.write_text(recipe_text(values, problem, simulate(problem, candidate), model=model))
     return path
 
 
@@ -81,6 +84,26 @@ def test_a_written_recipe_says_what_was_planned(tmp_path: Path, tiny_model: Tiny
     assert recipe["device"] == "cuda"
     assert "threads" not in recipe
     assert recipe["queue"]["max_rows"] >= 3 * recipe["trainer"]["train_batch_size"]
+
+
+def test_a_written_recipe_is_simulated_where_it_was_planned(tmp_path: Path, tiny_model: TinyModel) -> None:
+    values = values_of(tmp_path, tiny_model("llama"))
+    values["cluster"] = {"trainer": {"resources": {"big": 1}, "datacentre": "north"}}
+    config = parse_as(RunConfig, values, source="test")
+    cluster = open_cluster("16xH100+16xH20")
+    problem = Problem.of(config, find_shape("Qwen2.5-7B"), cluster, open_workload("math-32b"), steps=1)
+    for rollout, trainer in permutations(cluster.pools):
+        candidates = Candidates(problem).with_devices(USUAL[2], rollout, trainer, rollout=8, trainer=16)
+        plan = simulate(problem, min(candidates, key=lambda one: one.bound.seconds))
+        written = parse_as(RunConfig, yaml.safe_load(recipe_text(values, problem, plan)), source="test")
+        again = given(replace(problem, config=written)).allocation
+        assert [one.pool for one in again.rollout] == [rollout]
+        assert again.trainer == trainer
+        assert [one.cache_tokens for one in again.rollout] == pytest.approx(
+            [plan.candidate.engines.cache_tokens], rel=1e-3
+        )
+        assert written.cluster.trainer.datacentre is None
+        assert written.cluster.trainer.resources.keys() == {f"accelerator_type:{trainer.kind}"}
 
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -28,10 +28,11 @@ def find_device(name: str, own: Mapping[str, DeviceConfig] | None = None) -> tup
     Raises:
         PlanError: it is not known; the message has the nearest name.
     """
-    known = {**catalogue(), **(own or {})}
-    for written, device in known.items():
+    own = own or {}
+    for written, device in (*own.items(), *catalogue().items()):
         if plain_name(written) == plain_name(name):
             return written, device
+    known = {**catalogue(), **own}
     near = did_you_mean(name, known) or f"; known are {', '.join(known)}"
     raise PlanError(f"the device {name!r} is not known{near}; others go into a cluster file, under devices")
 

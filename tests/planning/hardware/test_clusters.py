@@ -99,6 +99,13 @@ def test_a_file_may_bring_devices_of_its_own(write: Write) -> None:
     assert (cluster.devices, cluster.pools[0].device.flops()) == (8, 500e12)
 
 
+def test_a_device_of_a_file_comes_before_one_of_the_catalogue_that_is_written_otherwise(write: Write) -> None:
+    own = "{tflops: {bfloat16: 500}, memory_gib: 47.5, memory_gb_s: 3000, link_gb_s: 100, network_gb_s: 20, "
+    own += "host_gb_s: 30, devices_per_node: 4, watts: 500, usd_per_hour: 1}"
+    cluster = open_cluster(write(f"pools: {{a: {{device: RTX4090, nodes: 1}}}}\ndevices: {{RTX4090: {own}}}"))
+    assert cluster.pools[0].device.memory_gib == 47.5
+
+
 def test_names_of_devices_are_found_however_they_are_written() -> None:
     assert find_device("rtx4090") == ("RTX-4090", catalogue()["RTX-4090"])
     assert find_device("ascend 910b")[0] == "Ascend-910B"

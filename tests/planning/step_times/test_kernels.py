@@ -113,3 +113,10 @@ def test_a_model_that_the_tables_lack_has_analytic_times_where_that_is_asked() -
     known = find_shape("Qwen2.5-7B")
     odd, pool = replace(known, heads=8, kv_heads=8, head_dim=24), open_cluster("8xH100").pools[0]
     assert [source_of(shape, pool, [1]).basis.kind for shape in (known, odd)] == ["kernels", "analytic"]
+
+
+def test_devices_with_other_rates_than_the_measured_ones_are_analytic(kernels: KernelStepTimes) -> None:
+    (pool,) = open_cluster("8xH100").pools
+    cheaper = replace(pool, device=pool.device.model_copy(update={"usd_per_hour": 1.0}))
+    slower = replace(pool, device=pool.device.model_copy(update={"memory_gb_s": 2000.0}))
+    assert [source_of(SHAPE, one, [1]).basis.kind for one in (cheaper, slower)] == ["kernels", "analytic"]
