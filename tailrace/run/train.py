@@ -180,7 +180,7 @@ class _Run:
         finally:
             if self._finished:
                 self._store.tidy()
-                remove_leftovers(self._directory.path)
+                remove_leftovers(self._directory.path, self._directory.model.name)
             if self._log is not None and self._directory.events.exists():  # also after an error
                 self._report()
 

@@ -105,17 +105,17 @@ class CheckpointStore:
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
         """Let `write` fill an empty directory and make it the checkpoint of `step`; then delete those not to be kept.
 
-        Checkpoints of this and of later steps are from an attempt that a resumed run has left. The new one replaces
-        them.
+        Checkpoints that the run has left behind, and those of this and of later steps, go with the first save.
 
         Raises:
             CheckpointError: it could not be written; the earlier ones are intact.
         """
         path = self._path(step)
+        self.tidy()
         with new_directory(path, otherwise=self._otherwise()) as partial:
             write(partial)
             _write_manifest(partial)
-        kept = self._kept([old for old in self.list() if step_of(old) <= step])
+        kept = self._kept([old for old in self.of_run() if step_of(old) <= step])
         for old in self.list():
             if old not in kept:
                 _remove(old)
@@ -187,7 +187,8 @@ class CheckpointStore:
 def new_directory(path: Path, *, otherwise: str = "nothing was written") -> Iterator[Path]:
     """Yield an empty directory that becomes `path`, on disk and complete, when the block ends without an error.
 
-    An existing `path` is replaced. Leftovers of blocks that a crash ended are removed first, where that is possible.
+    An existing `path` is replaced. Leftovers of blocks for it that a crash ended are removed first, where that is
+    possible.
 
     Args:
         path: the directory to make.
@@ -199,7 +200,7 @@ def new_directory(path: Path, *, otherwise: str = "nothing was written") -> Iter
     partial = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path.parent)
+        remove_leftovers(path.parent, path.name)
         partial.mkdir()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error}; {otherwise}") from error
@@ -231,13 +232,20 @@ def find_damage(directory: Path) -> str | None:
     return next((found for name, entry in entries.items() if (found := _file_problem(directory / name, entry))), None)
 
 
-def remove_leftovers(parent: Path) -> None:
-    """Remove the leftovers of blocks that a crash ended: unfinished directories, and replaced ones with a successor."""
-    for unfinished in parent.glob(f"{_TEMPORARY}*"):
-        _remove(unfinished)
-    for replaced in parent.glob(f"{_REPLACED}*"):
-        if replaced.with_name(replaced.name.removeprefix(_REPLACED)).exists():
-            _remove(replaced)
+def remove_leftovers(parent: Path, name: str | None = None) -> None:
+    """Remove the leftovers of blocks that a crash ended: unfinished directories, and replaced ones with a successor.
+
+    `name`: of the directory that they were for; by default they are of any, so that nothing may be written there now.
+    """
+    for path in list(parent.iterdir() if parent.is_dir() else ()):
+        if path.name.startswith(_TEMPORARY):
+            own, _, _ = path.name.removeprefix(_TEMPORARY).rpartition("-")
+            if name in (None, own):
+                _remove(path)
+        elif path.name.startswith(_REPLACED):
+            own = path.name.removeprefix(_REPLACED)
+            if name in (None, own) and path.with_name(own).exists():
+                _remove(path)
 
 
 def _temporary(path: Path) -> Path:
@@ -288,7 +296,12 @@ def _replace(partial: Path, path: Path) -> None:
     replaced = path.with_name(_REPLACED + path.name)
     if path.exists():
         path.rename(replaced)
-    partial.rename(path)
+    try:
+        partial.rename(path)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(path)
+        raise
     _sync(path.parent)
     if replaced.exists():
         _remove(replaced)

@@ -1,6 +1,7 @@
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,6 +68,14 @@ def test_what_a_run_leaves_behind_is_not_its_newest_and_stays_until_it_saves(tmp
     store.verify(third)
     new = store.save(9, write)
     assert (store.latest(), store.list()) == (new, [first, second, new])
+
+
+def test_what_is_left_behind_takes_no_place_of_those_that_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    start, _ = (store.save(step, write) for step in (100, 120))
+    store.go_on_from(start)
+    new = store.save(150, write)
+    assert store.list() == [start, new]
 
 
 def test_a_save_that_ends_before_it_has_removed_what_was_left_behind_is_the_newest(
@@ -393,6 +402,23 @@ def test_a_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> No
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"step_000001 cannot be written: .*; the run has no checkpoint in"):
         CheckpointStore(tmp_path / "file", keep=1).save(1, write)
+
+
+def test_a_new_directory_leaves_alone_what_is_written_beside_it(tmp_path: Path) -> None:
+    with new_directory(tmp_path / "one") as first:
+        with new_directory(tmp_path / "other"):
+            pass
+        (first / "weights").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
+
+
+def test_a_directory_that_cannot_be_replaced_stays(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with new_directory(target) as partial:
+        (partial / "old").touch()
+    with pytest.raises(CheckpointError, match="nothing was written"), new_directory(target) as partial:
+        shutil.rmtree(partial)
+    assert [path.name for path in target.iterdir()] == ["old"]
 
 
 def test_a_new_directory_replaces_the_old_one_only_when_it_is_complete(tmp_path: Path) -> None:
