@@ -16,7 +16,7 @@ import numpy as np
 
 from tailrace.algorithms.grpo import Grpo
 from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
-from tailrace.algorithms.table import Cells, Compute, Remake, TableTask, actor
+from tailrace.algorithms.table import TRAINED_ON, Cells, Compute, Remake, TableTask, actor
 from tailrace.config.algorithm import DapoConfig
 from tailrace.types import FinishReason
 
@@ -38,7 +38,7 @@ class Dapo(Grpo):
         *before, last = super().tasks
         if not self._own.overlong.filter:
             return (*before, last)
-        further = [column for column in last.reads if column == "ref_log_probs"]
+        further = [column for column in last.reads if column not in TRAINED_ON]
         return (*before, actor(self.loss, *further, KEPT))
 
     def advantage_task(self) -> TableTask:

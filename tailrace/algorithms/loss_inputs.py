@@ -52,7 +52,10 @@ class LossInputs:
 
     def sums_S(self, values_N: "torch.Tensor") -> "torch.Tensor":
         """[S] the sum of the values of each sample's tokens."""
-        return values_N.new_zeros(self.samples).index_add_(0, self.sample_N, values_N)
+        sums_S = values_N.new_zeros(self.samples)
+        if values_N.is_cpu:
+            return sums_S.index_add_(0, self.sample_N, values_N)
+        return sums_S.index_put_((self.sample_N,), values_N, accumulate=True)  # the other adds in any order on a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

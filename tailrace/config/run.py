@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from tailrace.config.algorithm import AlgorithmConfig, GrpoConfig, NoCorrection, PolicyGradientConfig
+from tailrace.config.algorithm import AlgorithmConfig, DapoConfig, GrpoConfig, NoCorrection, PolicyGradientConfig
 from tailrace.config.base import Config, Device, PathText, Processes, Seed, is_slow_in_bfloat16, key_of, with_default
 from tailrace.config.cluster import ROLLOUT, ClusterConfig, NamedPoolConfig
 from tailrace.config.engine import DType, EngineConfig, NativeEngineConfig, OnDevice, SamplingConfig, in_fast_dtype
@@ -19,7 +19,7 @@ from tailrace.config.rewards import RewardsConfig
 from tailrace.config.rollout import RolloutConfig
 from tailrace.config.trainer import CheckpointConfig, TrainerConfig
 from tailrace.config.transfer import LocalQueueConfig, QueueConfig
-from tailrace.config.weights import WeightsConfig, WeightsMode
+from tailrace.config.weights import ONE_VERSION, WeightsConfig, WeightsMode
 
 
 class RunConfig(OnDevice):
@@ -212,10 +212,23 @@ class RunConfig(OnDevice):
 
     @model_validator(mode="after")
     def _engines_can_take_weights_so(self) -> Self:
-        if self.pipeline.placement == "colocated" and self.weights.mode in ("delayed", "sub_step"):
+        if self.pipeline.placement == "colocated" and self.weights.mode in ONE_VERSION:
             raise ValueError(
                 f"weights.mode {self.weights.mode} is for pipeline.placement separated; colocated, the engine takes "
                 f"new weights at once: leave weights.mode out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _penalties_are_of_the_last_tokens(self) -> Self:
+        algorithm = self.resolved_algorithm
+        if not isinstance(algorithm, DapoConfig):
+            return self
+        tokens, longest = algorithm.overlong.penalty_tokens, algorithm.max_response_tokens or 0
+        if tokens > longest:
+            raise ValueError(
+                f"algorithm.overlong.penalty_tokens {tokens} is more than the longest response has, {longest}; lower "
+                "it, or raise sampling.max_new_tokens"
             )
         return self
 

@@ -10,7 +10,7 @@ from tailrace.algorithms.dapo import Dapo, has_no_signal
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.loss_inputs import LossInputs
 from tailrace.algorithms.table import Cells, Compute
-from tailrace.config.algorithm import DapoConfig, DynamicSamplingConfig, OverlongConfig
+from tailrace.config.algorithm import AdaptiveKl, DapoConfig, DynamicSamplingConfig, KlConfig, OverlongConfig
 
 
 def dapo(overlong: OverlongConfig | None = None) -> Dapo:
@@ -33,6 +33,13 @@ def test_the_penalty_rises_over_the_last_tokens() -> None:
 def test_a_long_response_gains_less_than_a_short_one_that_is_as_good() -> None:
     short, long = dapo(OverlongConfig(penalty_tokens=20)).advantages([row(1.0, 10), row(1.0, 100)])
     assert short["advantages"][0] > 0 > long["advantages"][0]
+
+
+def test_a_filter_leaves_the_actor_all_columns_that_a_penalty_needs() -> None:
+    kl = KlConfig(coefficient=0.01, adaptive=AdaptiveKl(target=0.01))
+    config = DapoConfig(group_size=2, overlong=OverlongConfig(filter=True), kl=kl)
+    actor = make_algorithm(config.resolved(max_staleness=0, max_new_tokens=100)).tasks[-1]
+    assert {"ref_log_probs", "kl_coefficient", "kept"} <= {*actor.reads}
 
 
 def test_a_response_that_was_cut_off_counts_in_its_group_and_not_in_the_loss() -> None:

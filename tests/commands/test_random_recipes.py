@@ -28,7 +28,7 @@ from tests.helpers.effort import effort
 from tests.helpers.runs import write_prompts
 
 SEED = 7
-RECIPES = effort(200, 60)
+RECIPES = effort(200, 80)
 LIMIT_S = 60
 
 SECTIONS = list(sections(Place(schema=RunConfig)))
