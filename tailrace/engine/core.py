@@ -28,6 +28,7 @@ from tailrace.engine.profile import Profiler
 from tailrace.engine.ranks.factory import stage
 from tailrace.engine.scheduling.stopping import StopRules
 from tailrace.errors import EngineError, RequestError
+from tailrace.host.frames import MOST_BYTES
 from tailrace.models.architecture import read_architecture
 from tailrace.planning.dispatch.costs import ObservedSteps
 from tailrace.types import CacheForm, Piece, Request, Sample, SequenceCache, WeightVersion
@@ -138,9 +139,9 @@ class EngineCore(Core):
         return replace(request, begun=replace(begun, cache=replace(cache, is_mixed=use == "own")))
 
     def _is_whole(self, cache: SequenceCache, tokens: int) -> bool:
-        """Whether there are keys and values of all that it says, and of less than these tokens."""
+        """Whether there are keys and values of all that it says, of less than these tokens and few enough to send."""
         shape = cache_shape(self._config, self._architecture, cache.tokens)
-        return 0 < cache.tokens < tokens and cache.data.shape == shape
+        return 0 < cache.tokens < tokens and cache.data.shape == shape and cache.data.nbytes <= MOST_BYTES
 
     def abort(self, request_ids: Iterable[int]) -> list[Sample]:
         """Finish these requests with what they have; unknown ids are ignored."""

@@ -13,6 +13,7 @@ from tailrace.engine.scheduling.scheduler import Scheduler, StepPlan
 from tailrace.engine.scheduling.sequence import Sequence as Running
 from tailrace.engine.scheduling.step import StepInput
 from tailrace.errors import EngineError
+from tailrace.host.frames import MOST_BYTES
 from tailrace.types import CacheForm, Sample, SequenceCache, WeightVersion
 
 MAX_DEATHS = 3
@@ -142,6 +143,8 @@ class Lane:
     def _cache_of(self, sequence: Running, form: CacheForm, version: WeightVersion) -> SequenceCache | None:
         if not sequence.cached:
             return sequence.came
+        if sequence.cached * form.token_bytes > MOST_BYTES:
+            return None  # it is computed again: a rank sends its part in one message
         blocks, is_mixed = sequence.blocks[: self.scheduler.blocks.blocks_for(sequence.cached)], sequence.tip is None
         try:
             data = self.replica.read_cache(blocks)

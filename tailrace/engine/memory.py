@@ -21,5 +21,6 @@ def spare_bytes(device: torch.device, ranks: int) -> int:
     """Bytes that one of `ranks` equal ranks may still take: of its own device, or its share of the machine's memory."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # PyTorch's own, to use again
+        return int(free) + kept
     return int(psutil.virtual_memory().available) // ranks

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 LENGTH = struct.Struct(">I")
 """The length of the message that follows, in bytes."""
 
+MOST_BYTES = 2**32 - 2**20
+"""Bytes of arrays in one message at most."""
+
 
 def frame(message: Any) -> bytes:
     """Encode `message` with its length."""

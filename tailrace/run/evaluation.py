@@ -175,7 +175,7 @@ class Evaluator:
         return [
             Request(
                 request_id=-1 - k,
-                group_id=-1 - groups.setdefault((way.name, number), len(groups)),
+                group_id=-2 - groups.setdefault((way.name, number), len(groups)),  # -1: of no group
                 prompt_ids=prompt.prompt_ids,
                 sampling=way.sampling,
                 seed=evaluation_seed(self._seed, number, index),

@@ -101,6 +101,17 @@ def test_what_only_cuda_has_is_refused_elsewhere(tiny_model: TinyModel, engine: 
         check_engine(NativeEngineConfig(**engine), tiny_model("llama"), device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("device", "ranks", "expected"),
+    [("mps", 1, "device mps has no float64, by which the native engine"), ("xpu", 2, "device xpu takes one rank")],
+)
+def test_devices_that_the_native_engine_cannot_use_are_refused(
+    tiny_model: TinyModel, device: str, ranks: int, expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        make_backend(NativeEngineConfig(dp=ranks)).check(tiny_model("llama"), device=torch.device(device))
+
+
 def test_a_longer_context_than_the_models_is_refused(tiny_model: TinyModel) -> None:
     assert make_backend(NativeEngineConfig(max_model_len=100)).context_length(tiny_model("llama")) == 100
     with pytest.raises(ConfigError, match=r"engine\.max_model_len 513 exceeds the model's context of 512; lower it"):

@@ -80,6 +80,15 @@ class NativeBackend(Backend):
         Raises:
             ConfigError: the device lacks something.
         """
+        if device.type == "mps":
+            raise ConfigError(
+                f"device {device} has no float64, by which the native engine draws tokens; use cpu, or engine.type=hf"
+            )
+        if device.type not in ("cpu", "cuda") and self._config.ranks > 1:
+            raise ConfigError(
+                f"device {device} takes one rank, and engine.tp x engine.dp is {self._config.ranks}; several ranks are "
+                "for cpu and cuda"
+            )
         if device.type != "cpu":
             return
         if self._config.cuda_graphs:
