@@ -136,6 +136,10 @@ class WeightsError(TailraceError, RuntimeError):
     """Weights cannot be published or received."""
 
 
+class EngineStuck(WeightsError):
+    """An engine that new weights wait for has work and stands still. Only another process has a chance."""
+
+
 class WeightsTimeout(WeightsError):
     """Weights did not come, or were not installed, within the time allowed."""
 

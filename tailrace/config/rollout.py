@@ -30,7 +30,7 @@ class DispatchConfig(Config):
     a later check finds that placement would have saved so much."""
     limit_s: Seconds = 10.0
     """Seconds that the expectations of a training step's prompts may take. When they take longer, or fail, prompts are
-    pulled until the next check."""
+    pulled until a check finds that placing them pays."""
 
 
 class LearnedLengths(Config):

@@ -7,6 +7,8 @@ from pydantic import Field
 from tailrace.config.base import Config, Seconds
 
 WeightsMode = Literal["synchronous", "delayed", "sub_step", "in_flight"]
+ONE_VERSION: tuple[WeightsMode, ...] = ("delayed", "sub_step")
+"""Modes whose responses each come from one version, also where engines have different ones."""
 WeightsMedium = Literal["auto", "shared_memory", "tcp", "gloo", "nccl"]
 
 

@@ -113,6 +113,11 @@ class Foresight:
         return self._placing if self.pays else self._pulling
 
     @property
+    def plans(self) -> bool:
+        """Whether prompts are placed by expected lengths while that pays."""
+        return self._placing.plans
+
+    @property
     def places(self) -> bool:
         """Whether prompts are placed by expected lengths by now."""
         return self.pays and self._placing.plans
@@ -163,10 +168,10 @@ class Foresight:
         self.pays = not self._placing.plans
         if why != self._trouble:
             self._trouble = why
-            how = "pulled" if self._placing.plans else "taken to be all alike"
-            self._tell_change(
-                None, f"prompts are {how} until the next check: the lengths of {self._predictor.name} {why}"
-            )
+            how = "taken to be all alike until the next check"
+            if self._placing.plans:
+                how = "pulled until a check finds that placing them pays"
+            self._tell_change(None, f"prompts are {how}: the lengths of {self._predictor.name} {why}")
 
     def expect(self, asked: Sequence[Asked]) -> list[Expectation]:
         """Return an expectation for each prompt."""
@@ -186,7 +191,7 @@ class Foresight:
             All responses of the step, where this is its last, and a check is due.
         """
         tokens = len(sample.response_ids)
-        finished = Finished(asked=asked, tokens=tokens, version=int(sample.weight_versions[0]))
+        finished = Finished(asked=asked, tokens=tokens, version=int(sample.weight_versions.min()))
         self._history.add(tokens)
         self._new.append(finished)
         of_step = self._steps[step]

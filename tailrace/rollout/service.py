@@ -68,10 +68,13 @@ class GenerationService:
         foresight: Foresight | None = None,
         order: Order = "first_in",
         model: str = "",
+        one_version: bool = False,
     ) -> None:
         """`policy`: by default `Pull`; with `foresight` it is that one's. `order`: of jobs of a training step.
 
         `model`: that of the run; an engine that tells of another one is not used. See `EngineFacts.model`.
+        `one_version`: whether all tokens of a response are of one version of the weights. Engines may have different
+        ones, so no response that has begun goes on in another engine then.
         """
         self._engines = [Engine(port) for port in ports]
         self._own_policy = policy or Pull()
@@ -79,6 +82,7 @@ class GenerationService:
         self._foresight = foresight
         self._order = order
         self._model = model
+        self._one_version = one_version
         self._arrived: list[Job] = []
         """What no engine is planned for yet."""
         self._scouted: dict[int, Job] = {}
@@ -218,7 +222,7 @@ class GenerationService:
         engine.is_leaving = True
         self._arrived += engine.planned
         engine.planned.clear()
-        if engine.facts is not None and engine.facts.continues:
+        if engine.facts is not None and engine.facts.continues and not self._one_version:
             await self._withdraw(engine, dict.fromkeys(engine.in_hand))
         else:  # its responses begin anew elsewhere
             await self._tell_drop(engine, list(engine.in_hand))
@@ -252,6 +256,11 @@ class GenerationService:
     @property
     def _policy(self) -> Policy:
         return self._own_policy if self._foresight is None else self._foresight.policy
+
+    @property
+    def _plans(self) -> bool:
+        """Whether jobs may have been planned together, even where they are pulled by now."""
+        return self._own_policy.plans if self._foresight is None else self._foresight.plans
 
     def _accept(
         self,
@@ -416,8 +425,11 @@ class GenerationService:
             piece = Piece(request_id=request.request_id, start=0, tokens=tokens, log_probs=log_probs)
             asked.job.stream.see(piece)  # the engine that goes on does not know what was told of it
             request = replace(request, begun=begun)
-        starts = {own: start} if len(begun.response_ids) else {}
-        job = replace(asked.job, requests={own: request}, starts=starts)
+        starts, version = {}, asked.job.version
+        if len(begun.response_ids):
+            starts = {own: start}
+            version = max(version, int(begun.weight_versions[-1]))  # weights only get newer while it generates
+        job = replace(asked.job, requests={own: request}, starts=starts, version=version)
         if target is None or target.is_leaving or target.facts is None:
             self._arrived.append(job)
         else:
@@ -451,7 +463,8 @@ class GenerationService:
         """Move running responses to engines with room, where that is predicted to pay."""
         now = asyncio.get_running_loop().time()
         if (
-            not self._policy.plans
+            self._one_version
+            or not self._policy.plans
             or self._arrived
             or now < self._moves_after
             or not all(engine.can_move for engine in engines)
@@ -477,7 +490,7 @@ class GenerationService:
             policy = self._pull  # until it is known what steps cost
         waiting = sum(len(engine.planned) for engine in engines)
         idle = any(not engine.in_hand for engine in engines)
-        if policy.plans and _dry(engines) is not None and is_outdated(self._planned, waiting, any_idle=idle):
+        if self._plans and _dry(engines) is not None and is_outdated(self._planned, waiting, any_idle=idle):
             for engine in engines:  # what comes from another engine stays where it was to go
                 self._arrived += [job for job in engine.planned if not job.starts]
                 engine.planned = deque(job for job in engine.planned if job.starts)

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Protocol
 from tailrace.activity import Activity
 from tailrace.config.weights import WeightsMode
 from tailrace.engine.base import Engine
-from tailrace.errors import SenderLost, WeightsError, WeightsTimeout
+from tailrace.errors import EngineStuck, SenderLost, WeightsError, WeightsTimeout
 from tailrace.events import EventLog
 from tailrace.registers.events import EventKind
 from tailrace.types import WeightVersion
@@ -190,7 +190,7 @@ class EngineUpdater:
         """Wait until no response is unfinished.
 
         Raises:
-            WeightsError: the engine has work and stands still.
+            EngineStuck: the engine has work and stands still.
         """
         while self._begun:
             before = self._engine.stats()
@@ -201,7 +201,7 @@ class EngineUpdater:
                 now = self._engine.stats()
                 worked = before.running + before.waiting == 0 or now.steps > before.steps
                 if not worked:
-                    raise WeightsError(
+                    raise EngineStuck(
                         f"new weights wait for {now.running + now.waiting} responses, and the engine has made no step "
                         f"for them within {self._timeout_s:g} s; is its device stuck? If a step takes that long, raise "
                         "weights.timeout_s"

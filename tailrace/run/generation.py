@@ -10,6 +10,7 @@ from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.table import Generate
 from tailrace.cluster.pool import Pool, PooledWorker
 from tailrace.config.run import RunConfig
+from tailrace.config.weights import ONE_VERSION
 from tailrace.events import Event, EventLog
 from tailrace.planning.dispatch.factory import make_policy
 from tailrace.planning.dispatch.moving import Way
@@ -87,7 +88,14 @@ class Generation:
                 log,
                 samples_per_step=config.trainer.train_batch_size,
             )
-        self.service = GenerationService(ports, policy, foresight=foresight, order=config.rollout.order, model=model)
+        self.service = GenerationService(
+            ports,
+            policy,
+            foresight=foresight,
+            order=config.rollout.order,
+            model=model,
+            one_version=config.weights.mode in ONE_VERSION,
+        )
         self.service.on_move = self._tell_move
         self._log = log
         self._beside: list[Service] = [self.service]

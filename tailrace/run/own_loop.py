@@ -81,6 +81,8 @@ class Engines:
                 "algorithm.kl.adaptive follows the steps of a run, and these are your own; leave it out, and give your "
                 "loss a coefficient that changes"
             )
+        if config.rollout.http is not None:
+            raise ConfigError("rollout.http serves the engines of a run, and not of a loop of your own; leave it out")
         pools = _pools(config, workers)
         directory = RunDirectory(Path(config.output_dir))
         directory.check_new()

@@ -18,7 +18,8 @@ and saves.
     actor       its step's rows: all of them, or, streaming, a micro-batch's worth of whole groups
     weights     an evaluation of the ones before, until its answers are generated
     evaluation  the end of the one before
-    checkpoint  the end of the evaluation that goes on, so that a resumed run lacks none
+    checkpoint  the end of the evaluation that goes on, so that a resumed run lacks none; that of a run which is
+                stopped waits for no evaluation
 
 All modes are this loop. The placement of engine and trainer is in the services and the learner. The number of steps
 that prompts run ahead (max_staleness) is in the feeder. The amount that the actor waits for (streaming) is in the

@@ -137,8 +137,15 @@ def _flat_groups(rows: Sequence[Row]) -> int:
 
 def _entropy_metrics(rows: Sequence[Row]) -> dict[str, float]:
     """`sampling_entropy`: nats a token, estimated by the mean surprise of the tokens that were sampled."""
-    surprise = np.concatenate([cast("np.ndarray[Any, Any]", row.cells["rollout_log_probs"]) for row in rows])
+    surprise = np.concatenate([_sampled_log_probs(row) for row in rows])
     return {"sampling_entropy": -float(np.mean(surprise, dtype=np.float64))}
+
+
+def _sampled_log_probs(row: Row) -> "np.ndarray[Any, Any]":
+    """Those of the tokens that the policy has generated; see `response_tokens`."""
+    cells = cast("Mapping[str, np.ndarray[Any, Any]]", row.cells)
+    mask = cells.get("response_mask")
+    return cells["rollout_log_probs"] if mask is None else cells["rollout_log_probs"][mask.astype(bool)]
 
 
 def _staleness_metrics(rows: Sequence[Row], step: int) -> dict[str, float]:

@@ -26,6 +26,7 @@ from heapq import heapreplace
 from typing import Any
 
 from tailrace.activity import Activity
+from tailrace.config.weights import ONE_VERSION
 from tailrace.errors import PlanError
 from tailrace.events import Event, Sink
 from tailrace.host.collector import spared
@@ -137,7 +138,7 @@ class SimulatedRun:
             order=scenario.order,
             group_size=scenario.group_size,
             splits=scenario.knows_lengths == "lengths" and policy.plans,
-            may_move=scenario.moves,
+            may_move=scenario.moves and scenario.weights not in ONE_VERSION,
         )
 
     def _follow(self, elastic: Elastic, trainer_log: VirtualLog) -> None:

@@ -160,13 +160,13 @@ class RolloutTask:
             end=made.end,
             step=self._step(row),
             tokens=tokens,
-            version=int(sample.weight_versions[0]),
+            version=int(sample.weight_versions.min()),
             info={
                 "group": sample.group_id,
                 "sample": row.order % self._group_size,
                 "prompt_tokens": len(cast("IntArray", row.cells["prompt_ids"])),
                 "finish_reason": sample.finish_reason.value,
-                "last_version": int(sample.weight_versions[-1]),
+                "last_version": int(sample.weight_versions.max()),
             },
         )
 

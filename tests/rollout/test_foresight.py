@@ -194,8 +194,8 @@ async def test_a_predictor_that_is_slower_than_its_limit_is_spared_until_the_nex
     assert not foresight.pays
     (change,) = events
     assert change.info["text"] == (
-        "prompts are pulled until the next check: the lengths of history take longer than rollout.dispatch.limit_s "
-        "(0.01 s)"
+        "prompts are pulled until a check finds that placing them pays: the lengths of history take longer than "
+        "rollout.dispatch.limit_s (0.01 s)"
     )
     await play(foresight, 0, [50] * 8, engines(2), [50] * 8)
     assert not foresight.pays, "what was not prepared says nothing of what it gains"

@@ -37,6 +37,7 @@ def played(seed: int) -> World:
 
 
 def check(world: World) -> None:
+    assert not (world.one_version and world.withdrawn), "it would have tokens of two versions"
     for step in world.steps:
         requests = {request.request_id: request for request in step.requests()}
         counted = Counter(made.sample.request_id for made in step.samples)
@@ -49,6 +50,7 @@ def check(world: World) -> None:
             assert sample.response_ids.tolist() == tokens_of(request).tolist()
             assert len(sample.weight_versions) == len(sample.rollout_log_probs) == len(sample.response_ids)
             assert sample.weight_versions.min() >= step.needed
+            assert (np.diff(sample.weight_versions) >= 0).all(), "weights only get newer"
             assert made.start <= made.end
             told = step.told[sample.request_id]
             assert told == sample.response_ids[: len(told)].tolist()
@@ -95,17 +97,26 @@ async def generated(
     costs: Sequence[StepCosts], lengths: Sequence[int], *, slots: int, policy: Policy | None = None
 ) -> list[Generated]:
     """Responses of these lengths, of one prompt each, by engines whose costs are known, named by their places."""
-    log = EventLog(sinks=())
     engines = [TimedEngine(of_one, slots=slots) for of_one in costs]
-    facts = EngineFacts(room=slots, continues=False)
-    ports = [
-        LocalPort(engine, facts, log=log, activity=Activity(log, "engine"), name=str(n))
-        for n, engine in enumerate(engines)
-    ]
-    service = GenerationService(ports, policy)
+    service = GenerationService([port_of(engine, str(n), slots) for n, engine in enumerate(engines)], policy)
     for known, engine in zip(service._engines, engines, strict=True):
         known.load = engine.load()
-    requests = [
+    running = asyncio.create_task(service.run())
+    await asyncio.sleep(1)  # all engines are ready
+    made = [response async for response in service.generate(requests_of(lengths), step=0)]
+    running.cancel()
+    await asyncio.wait([running])
+    return made
+
+
+def port_of(engine: TimedEngine, name: str, slots: int) -> LocalPort:
+    log, facts = EventLog(sinks=()), EngineFacts(room=slots, continues=False)
+    return LocalPort(engine, facts, log=log, activity=Activity(log, "engine"), name=name)
+
+
+def requests_of(lengths: Sequence[int]) -> list[Request]:
+    """Requests of one group each, for responses of these lengths."""
+    return [
         Request(
             request_id=number,
             group_id=number,
@@ -115,12 +126,6 @@ async def generated(
         )
         for number, length in enumerate(lengths)
     ]
-    running = asyncio.create_task(service.run())
-    await asyncio.sleep(1)  # all engines are ready
-    made = [response async for response in service.generate(requests, step=0)]
-    running.cancel()
-    await asyncio.wait([running])
-    return made
 
 
 @virtual_time
@@ -137,3 +142,30 @@ async def test_an_engine_that_is_half_as_quick_takes_half_as_many_where_there_is
     costs = StepCosts(base=0.01, each=0.01, context=0, prefill=0)
     made = await generated([costs.times(2), costs], [50] * 48, slots=64)
     assert Counter(response.worker for response in made) == {"0": 16, "1": 32}
+
+
+class Evenly:
+    """Plans as many jobs for each engine."""
+
+    name = "evenly"
+    plans = True
+
+    def place(self, jobs: Sequence[Job], engines: Sequence[EngineState]) -> Placement:
+        return Placement([list(range(first, len(jobs), len(engines))) for first in range(len(engines))], [])
+
+
+@virtual_time
+async def test_an_engine_that_joins_gets_some_of_what_is_planned_for_others() -> None:
+    costs = StepCosts(base=0.01, each=0.001, context=0, prefill=0)
+    first, late = TimedEngine(costs, slots=4), TimedEngine(costs, slots=4)
+    service = GenerationService([port_of(first, "first", 4)], Evenly())
+    service._engines[0].load = first.load()
+    running = asyncio.create_task(service.run())
+    await asyncio.sleep(1)
+    stream = service.generate(requests_of([50] * 80), step=0)
+    await asyncio.sleep(1)  # all are planned for the one engine that there is
+    service.add(port_of(late, "late", 4))
+    made = Counter([response.worker async for response in stream])
+    assert made["late"] > 20, made
+    running.cancel()
+    await asyncio.wait([running])

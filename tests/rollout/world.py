@@ -240,7 +240,10 @@ class World:
             per_step = self.groups * self.of_group
             self.foresight = Foresight(predictor, policy, config, history, self.log, samples_per_step=per_step)
             order = chance.choice(("first_in", "longest_first", "shortest_first"))
-        self.service = GenerationService(self.ports, policy, foresight=self.foresight, order=order)
+        self.one_version = chance.random() < 0.15
+        self.service = GenerationService(
+            self.ports, policy, foresight=self.foresight, order=order, one_version=self.one_version
+        )
         self.service.on_move = lambda source, target, way: self.happened.update([way])
         self.steps: list[Step] = []
 

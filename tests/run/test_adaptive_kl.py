@@ -64,11 +64,16 @@ def test_a_resumed_run_goes_on_with_its_coefficients(
     ]
 
 
-def test_a_loop_of_ones_own_has_a_coefficient_of_its_own(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
+def test_a_loop_of_ones_own_has_a_coefficient_of_its_own_and_serves_nobody(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
     separated = {"placement": "separated"}
     config = small_run(
         tmp_path / "run", tiny_model("llama"), prompts, pipeline=separated, algorithm__kl=section("loss")
     )
     with pytest.raises(ConfigError, match=r"algorithm\.kl\.adaptive follows the steps of a run"):
         Engines(config)
+    served = small_run(tmp_path / "run", tiny_model("llama"), prompts, pipeline=separated, rollout={"http": {}})
+    with pytest.raises(ConfigError, match=r"rollout\.http serves the engines of a run"):
+        Engines(served)
     assert not (tmp_path / "run").exists()

@@ -110,7 +110,8 @@ def test_a_model_that_cannot_be_loaded_in_mid_run_ends_no_run(
     changes = [e.info["text"] for e in read_events(tmp_path / "run" / "events.jsonl") if e.task == "dispatch_change"]
     assert len(changes) == 1, changes
     assert changes[0] == (
-        "prompts are pulled until the next check: the lengths of model cannot be had (the disk is gone)"
+        "prompts are pulled until a check finds that placing them pays: the lengths of model cannot be had (the disk "
+        "is gone)"
     )
 
 

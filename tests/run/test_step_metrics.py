@@ -1,6 +1,7 @@
 """The metrics of a step, from rows made by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,12 @@ def test_rewards_are_described_by_mean_and_deviation() -> None:
 def test_the_entropy_of_sampling_is_the_mean_surprise_of_all_tokens() -> None:
     metrics = metrics_of(make_row(0.0, log_probs=(-1.0, -2.0)), make_row(0.0, log_probs=(-6.0,)))
     assert metrics["sampling_entropy"] == pytest.approx(3.0)
+
+
+def test_the_entropy_of_sampling_leaves_out_what_tools_have_answered() -> None:
+    row = make_row(0.0, log_probs=(-1.0, 0.0, 0.0, -3.0))
+    masked = replace(row, cells={**row.cells, "response_mask": np.array([1, 0, 0, 1], np.int8)})
+    assert metrics_of(masked)["sampling_entropy"] == pytest.approx(2.0)
 
 
 def test_accuracy_is_of_the_responses_whose_grader_says_whether_they_are_right() -> None:

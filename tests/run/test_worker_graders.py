@@ -53,3 +53,21 @@ async def test_workers_are_asked_by_turns_and_one_that_died_again() -> None:
 async def test_too_many_deaths_reach_the_evaluation() -> None:
     with pytest.raises(ClusterError, match="11 workers died"):
         await graders(Workers(ClusterError("11 workers died within 10 minutes"))).grade(make_request("1"))
+
+
+async def test_a_worker_is_asked_for_a_bounded_number_of_grades_at_a_time() -> None:
+    class Slow(Workers):
+        under_way = most = 0
+
+        async def call(self, index: int, method: str, *args: Any) -> Grade:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            await asyncio.sleep(0)
+            self.under_way -= 1
+            return Grade(reward=1.0)
+
+    workers = Slow()
+    asked = graders(workers)
+    grades = await asyncio.gather(*(asked.grade(make_request("1")) for _ in range(500)))
+    assert len(grades) == 500
+    assert workers.most == 2 * 64

@@ -116,7 +116,8 @@ class Lambdarank(ByFigures):
 
     def state(self) -> bytes:
         """See `LengthPredictor`: the responses, from which all is fitted again."""
-        rows = [(known.prompt_id, known.figures.tobytes(), known.log) for known in self._responses]
+        responses = list(self._responses)  # at once: others may learn meanwhile, in another thread
+        rows = [(known.prompt_id, known.figures.tobytes(), known.log) for known in responses]
         return msgspec.msgpack.encode(rows)
 
     def restore(self, state: bytes) -> None:

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tailrace.activity import Activity, TimedExecutor
 from tailrace.algorithms.factory import make_run_algorithm
 from tailrace.cluster.base import Worker, WorkerContext
 from tailrace.config.cluster import pool_in_table
-from tailrace.errors import QueueClosed, QueueTimeout, first_error
+from tailrace.errors import EngineStuck, QueueClosed, QueueTimeout, first_error
 from tailrace.events import EventLog
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.run.queue import client_options
@@ -96,7 +96,10 @@ class RunWorker(Worker):
         return ()
 
     async def run(self) -> None:
-        """Run all services; see `Worker`. Of several errors it raises the one that explains the others."""
+        """Run all services; see `Worker`. Of several errors it raises the one that explains the others.
+
+        A worker whose engine stands still ends itself instead, so that another takes its place.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 endless = [tasks.create_task(service.run()) for service in self.background()]
@@ -107,7 +110,10 @@ class RunWorker(Worker):
                 for task in endless:
                     task.cancel()
         except BaseExceptionGroup as errors:
-            raise first_error(errors) from errors
+            error = first_error(errors)
+            if isinstance(error, EngineStuck):
+                _end_process(str(error))
+            raise error from errors
         self.tell()
 
     async def close(self) -> None:
@@ -136,9 +142,14 @@ class RunWorker(Worker):
         while True:
             await asyncio.sleep(_WATCH_S)
             if self.executor.computing_s > limit_s:
-                faulthandler.dump_traceback()
-                print(f"a computation has taken longer than cluster.computation_limit_s ({limit_s:g} s)", flush=True)
-                os._exit(1)
+                _end_process(f"a computation has taken longer than cluster.computation_limit_s ({limit_s:g} s)")
+
+
+def _end_process(why: str) -> NoReturn:
+    """End this process, whose device hangs: nothing else can."""
+    faulthandler.dump_traceback()
+    print(why, flush=True)
+    os._exit(1)
 
 
 class UntilClosed:
