@@ -261,7 +261,7 @@ def _findings(times: Mapping[tuple[str, int], Times]) -> list[str]:
         f"What agrees: the asynchronous system gains more over verl on larger clusters ({told}). Generation there is "
         "bound by its longest responses, and training runs beside it.",
         "",
-        "What does not: on small clusters computation binds both systems, and a split of the devices gains little "
-        "over turns. Streaming alone gains less than in the paper. A prompt is trained on when the last of its "
+        "What does not agree: on small clusters computation binds both systems, and a split of the devices gains "
+        "little over turns. Streaming alone gains less than in the paper. A prompt is trained on when the last of its "
         "responses has ended, and so most prompts come late.",
     ]

@@ -1,4 +1,4 @@
-"""PAT: generation whose TP degree changes while a batch drains, beside the best degree that stays."""
+"""PAT: generation whose TP degree changes while a batch drains, beside the best static degree."""
 
 import itertools
 import math
@@ -131,7 +131,7 @@ class Times:
     """Mean seconds over the steps of a setting."""
 
     static: dict[int, float]
-    """Of generation, by the TP degree that stays."""
+    """Of generation, by the static TP degree."""
     adaptive: float
     switches: float
     """Of a step."""
@@ -140,7 +140,7 @@ class Times:
 
     @property
     def best(self) -> float:
-        """Of generation under the best degree that stays."""
+        """Of generation under the best static degree."""
         return min(self.static.values())
 
     def speedup(self, baseline: float) -> float:
@@ -334,7 +334,7 @@ def _on_h100(published: Published, model: str, times: Times) -> Iterator[Row]:
         why=_WHY_GENERATION,
     )
     yield row(
-        what=f"{what}: throughput over TP {START} that stays",
+        what=f"{what}: throughput over static TP {START}",
         published=value("throughput", where="5.2"),
         simulated=times.speedup(stays),
         why=_WHY_STEP,
@@ -365,7 +365,7 @@ def _on_a40(published: Published, setting: tuple[str, str, str, int], times: Tim
     what = f"{model} on {devices}, {most}K"
     yield Row(
         where="figure 10",
-        what=f"{what}: throughput over TP {START} that stays",
+        what=f"{what}: throughput over static TP {START}",
         published=value,
         simulated=times.speedup(times.static[START]),
         why=_WHY_A40,
@@ -377,7 +377,7 @@ def _best_stays(what: str, value: float, times: Times) -> Row:
     best = min(times.static, key=times.static.__getitem__)
     return Row(
         where="",
-        what=f"{what}: the same, over the best degree that stays, TP {best}",
+        what=f"{what}: the same, over the best static degree, TP {best}",
         published=value,
         simulated=times.speedup(times.best),
         why="see below",
@@ -425,7 +425,7 @@ def _experiments(
         f"The {rest:.0f} s that the paper prints for all of a step of LLaMA3.1-8B on H100 but generation, instead of "
         f"{llama.rest:.0f} s: a step is {100 * (1 - 1 / other.speedup(stays)):.1f} % shorter, and the throughput is "
         f"{other.speedup(stays):.2f} x.",
-        f"Another degree that stays on A40: {'; '.join(degrees)}. The paper's figures lie between the two.",
+        f"Another static degree on A40: {'; '.join(degrees)}. The paper's figures lie between the two.",
     ]
 
 
@@ -464,9 +464,10 @@ def _findings(h100: Sequence[Times], a40: Sequence[Times], published: Published)
         f"paper prints {' and '.join(theirs)} for verl. Only SGLang's host was fitted, on A40. A change shortens it "
         f"by {' and '.join(shorter)}.",
         "",
-        f"What does not: the best degree that stays is TP {' or '.join(map(str, quickest))} here, and over that one a "
-        f"change gains nothing ({worst:.2f} x at worst). The paper's own figures say so, too. TP 8 takes {-one:.0f} % "
-        f"less than TP 2 for one sequence and {many:.0f} % more for {BATCH}, and one sequence alone takes {least:.0f} "
+        f"What does not agree: the best static degree is TP {' or '.join(map(str, quickest))} here. Compared with that "
+        f"one a change gains nothing ({worst:.2f} x at worst). The paper's own figures say so, too. TP 8 takes "
+        f"{-one:.0f} % less than TP 2 for one sequence and {many:.0f} % more for {BATCH}, and one sequence "
+        f"alone takes {least:.0f} "
         f"to {most:.0f} % of generation. What kept TP 8 from being its best static degree is not stated. Expecting "
         "every response to reach the maximum, Algorithm 1 changes early, which costs little here.",
     ]

@@ -124,8 +124,9 @@ def _experiments(folder: Path) -> list[str]:
         "pipeline settles at 1 to 2; how many responses are under way is not stated.",
         f"Two nodes of cluster A instead of B: asynchrony gains {sync.step_s / ahead.step_s:.2f} x.",
         f"Updates with one sequence for each device, so that exchanges take most of the time: one on {MATHEMATICS[1]} "
-        f"GPUs takes {many / few:.2f} x of one on {MATHEMATICS[0]} ({many:.1f} s and {few:.1f} s). So training on more "
-        "GPUs is the slower one only where each has as many micro-batches as before, and the network is slower, too.",
+        f"GPUs takes {many / few:.2f} x of the time of one on {MATHEMATICS[0]} ({many:.1f} s and {few:.1f} s). So "
+        "training on more GPUs is slower only where each has as many micro-batches as before, and the network is "
+        "slower.",
     ]
 
 
@@ -184,8 +185,9 @@ def _findings(runs: Sequence[Summary]) -> list[str]:
         f"What agrees: a bound of {BOUNDS[2]} has {eight.step_s / sixteen.step_s:.2f} x of the throughput of "
         f"{BOUNDS[1]}, since the longer stage binds.",
         "",
-        f"What does not: asynchrony gains {sync.step_s / eight.step_s:.2f} x, since stages work at the same time, and "
-        "batches do not drain. The model, the lengths, the batch and the responses under way are not stated. The "
+        f"What does not agree: asynchrony gains {sync.step_s / eight.step_s:.2f} x, since stages work at the "
+        f"same time, "
+        "and batches do not drain. The model, the lengths, the batch and the responses under way are not stated. The "
         f"trainer computes {eight.training:.0%} of the time here, and staleness grows to {eight.staleness:.1f}. The "
         "paper reports 1 to 2.",
         "",

@@ -423,12 +423,13 @@ def _findings(published: Published, times: Sequence[Times], decisions: Sequence[
         f"{base:,.0f} s. The paper's takes 500 s or more, since the ten seconds of its transfer are less than 2 % of "
         "it.",
         "",
-        f"Separated and streaming, but synchronous, it has {base / largest.sync:.2f} x of the colocated throughput, "
-        f"and {streaming:.2f} x in the paper; placed by lengths, {base / largest.sync_skewness:.2f} x. One step ahead, "
-        f"it is {base / largest.asynchronous:.2f} x.",
+        f"The separated, streaming, synchronous system has {base / largest.sync:.2f} x of the colocated throughput "
+        f"here, and {streaming:.2f} x in the paper. Placed by lengths it has {base / largest.sync_skewness:.2f} x. One "
+        f"step ahead it has {base / largest.asynchronous:.2f} x.",
         "",
-        f"What does not: with {SMALL} on {DEVICES[SMALL]} devices training takes so much of a step that streaming "
-        "within one step gains little over taking turns, and that few devices generate. So a change to cheaper ones "
+        f"What does not agree: with {SMALL} on {DEVICES[SMALL]} devices training takes so much of a step that "
+        "streaming within one step gains little over taking turns, and that few devices generate. So a change "
+        "to cheaper ones "
         "saves little.",
         "",
         "Figure 11: the paper adds a node after iterations 10 and 16. Here nodes are added after "

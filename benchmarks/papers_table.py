@@ -66,9 +66,10 @@ class Section:
         lines = [f"## {self.title}", ""]
         lines += [f"- {each}" for each in self.assumptions]
         lines += ["", *table(("where", "what", "published", "simulated", "difference", "reason"), self.rows), ""]
-        lines += [f"{agreeing} of {len(self.headlines)} ratios are within {WITHIN:.0%}.", ""]
+        verb = "is" if agreeing == 1 else "are"
+        lines += [f"{agreeing} of {len(self.headlines)} ratios {verb} within {WITHIN:.0%}.", ""]
         if self.experiments:
-            lines += ["With something else instead:", "", *(f"- {each}" for each in self.experiments), ""]
+            lines += ["With other assumptions:", "", *(f"- {each}" for each in self.experiments), ""]
         lines += self.findings
         return "\n".join(lines)
 

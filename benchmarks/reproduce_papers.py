@@ -71,7 +71,8 @@ def page(sections: Sequence[Section]) -> str:
             "plans and runs Tailrace, and compares what comes out with what they printed. It needs a folder with "
             "their figures (`TAILRACE_DATA`).",
             "",
-            f"{agreeing} of {len(rows)} published ratios are within {WITHIN:.0%}. Where one is not, its row says why. "
+            f"{agreeing} of {len(rows)} published ratios are within {WITHIN:.0%}. Where one is not, its row gives the "
+            "reason, or refers to the text below. Rows of seconds, of another baseline or of a variant do not count. "
             "No constant belongs to one row. What a paper does not say is assumed, in the same way for all of its "
             "rows.",
             "",
