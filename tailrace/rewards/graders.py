@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
+import msgspec
+
 from tailrace.config.rewards import RewardsConfig
 from tailrace.errors import first_error
 from tailrace.rewards.base import CORRECT, Grade, GradingRequest
@@ -74,6 +76,13 @@ class Graders:
         return added_up(dict(zip(names, grades, strict=True)), self._config) if self._config.graders else grades[0]
 
     async def _graded(self, name: str, request: GradingRequest, group: "Group", place: int) -> Grade:
+        """By one grader. A failed grading has the reward that the recipe gives it, as in training."""
+        grade, otherwise = await self._asked(name, request, group, place), self._config.each[name].failure_reward
+        return (
+            grade if grade.reward is not None or otherwise is None else msgspec.structs.replace(grade, reward=otherwise)
+        )
+
+    async def _asked(self, name: str, request: GradingRequest, group: "Group", place: int) -> Grade:
         if name in self._elsewhere:
             return await self._elsewhere[name].grade(request)
         if not self._config.each[name].sees_groups:

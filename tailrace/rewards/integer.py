@@ -11,7 +11,8 @@ from tailrace.rewards.base import REWARD, Grader, GradingRequest, expected_text,
 if TYPE_CHECKING:
     from tailrace.config.rewards import IntegerReward
 
-_INTEGER = re.compile(r"-?\d+")
+_INTEGER = re.compile(r"-?[0-9]+")
+_MINUS = str.maketrans(dict.fromkeys("\u2212\ufe63\uff0d", "-"))
 
 
 class IntegerGrader(Grader):
@@ -34,20 +35,26 @@ class IntegerGrader(Grader):
         answer = expected_text(request)
         if not _INTEGER.fullmatch(answer):
             raise RewardError(f"the answer {quoted(answer)} is no integer; take another grader, such as math")
-        found = find(_INTEGER, request.response, self._which)
+        found = find(_INTEGER, request.response.translate(_MINUS), self._which)
         if found is None:
             return verdict(False, None)
-        right = int(found) == int(answer)
-        reward = 1.0 if right else self._partial * _share(int(found), int(answer))
-        return {**verdict(right, found), REWARD: reward}
+        ours, wanted = _sign_and_digits(found), _sign_and_digits(answer)
+        reward = 1.0 if ours == wanted else self._partial * _share(ours, wanted)
+        return {**verdict(ours == wanted, found), REWARD: reward}
 
     def can_be_right(self, request: GradingRequest) -> bool:
         """Whether the answer is an integer."""
         return _INTEGER.fullmatch(expected_text(request)) is not None
 
 
-def _share(found: int, answer: int) -> float:
+def _sign_and_digits(integer: str) -> tuple[bool, str]:
+    """Whether it is negative, and its digits; as a text, since Python reads no integers of thousands of digits."""
+    digits = integer.removeprefix("-").lstrip("0") or "0"
+    return integer.startswith("-") and digits != "0", digits
+
+
+def _share(found: tuple[bool, str], answer: tuple[bool, str]) -> float:
     """The share of places that are right."""
-    digits, wanted = str(abs(found))[::-1], str(abs(answer))[::-1]
-    same = sum(ours == theirs for ours, theirs in zip(digits, wanted, strict=False))
-    return (same + ((found < 0) == (answer < 0))) / (1 + max(len(digits), len(wanted)))
+    (sign, digits), (wanted_sign, wanted) = found, answer
+    same = sum(ours == theirs for ours, theirs in zip(digits[::-1], wanted[::-1], strict=False))
+    return (same + (sign == wanted_sign)) / (1 + max(len(digits), len(wanted)))

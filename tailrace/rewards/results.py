@@ -53,7 +53,8 @@ def read_result(result: Any) -> tuple[float, dict[str, float], str | None]:
     Raises:
         TypeError: the result is neither a number nor a mapping of numbers with a `reward`, or `final_answer` is no
             text.
-        ValueError: a number is not finite, `correct` is neither 0 nor 1, or the name of a part cannot be a metric's.
+        ValueError: a number is not finite, `correct` is neither 0 nor 1, the name of a part cannot be a metric's, or
+            `final_answer` has half a surrogate pair.
     """
     _check_awaited(result)
     if not isinstance(result, Mapping):
@@ -75,7 +76,11 @@ def read_result(result: Any) -> tuple[float, dict[str, float], str | None]:
 def _text(final_answer: Any) -> str | None:
     if final_answer is not None and not isinstance(final_answer, str):
         raise TypeError(f"{FINAL_ANSWER} must be a text, not {type(final_answer).__name__}")
-    return final_answer
+    if final_answer is None:
+        return None
+    text = str.__str__(final_answer)  # a plain text, such as of NumPy's
+    text.encode()
+    return text
 
 
 def _check_awaited(result: Any) -> None:

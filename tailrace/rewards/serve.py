@@ -31,7 +31,8 @@ def main() -> None:
     requests, replies = _take_pipes()
     replace_unencodable()  # no text that a grader prints makes a grading fail
     fork_worker(requests.fileno())
-    os.register_at_fork(after_in_child=lambda: _close(requests.fileno(), replies.fileno()))
+    inherited = [requests.fileno(), replies.fileno()]
+    os.register_at_fork(after_in_child=lambda: _close(inherited))
     setup = read(requests, Setup)
     if setup is None:
         return
@@ -55,9 +56,10 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return requests, replies
 
 
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+def _close(descriptors: list[int]) -> None:
+    """Close what a fork has inherited, once: in forks of it, others may have these numbers."""
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 def _load(setup: Setup) -> tuple[Grader | AsyncGrader | None, Ready]:

@@ -6,6 +6,7 @@ Each grading has a time limit, at which it is cancelled. If it does not end then
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 from tailrace.rewards.base import AsyncGrader, Grade, GradingRequest
@@ -31,9 +32,11 @@ async def _serve(grader: AsyncGrader, requests: BinaryIO, write: Write, limit_s:
             os._exit(0)
         write(Reply(call.number, grades))
 
-    async with asyncio.TaskGroup() as gradings:
-        while (call := await asyncio.to_thread(read, requests, Call)) is not None:
-            gradings.create_task(answer(call))
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1, "calls") as reader:  # the loop's own threads are the grader's, and may all be busy
+        async with asyncio.TaskGroup() as gradings:
+            while (call := await loop.run_in_executor(reader, read, requests, Call)) is not None:
+                gradings.create_task(answer(call))
     await grader.close()
 
 

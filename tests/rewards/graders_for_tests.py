@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import multiprocessing
 import os
 import re
 import signal
@@ -102,6 +103,31 @@ def fork() -> float:
     return 0.25
 
 
+_FORKING = multiprocessing.get_context("fork")
+
+
+def _answer(connection: Any) -> None:
+    connection.send(0.75)
+
+
+def _ask_another(connection: Any) -> None:
+    ours, theirs = _FORKING.Pipe()
+    child = _FORKING.Process(target=_answer, args=(theirs,))
+    child.start()
+    connection.send(ours.recv() if ours.poll(20) else 0.0)
+    child.join()
+
+
+def nested() -> float:
+    """Ask a process of a process, as graders of code do."""
+    ours, theirs = _FORKING.Pipe()
+    child = _FORKING.Process(target=_ask_another, args=(theirs,))
+    child.start()
+    answer = float(ours.recv()) if ours.poll(20) else 0.0
+    child.join()
+    return answer
+
+
 def tensor(*shape: int) -> Any:
     """A tensor of quarters."""
     import torch  # slow: only where one is asked for
@@ -123,6 +149,9 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "close all": lambda: os.closerange(0, 64),
     "signal its group": lambda: os.killpg(0, signal.SIGTERM) or time.sleep(600),  # type: ignore[func-returns-value]
     "fork": fork,
+    "nested": nested,
+    "half a pair": lambda: {"reward": 1.0, "final_answer": "\ud83d"},
+    "a text of NumPy": lambda: {"reward": 1.0, "final_answer": _numpy().str_("7")},
     "say": say,
     "awaitable": later,
     "text of its own kind": lambda: Text("2"),

@@ -69,6 +69,10 @@ def test_regex_compares_the_chosen_match(pattern: str, which: Any, response: str
         ("-24", "42", 0.0),
         ("0", "-1", 0.0),
         ("forty", "42", 0.0),
+        ("the answer is \u22125", "-5", 1.0),
+        ("the answer is \u22125", "5", 0.6 * 1 / 2),
+        ("-0", "0", 1.0),
+        ("1" * 5000, "11", 0.6 * 3 / 5001),
     ],
 )
 def test_an_integer_that_is_wrong_is_rewarded_for_its_sign_and_digits(

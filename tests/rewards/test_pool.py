@@ -184,6 +184,8 @@ async def test_a_mapping_has_the_reward_and_parts() -> None:
             reward=0.75, parts={"format": 1.0, "length": -2.0, "correct": 0.0}
         )
         assert await graders.grade(request("final answer")) == Grade(reward=1.0, final_answer="7")
+        assert await graders.grade(request("a text of NumPy")) == Grade(reward=1.0, final_answer="7")
+        assert (await graders.grade(request("half a pair"))).error.startswith("UnicodeEncodeError: ")  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("correct_at", [0.5, 0.6])
@@ -199,6 +201,11 @@ async def test_a_child_that_comes_back_from_a_fork_answers_nothing() -> None:
         for number in range(3):
             assert await graders.grade(request("fork")) == Grade(reward=0.25)
             assert (await graders.grade(request("divide"))).reward is None, number
+
+
+async def test_a_grader_may_start_processes_that_start_others() -> None:
+    async with pool(timeout_s=60.0) as graders:
+        assert await graders.grade(request("nested")) == Grade(reward=0.75)
 
 
 async def test_what_became_a_daemon_ends_with_its_worker(tmp_path: Path) -> None:

@@ -122,3 +122,16 @@ def test_rewards_that_cannot_be_added_up_are_refused_in_one_line(section: str, s
     with pytest.raises(ConfigError, match=says) as caught:
         load_config(BASE, [f"rewards={section}"])
     assert "\n" not in str(caught.value)
+
+
+async def test_a_failed_grading_has_the_reward_of_the_recipe_in_the_sum_as_well() -> None:
+    config = RewardsConfig(graders={"a": named(weight=2.0), "b": named(failure_reward=-1.0)})
+    async with Graders(config) as graders:
+        failed = await graders.grade(make_request("divide"))
+        assert (failed.parts["b"], "a" in failed.parts) == (-1.0, False)
+        assert failed.reward is None, "nothing says what a's failure counts for"
+    alone = RewardsConfig(grader=FunctionReward(path=f"{GRADERS}.act"), workers=1, failure_reward=-1.0)
+    async with Graders(alone) as graders:
+        grade = await graders.grade(make_request("divide"))
+        assert grade.reward == -1.0
+        assert grade.error is not None
