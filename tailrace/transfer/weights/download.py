@@ -210,6 +210,8 @@ class Download:
     def _store(self, stored: StoredVersion, *, is_ours: bool) -> None:
         """Use this memory from now on. If it is this process's own, copy the chunks from the former memory into it."""
         before, self.stored, self._is_ours = self.stored, stored, is_ours
+        if before is not None and before.segment is stored.segment:
+            self._service.memory.release(stored.segment)  # attached again after the parent was lost: it has one hold
         if before is not None and is_ours:  # the owner of the former memory may be dead
             for chunk in range(before.ready):
                 value = before.sum(chunk)

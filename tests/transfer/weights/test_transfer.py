@@ -15,6 +15,7 @@ from tailrace.config.weights import WeightsMedium
 from tailrace.errors import SenderLost, WeightsError, WeightsTimeout, WireError
 from tailrace.events import Event, EventLog
 from tailrace.transfer.weights.chunk_server import ChunkQuestion
+from tailrace.transfer.weights.download import Download
 from tailrace.transfer.weights.messages import GetManifest
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.segments import Segment
@@ -430,6 +431,33 @@ async def test_memory_that_is_found_for_a_parent_that_was_left_is_let_go(
         first, second = found
         assert first is second
         assert first._holds == 1
+
+
+async def test_memory_that_is_attached_again_after_a_silence_of_its_parent_is_held_once(
+    sender: WeightSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiver(sender) as engine:
+        service, placed = engine._service, engine._service.placed
+        times: list[Segment] = []
+
+        def leave() -> None:
+            if service._download is not None:
+                service._download.leave()
+                service._advance()
+
+        def placed_and_left(download: Download) -> None:
+            placed(download)
+            assert download.stored is not None
+            times.append(download.stored.segment)
+            if len(times) == 1:
+                engine._server.call(leave)
+
+        monkeypatch.setattr(service, "placed", placed_and_left)
+        sender.publish(0, tensors(0).items())
+        await engine.wait(0, timeout_s=LIMIT_S)
+        check(engine, 0)
+        assert [segment is times[0] for segment in times] == [True, True]
+        assert times[0]._holds == 1
 
 
 async def test_a_machine_without_room_is_an_error_and_not_a_signal(
