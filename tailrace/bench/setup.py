@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from tailrace.config.algorithm import DapoConfig
 from tailrace.config.engine import EngineConfig
 from tailrace.config.load import load_config
 from tailrace.config.model import ModelConfig
@@ -192,10 +193,13 @@ def _playing(config: RunConfig, played: Replay) -> RunConfig:
             "keep_special_tokens": True,
         },
         "evaluation": {},
+        "checkpoint": config.checkpoint.model_copy(update={"keep_best": None}).model_dump(),
         "observe": {**config.observe.model_dump(), "tensorboard": False, "sample_groups": 0},
         "engine": _engine(config.engine, config),
         "cluster": config.cluster.model_dump(),
     }
+    if isinstance(algorithm := config.resolved_algorithm, DapoConfig):  # its limit is not that of what is played
+        changes["algorithm"] = algorithm.model_copy(update={"dynamic_sampling": None}).model_dump()
     for name, pool in config.cluster.rollout.pools.items():
         if pool.engine is not None:
             changes["cluster"]["rollout"]["pools"][name]["engine"] = _engine(pool.engine, config)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tailrace.bench.setup import Setup, make_setup
+from tailrace.config.algorithm import DapoConfig
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.errors import ConfigError, TraceError
 from tailrace.models.random import random_model
@@ -60,6 +61,21 @@ def test_adaptive_tp_knows_the_limit_of_the_recipe_and_not_the_length_of_a_respo
         assert isinstance(engine, NativeEngineConfig)
         assert engine.adaptive_tp is not None
         assert engine.adaptive_tp.max_response_tokens == longest
+
+
+def test_what_the_lengths_decide_alone_is_left_out(tmp_path: Path, recipe: Path) -> None:
+    changes = [
+        "sampling.max_new_tokens=50",
+        "algorithm.type=dapo",
+        "algorithm.overlong.penalty_tokens=40",
+        "checkpoint.keep_best=eval/accuracy",
+        "prompts.held_out=4",
+    ]
+    config = make_setup(write_lengths(tmp_path / "a.parquet"), recipe, changes).config
+    assert isinstance(config.algorithm, DapoConfig)
+    assert config.algorithm.max_response_tokens == 50
+    assert config.algorithm.dynamic_sampling is None, "the same lengths would be played again"
+    assert config.checkpoint.keep_best is None
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,23 @@ import torch
 
 from tailrace.commands import generate
 from tailrace.commands import profile_engine as profiling
-from tailrace.config.engine import FakeEngineConfig, HfEngineConfig, NativeEngineConfig, SamplingConfig
+from tailrace.config.engine import (
+    AdaptiveTPConfig,
+    FakeEngineConfig,
+    HfEngineConfig,
+    NativeEngineConfig,
+    SamplingConfig,
+)
 from tailrace.config.generate import GenerateConfig, ProfileConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.engine.base import Engine, EngineArgs
 from tailrace.engine.checks import check_context, check_engine, check_sampling
+from tailrace.engine.decoder.factory import local_sizes
 from tailrace.engine.factory import make_backend
 from tailrace.engine.opening import open_engine
 from tailrace.errors import ConfigError, ModelError, TailraceWarning
 from tailrace.host.compute import prepare_torch
+from tailrace.models.architecture import read_architecture
 from tailrace.run import inputs
 from tailrace.run.inputs import check_tokens
 from tailrace.types import Prompt
@@ -110,6 +118,19 @@ def test_devices_that_the_native_engine_cannot_use_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         make_backend(NativeEngineConfig(dp=ranks)).check(tiny_model("llama"), device=torch.device(device))
+
+
+def test_a_cache_holds_the_longest_sequence_under_every_degree_that_the_engine_may_choose(
+    tiny_model: TinyModel,
+) -> None:
+    stays = NativeEngineConfig(tp=2, kv_cache_gib=40e-6)
+    changes = NativeEngineConfig(tp=2, kv_cache_gib=40e-6, adaptive_tp=AdaptiveTPConfig())
+    rooms = [local_sizes(stays, read_architecture(tiny_model("llama")), tp)[1] * stays.block_size for tp in (1, 2)]
+    assert rooms[0] < rooms[1]
+    lengths = {"longest_prompt": rooms[0] // 2, "max_new_tokens": (rooms[0] + rooms[1]) // 2 - rooms[0] // 2}
+    make_backend(stays).check_cache(tiny_model("llama"), **lengths)
+    with pytest.raises(ConfigError, match=rf"holds {rooms[0]} tokens under TP 1, which engine\.adaptive_tp may choose"):
+        make_backend(changes).check_cache(tiny_model("llama"), **lengths)
 
 
 def test_a_longer_context_than_the_models_is_refused(tiny_model: TinyModel) -> None:

@@ -13,7 +13,7 @@ from tailrace.engine.decoder.factory import local_sizes, longest_sequence
 from tailrace.engine.driver import DrivenEngine
 from tailrace.errors import ConfigError
 from tailrace.events import EventLog
-from tailrace.models.architecture import read_architecture
+from tailrace.models.architecture import Architecture, read_architecture
 from tailrace.planning.engine_size import EngineSize
 from tailrace.planning.tp_verdict import adaptive_tp_event
 
@@ -104,11 +104,21 @@ class NativeBackend(Backend):
             ModelError: the model cannot be split in `engine.tp` shards.
         """
         config, architecture = self._config, read_architecture(model_dir)
-        _, blocks = local_sizes(config, architecture, config.tp)
-        room = blocks * config.block_size
+        rooms = {tp: local_sizes(config, architecture, tp)[1] * config.block_size for tp in self._degrees(architecture)}
+        tp, room = min(rooms.items(), key=lambda one: one[1])
         needed = min(longest_prompt + max_new_tokens, longest_sequence(config, architecture))
         if needed > room:
+            where = f" under TP {tp}, which engine.adaptive_tp may choose" if len(rooms) > 1 else ""
             raise ConfigError(
-                f"engine.kv_cache_gib {config.kv_cache_gib} holds {room} tokens, but the longest prompt with "
+                f"engine.kv_cache_gib {config.kv_cache_gib} holds {room} tokens{where}, but the longest prompt with "
                 f"sampling.max_new_tokens {max_new_tokens} takes {needed}; raise it or lower that"
             )
+
+    def _degrees(self, architecture: Architecture) -> list[int]:
+        """The TP degrees that the engine may have: by default of adaptive TP, all that the model can be split into."""
+        config = self._config
+        if config.adaptive_tp is None:
+            return [config.tp]
+        divisors = [tp for tp in range(1, config.ranks + 1) if config.ranks % tp == 0]
+        others = {*(config.adaptive_tp.degrees or divisors)} - {config.tp}
+        return [config.tp, *(tp for tp in sorted(others) if tp <= architecture.query_heads)]
