@@ -59,7 +59,7 @@ def load_as(schema: type[Schema], recipe: Path | Mapping[str, Any] | None, overr
     values = read_recipe(recipe) if isinstance(recipe, Path) else _plain(recipe or {}, source)
     is_of_training = bool((RunConfig.model_fields.keys() - schema.model_fields.keys()) & set(values))
     taken = _part_of_training(values, schema) if is_of_training else values
-    for override in sorted(overrides, key=_chooses_no_type):
+    for override in _types_first(overrides):
         change = override_values(override)
         if is_of_training:
             _check_taken(change, schema)
@@ -77,7 +77,7 @@ def changed_recipe(recipe: Path, overrides: Sequence[str]) -> dict[str, Any]:
         ConfigError: the file is missing or no YAML mapping, or an override is malformed.
     """
     values = read_recipe(recipe)
-    for override in sorted(overrides, key=_chooses_no_type):
+    for override in _types_first(overrides):
         values = merged(values, override_values(override))
     return values
 
@@ -214,10 +214,26 @@ def _read_mapping(recipe: Path, file_path: Path) -> dict[str, Any]:
     return values
 
 
-def _chooses_no_type(override: str) -> bool:
-    """The sort key of overrides: those that choose a variant come first, so that a variant's keys may stand before its
-    type."""
-    return not override.partition("=")[0].endswith(".type")
+def _types_first(overrides: Sequence[str]) -> list[str]:
+    """The overrides, with those that choose a variant before its keys, which may stand before its type.
+
+    They stay behind earlier ones that give the section, or one around it, as a whole.
+    """
+    ordered: list[str] = []
+    for override in overrides:
+        key = override.partition("=")[0]
+        section = key.removesuffix(".type")
+        place = len(ordered)
+        if section != key:
+            place = max((number for number, other in enumerate(ordered, 1) if _is_around(other, section)), default=0)
+        ordered.insert(place, override)
+    return ordered
+
+
+def _is_around(override: str, section: str) -> bool:
+    """Whether an override gives a section, or one around it, or the type of one of these."""
+    outer = override.partition("=")[0].removesuffix(".type")
+    return section == outer or section.startswith(f"{outer}.")
 
 
 def _resolved(values: dict[str, Any], source: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Writing a file whole or not at all."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file cannot take that place, or be removed.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # another process may write the same file
     try:
         yield partial
         partial.replace(path)

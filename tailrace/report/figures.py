@@ -11,7 +11,7 @@ from tailrace.events import Event
 from tailrace.registers.events import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, EventKind, about, title
 from tailrace.registers.metrics import STALENESS, TIME, charted_in, has_chart, metric
 from tailrace.report.charts import Figure, Section, axis, sections
-from tailrace.report.run_data import RunData, metric_names, metric_series, shown_step
+from tailrace.report.run_data import RunData, metric_names, metric_series, shown_step, step_of
 
 _STEP = "Training step"
 
@@ -97,7 +97,7 @@ def _learning_figure(run: RunData, name: str, *, id: str, caption: str) -> Figur
 
 def lengths_figure(run: RunData) -> Figure | None:
     """Draw percentile bands of the response lengths of each step."""
-    by_step = _lengths_by_step(run.samples)
+    by_step = _lengths_by_step(run)
     if not by_step:
         return None
     steps = sorted(by_step)
@@ -121,7 +121,7 @@ def lengths_figure(run: RunData) -> Figure | None:
 
 def early_late_figure(run: RunData) -> Figure | None:
     """Draw histograms of the response lengths in the first and in the last fifth of the steps."""
-    by_step = _lengths_by_step(run.samples)
+    by_step = _lengths_by_step(run)
     if len(by_step) < 2:
         return None
     steps = sorted(by_step)
@@ -326,10 +326,12 @@ def _layout(x: str, y: str, *, percent: bool = False, from_zero: bool = False) -
     return {"xaxis": step_axis() if x == _STEP else axis(x), "yaxis": yaxis}
 
 
-def _lengths_by_step(samples: Iterable[Event]) -> dict[int, list[int]]:
+def _lengths_by_step(run: RunData) -> dict[int, list[int]]:
+    """Those of the steps that have ended: of others, the short responses have come first."""
+    ended = {step_of(event) for event in run.steps}
     by_step: dict[int, list[int]] = defaultdict(list)
-    for event in samples:
-        if event.tokens is not None:
+    for event in run.samples:
+        if event.tokens is not None and step_of(event) in ended:
             by_step[shown_step(event)].append(event.tokens)
     return by_step
 

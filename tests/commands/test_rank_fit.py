@@ -1,6 +1,7 @@
 """`tailrace rank fit`: what it reads, writes, says and refuses."""
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def test_a_ranker_that_cannot_be_written_whole_leaves_the_older_one(
 ) -> None:
     output = tmp_path / "lengths.ranker"
     output.write_bytes(b"older")
-    (tmp_path / ".lengths.ranker.partial").symlink_to("/dev/full")
+    (tmp_path / f".lengths.ranker.{os.getpid()}.partial").symlink_to("/dev/full")
     arguments = ("--output", str(output), "--type", "features", "--model", str(tiny_model("llama")), "--force")
     done = tailrace_here("rank", "fit", str(responses), *arguments)
     assert done.returncode == 2

@@ -69,6 +69,28 @@ def test_a_variant_is_chosen_in_any_form_and_order(overrides: list[str]) -> None
     assert load_config(RECIPE, overrides).prompts.source == JsonlSource(path="p.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "type"),
+    [
+        (["engine={type: native, dp: 2}", "engine.type=hf"], "hf"),
+        (["engine.type=hf", "engine={type: native, dp: 2}"], "native"),
+        (["engine.type=native", "engine.type=hf"], "hf"),
+        (["engine.dp=2", "seed=1", "engine.type=native"], "native"),
+    ],
+)
+def test_the_last_override_of_a_type_counts(overrides: list[str], type: str) -> None:
+    assert load_config(RECIPE, overrides).engine.type == type
+
+
+def test_the_types_of_sections_in_one_another_may_stand_in_any_order() -> None:
+    overrides = ["algorithm.rollout_correction.level=token", "algorithm.rollout_correction.type=truncated"]
+    for given in ([*overrides, "algorithm.type=dapo"], ["algorithm.type=dapo", *overrides]):
+        algorithm = load_config(RECIPE, given).algorithm
+        assert algorithm.type == "dapo"
+        assert algorithm.rollout_correction is not None
+        assert algorithm.rollout_correction.type == "truncated"
+
+
 def test_a_section_with_a_default_variant_needs_no_type(tmp_path: Path) -> None:
     values = yaml.safe_load(RECIPE.read_text())
     del values["engine"]

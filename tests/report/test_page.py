@@ -1,5 +1,6 @@
 import html
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,13 @@ def test_response_lengths_are_percentiles_of_each_steps_samples(figures: dict[st
     low, high, median, longest = (trace["y"][59] for trace in figures["lengths"]["data"])
     assert [low, median, high] == pytest.approx(np.percentile([n for n in lengths if n is not None], (10, 50, 90)))
     assert longest == max(n for n in lengths if n is not None)
+
+
+def test_a_step_that_goes_on_has_no_lengths_yet(tmp_path: Path) -> None:
+    events = [event for event in resumed_run() if not (event.task == "step" and event.step == 59)]
+    found = embedded(report(tmp_path, events), "figures-data")
+    assert found["lengths"]["data"][2]["x"][-1] == 59
+    assert found["lengths-early-late"]["data"][1]["name"] == "steps 49 to 59"
 
 
 def test_early_and_late_histograms_hold_every_sample(figures: dict[str, Any]) -> None:
@@ -244,7 +252,7 @@ def test_a_page_that_cannot_be_written_is_one_line_and_leaves_the_one_before(tmp
     run_dir = write_run(tmp_path, list(SyntheticRun(total_steps=1, samples=8).attempt(0, 1)))
     write_report(run_dir)
     before = (run_dir / "report.html").read_bytes()
-    (run_dir / ".report.html.partial").mkdir()  # so that even root cannot write the file
+    (run_dir / f".report.html.{os.getpid()}.partial").mkdir()  # so that even root cannot write the file
     with pytest.raises(UserError, match=r"report\.html cannot be written: Is a directory"):
         write_report(run_dir)
     assert (run_dir / "report.html").read_bytes() == before

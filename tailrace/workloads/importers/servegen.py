@@ -22,7 +22,7 @@ from tailrace.workloads.importers.services import REQUEST, as_service
 from tailrace.workloads.marginals.base import Array
 from tailrace.workloads.trace import Provenance, Trace
 
-_TRACE, _DATASET = "-trace.csv", "-dataset.json"
+_TRACE, _DATASET, _PACKED = "-trace.csv", "-dataset.json", ".gz"
 _LINE_S = 600.0
 _SEED = 0
 
@@ -70,15 +70,21 @@ class ServeGen(Importer):
 def _clients(files: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
     """Yield the two files of each client, which lie side by side."""
     for file in files:
-        client = file.name.removesuffix(_TRACE).removesuffix(_DATASET)
-        if client == file.name:
+        name = file.name.removesuffix(_PACKED)
+        client = name.removesuffix(_TRACE).removesuffix(_DATASET)
+        if client == name:
             raise TraceError(f"{file} is named neither NAME{_TRACE} nor NAME{_DATASET}, as ServeGen's files are")
-        trace, dataset = file.with_name(f"{client}{_TRACE}"), file.with_name(f"{client}{_DATASET}")
-        for other in (trace, dataset):
-            if other not in files:
-                raise TraceError(f"{file} needs {other.name} beside it; give both files of a client")
+        trace, dataset = (_beside(file, f"{client}{kind}", files) for kind in (_TRACE, _DATASET))
         if file == trace:
             yield trace, dataset
+
+
+def _beside(file: Path, name: str, files: Sequence[Path]) -> Path:
+    """The file of this name beside another, or its packed form, which has to be among those that are given."""
+    for path in (file.with_name(name), file.with_name(f"{name}{_PACKED}")):
+        if path in files:
+            return path
+    raise TraceError(f"{file} needs {name} beside it; give both files of a client")
 
 
 def _requests(trace: Path, dataset: Path, random: np.random.Generator) -> Iterator[pl.DataFrame]:

@@ -1,5 +1,6 @@
 """Requests are drawn from ServeGen's rates and distributions, and a file that is not of it is named."""
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -65,6 +66,16 @@ def test_the_same_requests_are_drawn_each_time_and_clients_are_one_service(tmp_p
 def test_the_file_that_tells_the_format_need_not_be_the_first(tmp_path: Path) -> None:
     trace, dataset = client(tmp_path)
     assert import_trace([dataset, trace], HERE).samples.equals(import_trace([trace, dataset], HERE).samples)
+
+
+def test_files_may_be_packed(tmp_path: Path) -> None:
+    plain = client(tmp_path)
+    packed = [file.with_name(f"{file.name}.gz") for file in plain]
+    for file, other in zip(plain, packed, strict=True):
+        other.write_bytes(gzip.compress(file.read_bytes()))
+    expected = import_trace(plain, HERE).samples
+    assert import_trace(packed, HERE).samples.equals(expected)
+    assert import_trace([plain[0], packed[1]], HERE).samples.equals(expected)
 
 
 def test_gaps_have_the_variation_of_their_family(tmp_path: Path) -> None:
