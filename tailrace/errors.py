@@ -20,6 +20,7 @@ TailraceError
 │   │   └── PeerLost            a peer that did not answer in time
 │   └── QueueClosed             the queue was closed while waiting or before the call
 ├── WeightsError (RuntimeError) the weight transfer
+│   ├── EngineStuck             an engine that new weights wait for stands still
 │   ├── WeightsTimeout          weights that did not come, or were not installed, in time
 │   └── SenderLost              a sender of weights that is gone, or gave no sign of life in time
 ├── EngineError (RuntimeError)  generation
