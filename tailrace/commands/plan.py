@@ -18,7 +18,7 @@ from tailrace.commands.planned_files import check_new_plan, naming_foretold, pla
 from tailrace.commands.waiting import Tell, waiting
 from tailrace.config.base import GIB
 from tailrace.config.load import changed_recipe, load_for_cluster
-from tailrace.config.overrides import override_values
+from tailrace.config.overrides import leaves, override_values
 from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError, counted, did_you_mean
 from tailrace.planner.modes import USUAL, modes_of
@@ -216,7 +216,8 @@ def _check_change(change: str) -> None:
     own = _own(change)
     if not (key and equals) or (own is not None and not value):
         raise PlanError(f"--what-if {change!r} has no key and value; give KEY=VALUE, such as cluster=64xH100")
-    for changed, decided in product(() if own else _keys(override_values(change)), _DECIDED):
+    keys = (key for name, value in _given(change).items() for key in leaves(name, value))
+    for changed, decided in product(keys, _DECIDED):
         if changed == decided or changed.startswith(f"{decided}."):
             raise PlanError(
                 f"--what-if {change!r}: a plan chooses {decided} itself, whatever the recipe says; simulate a recipe "
@@ -231,16 +232,8 @@ def _own(change: str) -> tuple[str, str] | None:
     return (option, value) if option in _OWN else None
 
 
-def _keys(values: Mapping[str, Any], section: str = "") -> Iterator[str]:
-    """The keys of a recipe that have a value, each with its sections."""
-    for name, value in values.items():
-        if value and isinstance(value, Mapping):
-            yield from _keys(value, f"{section}{name}.")
-        else:
-            yield f"{section}{name}"
-
-
 def _given(change: str) -> Mapping[str, Any]:
+    """The keys of the recipe that a change of --what-if gives; none where it is of an option."""
     return {} if _own(change) else override_values(change)
 
 

@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tailrace.config.overrides import leaves
+
 FRAMEWORKS = ("TRL", "verl", "OpenRLHF", "prime-rl", "elsewhere")
 
 _TABLE = """
@@ -122,21 +124,13 @@ NAMES = tuple(_names())
 def called_here(key: str, value: Any, known: Collection[str]) -> str | None:
     """Return a hint for an unknown dotted key, or for the first one below it; it names one of `known`, if there is
     any."""
-    for full in _leaves(key, value):
+    for full in leaves(key, value):
         for name in _ends(full):
             if name in _ELSEWHERE:
                 return _ELSEWHERE[name]
             if hint := _hint(name, known):
                 return hint
     return None
-
-
-def _leaves(key: str, value: Any) -> Iterator[str]:
-    if isinstance(value, dict) and value:
-        for name, entry in value.items():
-            yield from _leaves(f"{key}.{name}", entry)
-    else:
-        yield key
 
 
 def _ends(key: str) -> Iterator[str]:

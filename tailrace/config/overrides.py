@@ -1,7 +1,7 @@
 """`key=value` changes of a recipe, as plain values."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tailrace.config.recipe_text import RecipeSyntaxError, drops_a_comment, read_yaml
@@ -30,6 +30,15 @@ def override_values(override: str) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value  # type: ignore[no-any-return]
+
+
+def leaves(key: str, value: Any) -> Iterator[str]:
+    """Yield the dotted keys that a value gives: those below it, or its own where it has none."""
+    if isinstance(value, dict) and value:
+        for name, entry in value.items():
+            yield from leaves(f"{key}.{name}", entry)
+    else:
+        yield key
 
 
 def named_override(override: str) -> str:
