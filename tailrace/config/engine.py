@@ -193,6 +193,11 @@ class NativeEngineConfig(AnyEngineConfig):
         return self.dp * self.tp
 
     @property
+    def divisors(self) -> tuple[int, ...]:
+        """The TP degrees that its ranks can be arranged in; a model may not allow all of them."""
+        return tuple(degree for degree in range(1, self.ranks + 1) if self.ranks % degree == 0)
+
+    @property
     def reads_expected_tokens(self) -> bool:
         """Whether requests have to give the expected lengths of their responses."""
         return self.adaptive_tp is not None and self.adaptive_tp.estimate == "ranked"

@@ -147,5 +147,4 @@ class TPProfileConfig(_OnEngine):
     def all_degrees(self) -> tuple[int, ...]:
         """The degrees to measure, ascending; by default all divisors of dp · tp, some of which a model may not
         allow."""
-        divisors = (degree for degree in range(1, self.engine.ranks + 1) if self.engine.ranks % degree == 0)
-        return tuple(sorted(set(self.degrees or divisors)))
+        return tuple(sorted(set(self.degrees or self.engine.divisors)))

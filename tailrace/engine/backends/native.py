@@ -119,6 +119,5 @@ class NativeBackend(Backend):
         config = self._config
         if config.adaptive_tp is None:
             return [config.tp]
-        divisors = [tp for tp in range(1, config.ranks + 1) if config.ranks % tp == 0]
-        others = {*(config.adaptive_tp.degrees or divisors)} - {config.tp}
+        others = {*(config.adaptive_tp.degrees or config.divisors)} - {config.tp}
         return [config.tp, *(tp for tp in sorted(others) if tp <= architecture.query_heads)]
