@@ -77,10 +77,10 @@ class Graders:
 
     async def _graded(self, name: str, request: GradingRequest, group: "Group", place: int) -> Grade:
         """By one grader. A failed grading has the reward that the recipe gives it, as in training."""
-        grade, otherwise = await self._asked(name, request, group, place), self._config.each[name].failure_reward
-        return (
-            grade if grade.reward is not None or otherwise is None else msgspec.structs.replace(grade, reward=otherwise)
-        )
+        grade = await self._asked(name, request, group, place)
+        if grade.reward is None:
+            grade = msgspec.structs.replace(grade, reward=self._config.each[name].failure_reward)
+        return grade
 
     async def _asked(self, name: str, request: GradingRequest, group: "Group", place: int) -> Grade:
         if name in self._elsewhere:

@@ -74,10 +74,10 @@ def read_result(result: Any) -> tuple[float, dict[str, float], str | None]:
 
 
 def _text(final_answer: Any) -> str | None:
-    if final_answer is not None and not isinstance(final_answer, str):
-        raise TypeError(f"{FINAL_ANSWER} must be a text, not {type(final_answer).__name__}")
     if final_answer is None:
         return None
+    if not isinstance(final_answer, str):
+        raise TypeError(f"{FINAL_ANSWER} must be a text, not {type(final_answer).__name__}")
     text = str.__str__(final_answer)  # a plain text, such as of NumPy's
     text.encode()
     return text

@@ -13,6 +13,7 @@ from pathlib import Path
 from tailrace.config.queue_table import TableConfig
 from tailrace.config.transfer import ArenaStorageConfig, ServiceQueueConfig
 from tailrace.errors import QueueError, UserError
+from tailrace.host.whole_file import whole_file
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.processes.preflight import check_service
 from tailrace.transfer.queue.processes.serve import ControllerSettings, UnitSettings
@@ -173,9 +174,8 @@ class QueuePlan:
 
     def _keep_units(self, units: list[str]) -> None:
         """Have these units, and write their names to the file."""
-        partial = self._kept_units.with_suffix(".part")
-        partial.write_text(" ".join(units))
-        partial.replace(self._kept_units)
+        with whole_file(self._kept_units) as partial:
+            partial.write_text(" ".join(units))
         self._units = units
 
     def _place(self, before: QueueAddress | None) -> QueueAddress:
