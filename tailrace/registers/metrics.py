@@ -3,8 +3,10 @@
 Their order is the order in which they are shown. A metric that is not listed is shown all the same, by its name.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Flag, auto
+from itertools import chain
 from typing import Literal
 
 from tailrace.registers.events import EventKind
@@ -677,13 +679,29 @@ METRICS = (
 )
 """All metrics."""
 
-_BY_NAME = {entry.name: entry for entry in METRICS if not entry.is_family and set(entry.of) & set(_LEARNED)}
-
 
 def metric(name: str) -> Metric:
-    """Return the entry of a metric of steps and evaluations; where the register has none, an entry with the name
-    alone."""
-    return _BY_NAME.get(name) or Metric(name=name, meaning="")
+    """Return the entry of a metric of steps and evaluations.
+
+    One of a family is like the entry that the register has, under its own name; so is one of a set of prompts or a way
+    to answer them, such as `sampled/accuracy`. Where the register has none, the entry has the name alone.
+    """
+    like = _entry(name, _LEARNED)
+    rest = name
+    while like is None and "/" in rest:
+        _, _, rest = rest.partition("/")
+        like = _entry(rest, (EventKind.EVALUATION,))
+    if like is None:
+        return Metric(name=name, meaning="")
+    return like if like.name == name else replace(like, name=name, title="")
+
+
+def _entry(name: str, kinds: Sequence[EventKind]) -> Metric | None:
+    """The entry of a metric of these events, or else of its family."""
+    entries = [entry for entry in METRICS if set(entry.of) & set(kinds)]
+    exact = (entry for entry in entries if entry.name == name)
+    family = (entry for entry in entries if entry.is_family and name.startswith(entry.prefix))
+    return next(chain(exact, family), None)
 
 
 def shown_in(place: Shown) -> list[str]:

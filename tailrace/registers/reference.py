@@ -89,7 +89,7 @@ def _table(kind: EventKind, entries: Iterable[Metric]) -> Iterator[str]:
     yield "| name | shown as | unit | better | meaning |"
     yield "|---|---|---|---|---|"
     for entry in entries:
-        shown_as = entry.words if entry is metric(entry.name) else ""
+        shown_as = "" if entry.is_family or entry is not metric(entry.name) else entry.words
         unit = "fraction" if entry.is_fraction else entry.unit
         meaning = entry.meaning if kind is entry.of[0] else f"as in `{entry.of[0]}`"
         yield f"| {' | '.join((f'`{entry.name}`', shown_as, unit, entry.better or '', meaning))} |"

@@ -1,5 +1,6 @@
 """The register of metrics, and the page that is written from it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +15,7 @@ from tailrace.registers.phases import STATES
 from tailrace.registers.reference import reference
 from tailrace.report.display import plain_lines
 from tailrace.report.progress import Progress
+from tailrace.report.text import write
 
 
 def names_of(kind: EventKind) -> set[str]:
@@ -70,8 +72,20 @@ def test_a_family_is_charted_by_its_prefix() -> None:
 def test_a_new_metric_is_shown_where_its_entry_says(monkeypatch: pytest.MonkeyPatch) -> None:
     new = Metric(name="surprise", meaning="", shown=Shown.LINE, is_fraction=True, chart="Optimization")
     monkeypatch.setattr(metrics, "METRICS", (*METRICS, new))
-    monkeypatch.setitem(metrics._BY_NAME, "surprise", new)
     assert "surprise" in shown_in(Shown.LINE)
     assert charted_in("Optimization")[-1] == "surprise"
     step = Event(task="step", actor="driver", start=0, end=1, step=0, metrics={"surprise": 0.25})
     assert "surprise 25.0 %" in next(plain_lines(step, Progress()))
+
+
+@pytest.mark.parametrize("name", ["pass@4", "maj@16", "sampled/accuracy", "hard/sampled/pass@8"])
+def test_a_figure_of_a_set_or_a_way_is_written_as_the_figure_itself(name: str) -> None:
+    assert write(metric(name), 0.125) == "12.5 %"
+    assert metric(name).words == name.capitalize()
+
+
+@pytest.mark.parametrize("name", ["sampled/reward_failures/timeout", "hard/reward/accuracy", "hard/sampled/spent/cost"])
+def test_a_figure_of_a_family_is_the_same_of_every_set(name: str) -> None:
+    base = metric(name.removeprefix("hard/").removeprefix("sampled/"))
+    assert base.meaning
+    assert metric(name) == replace(base, name=name)
