@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tailrace.host.ordered_sums import add_rows
+
 if TYPE_CHECKING:
     import torch
 
@@ -53,9 +55,8 @@ class LossInputs:
     def sums_S(self, values_N: "torch.Tensor") -> "torch.Tensor":
         """[S] the sum of the values of each sample's tokens."""
         sums_S = values_N.new_zeros(self.samples)
-        if values_N.is_cpu:
-            return sums_S.index_add_(0, self.sample_N, values_N)
-        return sums_S.index_put_((self.sample_N,), values_N, accumulate=True)  # the other adds in any order on a GPU
+        add_rows(sums_S, self.sample_N, values_N)
+        return sums_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

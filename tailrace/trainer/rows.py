@@ -1,20 +1,10 @@
-"""Rows of a matrix by index. Where a row occurs more than once, its gradients are added in one order on every device.
-
-PyTorch's `index_add_`, and so the gradient of `index_select`, adds in any order on a GPU. `index_put_` sorts there, and
-adds in any order on a CPU.
-"""
+"""Rows of a matrix by index. The gradients of a row that occurs more than once are added in one order everywhere."""
 
 from typing import Any
 
 import torch
 
-
-def add_rows(matrix_RX: torch.Tensor, index_N: torch.Tensor, rows_NX: torch.Tensor) -> None:
-    """Add each row to that row of the matrix which its index names, in place."""
-    if matrix_RX.is_cpu:
-        matrix_RX.index_add_(0, index_N, rows_NX)
-    else:
-        matrix_RX.index_put_((index_N,), rows_NX, accumulate=True)
+from tailrace.host.ordered_sums import add_rows
 
 
 def take_rows(matrix_RX: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:

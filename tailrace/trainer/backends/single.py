@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 
 from tailrace.algorithms.loss_inputs import LossInputs, LossOutput, add_metrics, is_maximum
 from tailrace.errors import NonFiniteError
+from tailrace.host.ordered_sums import add_rows
 from tailrace.trainer import state
 from tailrace.trainer.base import Loss, Trainer, TrainerArgs, TrainSample, UpdateResult
 from tailrace.trainer.memory import TrainerMemory
 from tailrace.trainer.optimizer import learning_rate, make_optimizer
 from tailrace.trainer.packing import GroupPart, PackedBatch, pack, plan_micro_batches
-from tailrace.trainer.rows import add_rows
 from tailrace.trainer.scorer import Scorer
 
 
