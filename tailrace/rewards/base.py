@@ -3,11 +3,14 @@
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tailrace.errors import RewardError
+
+if TYPE_CHECKING:  # a grading process starts without NumPy
+    from tailrace.types import Prompt, Sample
 
 REWARD = "reward"
 """The name of the reward in a grader's mapping."""
@@ -31,6 +34,19 @@ class GradingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of the response."""
     finish_reason: str
     """`stop`, `length` or `abort`; see `FinishReason`."""
+
+    @classmethod
+    def of(cls, prompt: "Prompt", sample: "Sample", response: str) -> "GradingRequest":
+        """That of a sample. `response`: its text."""
+        return cls(
+            prompt=prompt.text,
+            question=prompt.question,
+            response=response,
+            answer=prompt.answer,
+            metadata=prompt.metadata,
+            tokens=sample.response_ids.tolist(),
+            finish_reason=sample.finish_reason.value,
+        )
 
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True):

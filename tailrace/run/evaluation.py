@@ -188,19 +188,7 @@ class Evaluator:
     ) -> Answer:
         set_name, number, prompt, way, index = self._asked[-1 - sample.request_id]
         response = self._decode(sample.response_ids.tolist())
-        grade = await self._graders.grade(
-            GradingRequest(
-                prompt=prompt.text,
-                question=prompt.question,
-                response=response,
-                answer=prompt.answer,
-                metadata=prompt.metadata,
-                tokens=sample.response_ids.tolist(),
-                finish_reason=sample.finish_reason.value,
-            ),
-            groups[number, way.name],
-            index,
-        )
+        grade = await self._graders.grade(GradingRequest.of(prompt, sample, response), groups[number, way.name], index)
         answer = Answer(
             set=set_name,
             number=number,
