@@ -1,23 +1,20 @@
 """`tailrace plan --cluster local`: how a recipe is run the fastest on this machine.
 
-recipe ──▶ a few steps' responses, for their lengths ──▶ profiles of engines and trainers ──▶ simulations ──▶ recipe
+recipe ──▶ a few steps' responses (own_responses.py) ──▶ profiles of engines and trainers ──▶ simulations ──▶ recipe
 """
 
 import json as json_module
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from tailrace.commands.foretell import foretold_here, shape_here
+from tailrace.commands.own_responses import STEPS, own_responses
 from tailrace.commands.planned_files import check_new_plan, naming_foretold, write_plan
 from tailrace.commands.profile_machine import in_process, measure_choices
 from tailrace.commands.run_sizes import sized
@@ -26,25 +23,17 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.load import changed_recipe, load_config
 from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
-from tailrace.engine.core import EngineCore
 from tailrace.errors import PlanError, counted
-from tailrace.host.compute import prepare_torch
 from tailrace.host.cpu import cpu_name, usable_cores
 from tailrace.planner.local import LocalPlan, LocalProblem, as_it_is_s, local_plans
 from tailrace.planner.run_memory import memory_of
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.machine import read_machine_profile
 from tailrace.report.text import number
-from tailrace.run.inputs import load_inputs
 from tailrace.simulator.drawing import draw_steps
-from tailrace.types import IntArray, Request, Sample
-from tailrace.workloads.replay import Replay, Script, Turn
+from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.factory import open_workload
 
-_STEPS = 4
-"""Training steps whose responses are generated or drawn, for their lengths."""
-_GENERATE_S = 60.0
-"""Seconds after which no further step is begun, and the first one is given up after twice as many."""
 _SHOWN = 10
 _WIDTH = 110
 """Columns of the table at least; a terminal that is narrower breaks its lines."""
@@ -143,58 +132,8 @@ def _lengths(config: RunConfig, shape: ModelShape, workload: str | None) -> Repl
         PlanError: a sample of the workload is too long.
     """
     if workload is None:
-        return in_process(_generated, config.model_dump_json())
-    return draw_steps(open_workload(workload), config, shape, steps=_STEPS)
-
-
-def _generated(recipe: str) -> Replay:
-    """Generate responses to the recipe's first prompts, and return their lengths.
-
-    Raises:
-        PlanError: a step of them takes too long.
-    """
-    config = RunConfig.model_validate_json(recipe)
-    prepare_torch(config.device, config.threads)
-    inputs = load_inputs(config)
-    engine = config.engine
-    assert isinstance(engine, NativeEngineConfig), "others are refused"
-    size = config.algorithm.group_size
-    prompts = cycle(inputs.prompts.train)
-    found: list[list[Script]] = []
-    began = time.monotonic()
-    with closing(EngineCore(engine, inputs.model_dir, device=torch.device(config.device))) as core:
-        for _ in range(_STEPS):
-            if found and time.monotonic() > began + _GENERATE_S:
-                break
-            asked = [prompt.prompt_ids for prompt in islice(prompts, config.groups_per_step) for _ in range(size)]
-            first = len(found) * size
-            for number, prompt_ids in enumerate(asked, first):
-                core.add(
-                    Request(
-                        request_id=number,
-                        group_id=number // size,
-                        number=number % size,
-                        prompt_ids=prompt_ids,
-                        sampling=config.sampling,
-                        seed=config.seed + number,
-                    )
-                )
-            made: dict[int, Sample] = {}
-            while core.has_work:
-                made |= {sample.request_id: sample for sample in core.step()}
-                if not found and time.monotonic() > began + 2 * _GENERATE_S:
-                    raise PlanError(
-                        f"a step of responses takes more than {2 * _GENERATE_S:.0f} s here; give their lengths with "
-                        "--workload"
-                    )
-            scripts = [_script(prompt_ids, made[number]) for number, prompt_ids in enumerate(asked, first)]
-            found += [scripts[place : place + size] for place in range(0, len(scripts), size)]
-    return Replay(found)
-
-
-def _script(prompt_ids: IntArray, made: Sample) -> Script:
-    turn = Turn(generated_tokens=len(made.response_ids))
-    return Script(prompt_tokens=len(prompt_ids), turns=(turn,), finish_reason=made.finish_reason)
+        return in_process(own_responses, config.model_dump_json())
+    return draw_steps(open_workload(workload), config, shape, steps=STEPS)
 
 
 def document(plan: LocalPlan) -> dict[str, Any]:

@@ -132,9 +132,7 @@ def measure_machine(
     own = engine.tp, engine.dp
 
     def task(cores: tuple[int, ...], arrangement: tuple[int, int] = own, least_s: float = 0.0) -> _Task:
-        tp, dp = arrangement
-        arranged = engine.model_copy(update={"tp": tp, "dp": dp, "threads_per_rank": None, "adaptive_tp": None})
-        changed = config.model_copy(update={"engine": arranged})
+        changed = config.model_copy(update={"engine": _arranged(engine, *arrangement)})
         return _Task(config=changed.model_dump_json(), model_dir=model_dir, cores=cores, least_s=least_s)
 
     each = dict.fromkeys([own, (1, 1), *arrangements])
@@ -164,6 +162,13 @@ def measure_machine(
             for slow, quick in zip(trainer_beside.update, trainer_apart.update, strict=True)
         ),
     )
+
+
+def _arranged(engine: NativeEngineConfig, tp: int, dp: int) -> NativeEngineConfig:
+    """An engine in another arrangement, whose replicas share the sequences of the recipe's."""
+    slots = -(-engine.max_batch_size * engine.dp // dp)
+    keys = {"tp": tp, "dp": dp, "max_batch_size": slots, "threads_per_rank": None, "adaptive_tp": None}
+    return engine.model_copy(update=keys)
 
 
 def _full_step_s(engine: EngineProfile, slots: int) -> float:

@@ -113,7 +113,7 @@ class Generation:
     def together_s(self, replicas: float) -> float:
         """Seconds until all responses of a step have ended, where none of another step is there."""
         load = self._load
-        each = load.samples / replicas
+        each = load.attempts * load.samples / replicas
         batch = max(1.0, min(each, self._most))
         full = max(0.0, each - batch) * load.mean / batch
         seconds = full * self._decode_s(batch, load.context) if full else 0.0
@@ -122,12 +122,13 @@ class Generation:
             alive = max(1.0, batch * (1 - part / _PARTS))
             seconds += max(0.0, length - before) * self._decode_s(alive, load.prompt + (before + length) / 2)
             before = max(before, length)
+        seconds = max(seconds, load.chain * self._decode_s(float(load.group_size), load.context))
         return seconds + self._read_s / replicas + load.tools_s
 
     def flow(self, replicas: float, ahead: int) -> Flow:
         """The same where the responses of `ahead` further steps are there, too."""
         load = self._load
-        each = load.samples / replicas
+        each = load.attempts * load.samples / replicas
         most = max(1.0, min(each * (1 + ahead), self._most))
         one, all_ = self._decode_s(1.0, load.context), self._decode_s(most, load.context)
         more_s = (all_ - one) / (most - 1) if most > 1 else 0.0
@@ -137,7 +138,7 @@ class Generation:
             most=most,
             tokens=each * load.mean,
             read_s=self._read_s / replicas,
-            longest=load.longest,
+            longest=max(load.longest, load.chain),
             tools_s=load.tools_s,
         )
 

@@ -323,11 +323,12 @@ class Candidates:
         return self._scores_s(self._problem.critic_setup(critic.layout), critic.pool, critic.micro_batch_tokens)
 
     def _scores_s(self, setup: TrainingSetup, pool: Pool, micro_batch_tokens: int) -> float:
-        """Seconds in which the ranks of a model score all samples of a step."""
+        """Seconds in which the ranks of a model score all samples of a step, those that are not trained on, too."""
         batches, tokens = self._problem.load.batches, float(micro_batch_tokens)
         batch = MicroBatch(tokens=tokens, squares=tokens * batches.mean_length)
         stage_s = AnalyticTrainingTimes(setup, pool).log_probs_s([batch]) / setup.layout.pp
-        return stage_s * (batches.tokens / setup.layout.dp / tokens + setup.layout.pp - 1)
+        scored = self._problem.load.attempts * batches.tokens
+        return stage_s * (scored / setup.layout.dp / tokens + setup.layout.pp - 1)
 
     def generation(self, rollout: tuple[Engines, ...], mode: Mode) -> Flow | float:
         """A step's generation; see `Parts`."""

@@ -1,10 +1,12 @@
 """What a training step of a workload has, in the mean."""
 
 import statistics
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tailrace.planning.allocation import Batches, mean_batches
+from tailrace.simulator.scenario import Remaking
 from tailrace.workloads.replay import Replay, Script
 
 
@@ -32,10 +34,15 @@ class Load:
     """Seconds of the longest grading of a step."""
     batches: Batches
     """What a trainer computes; its `micro_batch_tokens` stand for none."""
+    attempts: float = 1.0
+    """Groups that engines make for each that is trained on; `read` and `grading_s` are of all of them."""
+    chain: float = 0.0
+    """Generated tokens of the place of a step whose groups are remade the most often, one after the other; 0 where
+    none is."""
 
     @property
     def samples(self) -> int:
-        """Responses of a step."""
+        """Responses of a step that are trained on."""
         return self.groups * self.group_size
 
     @cached_property
@@ -49,8 +56,16 @@ class Load:
         return [self.lengths[int((number + 0.5) * each)] for number in range(count)]
 
     @classmethod
-    def of(cls, replay: Replay, *, groups: int) -> "Load":
-        """The mean of a replay's steps, which have so many groups each."""
+    def of(cls, replay: Replay, *, groups: int, remaking: Remaking | None = None) -> "Load":
+        """The mean of a replay's steps, which have so many groups each. `remaking`: see `Scenario`."""
+        again = [remaking is not None and remaking.wants(group) for group in replay.groups]
+        trained = [group for group, thrown in zip(replay.groups, again, strict=True) if not thrown] or replay.groups
+        attempts, chain = 1.0, 0.0
+        if remaking is not None and any(again):
+            share = statistics.fmean(again)
+            attempts = remaking.attempts(share)
+            longest = statistics.fmean(max(map(_generated, group)) for group in replay.groups)
+            chain = longest * remaking.rounds(share, groups)
         steps = [replay.groups[first : first + groups] for first in range(0, len(replay.groups), groups)]
         scripts = [[script for group in step for script in group] for step in steps]
         every = [script for step in scripts for script in step]
@@ -62,19 +77,25 @@ class Load:
             groups=groups,
             group_size=len(replay.groups[0]),
             prompt=prompts / len(replay.groups),
-            read=(prompts + returned) / len(steps),
+            read=attempts * (prompts + returned) / len(steps),
             lengths=tuple(sorted(generated)),
             context=attended / sum(generated),
             longest=statistics.fmean(max(map(_generated, step)) for step in scripts),
             tools_s=statistics.fmean(max(map(_tools_s, step)) for step in scripts),
-            grading_s=sum(script.reward_s for script in every) / len(steps),
+            grading_s=attempts * sum(script.reward_s for script in every) / len(steps),
             grade_s=statistics.fmean(max(script.reward_s for script in step) for step in scripts),
-            batches=mean_batches(
-                [(group[0].prompt_tokens, [script.tokens for script in group]) for group in replay.groups],
-                groups_per_step=groups,
-                micro_batch_tokens=1,
-            ),
+            batches=replace(_batches(trained, groups), longest=replay.longest_sample),
+            attempts=attempts,
+            chain=chain,
         )
+
+
+def _batches(groups: Sequence[Sequence[Script]], per_step: int) -> Batches:
+    return mean_batches(
+        [(group[0].prompt_tokens, [script.tokens for script in group]) for group in groups],
+        groups_per_step=per_step,
+        micro_batch_tokens=1,
+    )
 
 
 def _generated(script: Script) -> int:

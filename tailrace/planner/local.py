@@ -196,6 +196,7 @@ def scenario_of_machine(config: RunConfig, shape: ModelShape, profile: MachinePr
         reference=bool(table.reference) and config.pipeline.placement == "colocated",
         critic=table.critic is not None,
         whole_steps=table.whole_steps,
+        remaking=table.remaking,
     )
 
 

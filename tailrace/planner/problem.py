@@ -21,6 +21,7 @@ from tailrace.planning.step_times.sources import calibrated, check_profile, sour
 from tailrace.planning.step_times.training_setup import Layout, TrainingSetup
 from tailrace.planning.tp_profile import TPProfile
 from tailrace.simulator.drawing import draw_steps
+from tailrace.simulator.scenario import Remaking
 from tailrace.simulator.setup import degrees, engines_like, training_setup
 from tailrace.workloads.replay import Replay
 from tailrace.workloads.samplers.base import Workload
@@ -54,6 +55,8 @@ class Table:
     """Directory of the critic's initial weights; None: those of the policy."""
     whole_steps: bool
     """Whether advantages are computed of all samples of a training step together."""
+    remaking: Remaking | None
+    """When groups are remade; None: never."""
 
     @classmethod
     def of(cls, config: RunConfig) -> "Table":
@@ -72,6 +75,7 @@ class Table:
                 "simulated; use algorithm.type=grpo, and leave it devices"
             )
         critic, own = critics[0] if critics else (None, None)
+        remakes = [one.remake for one in work.values() if isinstance(one, Compute) and one.remake is not None]
         (rollout,) = (name for name, one in work.items() if isinstance(one, Generate))
         return cls(
             graph=graph_of(task.spec for task in algorithm.tasks),
@@ -83,6 +87,7 @@ class Table:
             critic=critic,
             critic_path=None if own is None else own.path,
             whole_steps=any(isinstance(one, Compute) and one.of == "step" for one in work.values()),
+            remaking=next((Remaking(decide=one.wanted, most=one.most) for one in remakes), None),
         )
 
     def costs(
@@ -182,7 +187,7 @@ class Problem:
 
         Memory has to suffice for the longest sample that the recipe and the context allow, drawn or not.
         """
-        load = Load.of(self.drawn, groups=self.config.groups_per_step)
+        load = Load.of(self.drawn, groups=self.config.groups_per_step, remaking=self.table.remaking)
         allowed = min(self.shape.context, self.drawn.longest_prompt + self.config.sampling.max_new_tokens)
         return replace(load, batches=replace(load.batches, longest=max(allowed, load.batches.longest)))
 
@@ -215,8 +220,8 @@ class Problem:
         return source_of(self.shape, pool, degrees, engines.dtype) if found is None else found
 
     def __getstate__(self) -> dict[str, Any]:
-        """What other processes get: they make the step times themselves."""
-        return {**self.__dict__, "_sources": {}}
+        """What other processes get: they make the step times themselves, and the table, which has functions."""
+        return {name: value for name, value in self.__dict__.items() if name != "table"} | {"_sources": {}}
 
     def under(self, load: Load) -> "Problem":
         """The same with the work of other training steps."""
@@ -231,12 +236,12 @@ class Problem:
 
 def _redrawn(workload: Workload, config: RunConfig, steps: int) -> Iterator[Load]:
     """Draw again, with other seeds. Responses end where the recipe lets them."""
-    groups, size = config.groups_per_step, config.algorithm.group_size
+    groups, size, remaking = config.groups_per_step, config.algorithm.group_size, Table.of(config).remaking
     count = max(2, min(_DRAWS, _MOST_DRAWN // (steps * config.trainer.train_batch_size)))
     for number in range(1, count + 1):
         trace = workload.sample(steps=steps, groups=groups, group_size=size, seed=config.seed + number)
         replay = Replay.of(trace).map(lambda script: script.cut(config.sampling.max_new_tokens))
-        yield Load.of(replay, groups=groups)
+        yield Load.of(replay, groups=groups, remaking=remaking)
 
 
 def repeated(drawn: Replay, groups: int) -> Replay:

@@ -251,6 +251,7 @@ def played(
         sinks=sinks,
         samples=samples,
         trained=end,
+        drawn=drawn,
     )
     run.run()
     return run
@@ -268,6 +269,7 @@ def scenario_for(problem: Problem, candidate: Candidate, steps: int) -> Scenario
         times=problem.source,
         critic=problem.critic,
         whole_steps=problem.table.whole_steps,
+        remaking=problem.table.remaking,
     )
 
 

@@ -6,6 +6,7 @@ engines    engines: batches, weights, tools, deaths; `replicas` and `tp`: their 
 service    the generation service: where groups of responses go; `lengths`: what is expected of them
 fleet      the number of engines
 trainer    the trainer, from graded groups to weights; `scorer`: a reference before it; `devices`: those in turns
+prompts    the groups of each training step, and those in the places of others; `advantages`: which are remade
 run        a whole run, from prompts to weights; it emits the events of a real one
 scenario   what is simulated, in plain numbers
 setup      a scenario from a recipe and devices, or from a profile of this machine

@@ -231,7 +231,7 @@ class SimulatedEngine:
         sequence = Sequence(
             prompt=response.context,
             length=response.script.turns[response.turn].generated_tokens,
-            group=-1 if response.turn else response.group,
+            group=-1 if response.turn else response.prompt,
             priority=in_engine(response.priority, response.step),
             made=response.made,
             cached=response.cached,

@@ -1,8 +1,8 @@
 """What is expected of responses in simulated time: nothing, what a scenario says, or what a predictor learns.
 
 As in `rollout.foresight`, the policy knows the length of each response that has ended, and `siblings` learns it: one
-sample of each group begins before the others. Each group has a prompt of its own here, so none has a past. Whether its
-placement pays is not checked.
+sample of each group begins before the others. Each group has a prompt of its own here, and a remade one has another, so
+none has a past. Whether its placement pays is not checked.
 """
 
 import math
@@ -34,8 +34,8 @@ class SimulatedLengths:
         if self._knows == "siblings":
             self._siblings = make_predictor(SiblingsLengths(discount=scenario.lengths_discount))
 
-    def of(self, group: int, scripts: Sequence[Script]) -> list[Expectation]:
-        """What is expected of a group's responses at first."""
+    def of(self, prompt: int, scripts: Sequence[Script]) -> list[Expectation]:
+        """What is expected at first of the responses to a prompt, by its number."""
         match self._knows:
             case "nothing":
                 return [_certain(self._longest)] * len(scripts)
@@ -46,30 +46,30 @@ class SimulatedLengths:
                 return [self._told(mean)] * len(scripts)
             case "siblings":
                 assert self._siblings is not None
-                return self._siblings.expect([_asked(group, scripts[0])]) * len(scripts)
+                return self._siblings.expect([_asked(prompt, scripts[0])]) * len(scripts)
             case _:
                 assert_never(self._knows)
 
     def wants_scout(self, first: Response) -> bool:
         """Whether one sample of a group should begin before the others."""
         siblings = self._siblings
-        return siblings is not None and siblings.scouts and not siblings.knows(_asked(first.group, first.script))
+        return siblings is not None and siblings.scouts and not siblings.knows(_asked(first.prompt, first.script))
 
     def again(self, response: Response) -> Expectation:
         """What is expected of a response by now."""
         assert self._siblings is not None
-        return self._siblings.expect([_asked(response.group, response.script)])[0]
+        return self._siblings.expect([_asked(response.prompt, response.script)])[0]
 
     def suppose(self, response: Response, tokens: float) -> Expectation:
         """What is expected of a response if another one of its group had so many tokens."""
         assert self._siblings is not None
-        return self._siblings.suppose(_asked(response.group, response.script), tokens)
+        return self._siblings.suppose(_asked(response.prompt, response.script), tokens)
 
     def learn(self, response: Response) -> None:
         """Take in the length of a response that has ended."""
         self.history.add(response.tokens)
         if self._siblings is not None:
-            asked = _asked(response.group, response.script)
+            asked = _asked(response.prompt, response.script)
             self._siblings.learn([Finished(asked=asked, tokens=response.tokens, version=response.first_version)])
 
     def _told(self, tokens: float) -> Expectation:
@@ -83,5 +83,5 @@ def _certain(tokens: float) -> Expectation:
     return Expectation(tokens, tokens, tokens)
 
 
-def _asked(group: int, script: Script) -> Asked:
-    return Asked(prompt_id=str(group), prompt_tokens=script.prompt_tokens)
+def _asked(prompt: int, script: Script) -> Asked:
+    return Asked(prompt_id=str(prompt), prompt_tokens=script.prompt_tokens)

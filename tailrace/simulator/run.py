@@ -14,6 +14,8 @@
     trainer     the groups of its step: all of them, or, streaming, a micro-batch's worth
     critic      the same; it trains beside the trainer
 
+A group that the algorithm has remade begins again as a group of the workload, which is drawn.
+
 It emits the events of a real run, so that everything which reads those reads these.
 """
 
@@ -41,6 +43,7 @@ from tailrace.simulator.engines import SimulatedEngine
 from tailrace.simulator.fleet import SimulatedFleet
 from tailrace.simulator.lengths import SimulatedLengths
 from tailrace.simulator.log import VirtualLog
+from tailrace.simulator.prompts import SimulatedPrompts
 from tailrace.simulator.samples import Group, Response
 from tailrace.simulator.scenario import Elastic, EngineKind, Scenario, Scorer, TrainerKind
 from tailrace.simulator.scorer import SeparatedScorer, SharingScorer, SimulatedScorer, tell_reference, tell_values
@@ -76,10 +79,11 @@ class SimulatedRun:
         sinks: tuple[Sink, ...] = (),
         samples: bool = True,
         trained: int | None = None,
+        drawn: Replay | None = None,
     ) -> None:
-        """`replay`: the lengths of all groups, at least as many as the run takes. `samples`: whether each response
-        has an event; where the run chooses the number of engines, each has. `trained`: steps after which it ends, by
-        default all of the scenario.
+        """`replay`: the lengths of all groups, at least as many as the run takes. `samples`: whether each response has
+        an event; where the run chooses the number of engines, each has. `trained`: steps after which it ends, by
+        default all of the scenario. `drawn`: what the replay repeats, if it does; each time is remade alike.
 
         Raises:
             PlanError: a cache does not hold the longest sample.
@@ -88,10 +92,9 @@ class SimulatedRun:
         self.log = VirtualLog(self.agenda, sinks)
         self._scenario = scenario
         self._trained = scenario.steps if trained is None else trained
-        self._replay = replay
-        self._longest = replay.longest_response
         _check_caches(scenario, replay.longest_sample)
-        self._lengths = SimulatedLengths(scenario, self._longest)
+        self._lengths = SimulatedLengths(scenario, replay.longest_response)
+        self._prompts = SimulatedPrompts(scenario, replay, self._lengths, drawn=drawn)
         self._tells_samples = samples
         self._turned = Change(self.agenda)
         """Told when an engine begins or ends to compute."""
@@ -122,7 +125,9 @@ class SimulatedRun:
             self._follow(scenario.elastic, trainer_log)
         self._free_graders = [0.0] * scenario.graders
         self._groups: dict[int, Group] = {}
-        self._advantages = SimulatedAdvantages(self.agenda, scenario, self._let_train)
+        self._advantages = SimulatedAdvantages(self.agenda, scenario, self._let_train, self._remake)
+        self._remade = 0
+        """Groups that were remade since the last step was told."""
         self._critic: SimulatedTrainer | None = None
         self._scorers: list[SimulatedScorer] = []
         self._make_others(devices)
@@ -260,7 +265,7 @@ class SimulatedRun:
             while self._admitted < needed:
                 yield self._advanced
             yield scenario.hop_s
-            self._service.generate([self._group(step, number, needed) for number in range(scenario.groups_per_step)])
+            self._generate([self._prompts.group(step, number, needed) for number in range(scenario.groups_per_step)])
 
     def _fail(self, engine: SimulatedEngine, chance: random.Random) -> Process:
         """Have an engine die now and then."""
@@ -275,28 +280,17 @@ class SimulatedRun:
             yield self._scenario.restart_s
             self._emit(EventKind.WORKER_STARTED, "rollout", died, worker=engine.name)
 
-    def _group(self, step: int, number: int, needed: int) -> list[Response]:
-        scenario = self._scenario
-        group = step * scenario.groups_per_step + number
-        scripts = self._replay.groups[group][: scenario.group_size]
-        expected = self._lengths.of(group, scripts)
-        responses = [
-            Response(
-                step=step,
-                group=group,
-                number=sample,
-                script=script,
-                tokens=script.tokens,
-                needed=needed,
-                expected=each,
-                limit=self._longest,
-            )
-            for sample, (script, each) in enumerate(zip(scripts, expected, strict=True))
-        ]
-        tokens = scripts[0].prompt_tokens + sum(response.tokens for response in responses)
-        size = len(responses)
-        self._groups[group] = Group(group, step, responses, size, size, 1 + len(self._scorers), tokens)
-        return responses
+    def _generate(self, groups: Sequence[Group]) -> None:
+        """Have groups generated, each of which needs its gradings and the scores of each model."""
+        for group in groups:
+            group.needed = 1 + len(self._scorers)
+            self._groups[group.number] = group
+        self._service.generate([group.responses for group in groups])
+
+    def _remake(self, group: Group) -> None:
+        """Have another group generated in the place of one that was thrown away."""
+        self._remade += 1
+        self._generate([self._prompts.instead_of(group)])
 
     def _grade(self, response: Response, engine: SimulatedEngine) -> None:
         """Take a response that has ended: the next free grader grades it."""
@@ -393,6 +387,9 @@ class SimulatedRun:
         tokens = [sum(turn.generated_tokens for turn in response.script.turns) for response in responses]
         ages = [staleness(step, response.first_version) for response in responses]
         seconds = self.agenda.now - start
+        remade: dict[str, float] = {}
+        if self._scenario.remaking is not None:
+            remade, self._remade = {"remade_groups": float(self._remade)}, 0
         self._emit(
             EventKind.STEP,
             "driver",
@@ -408,5 +405,6 @@ class SimulatedRun:
                 "staleness_max": float(max(ages)),
                 "samples_per_s": len(tokens) / seconds,
                 "tokens_per_s": sum(tokens) / seconds,
+                **remade,
             },
         )

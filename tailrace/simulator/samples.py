@@ -1,6 +1,6 @@
 """The samples of a simulated run, on their way from prompts to the trainer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tailrace.planning.lengths.base import Expectation
 from tailrace.planning.packing import Lengths
@@ -14,6 +14,8 @@ class Response:
     step: int
     group: int
     number: int
+    prompt: int
+    """The number of its prompt, which the samples of a group share: that of the group, until it is remade."""
     script: Script
     tokens: int
     """Of the whole response, with those of tools."""
@@ -50,14 +52,19 @@ class Group:
     number: int
     step: int
     responses: list[Response]
-    generating: int
-    """Responses that have not ended."""
-    missing: int
-    """Responses that have not been graded."""
-    needed: int
-    """What its advantages still need: all gradings, and the scores of each model."""
     tokens: int
     """Of all; the prompt counts once."""
+    remade: int = 0
+    """How often its place had other prompts before."""
+    generating: int = field(init=False)
+    """Responses that have not ended."""
+    missing: int = field(init=False)
+    """Responses that have not been graded."""
+    needed: int = 1
+    """What its advantages still need: all gradings, and the scores of each model."""
+
+    def __post_init__(self) -> None:
+        self.generating = self.missing = len(self.responses)
 
     @property
     def lengths(self) -> list[Lengths]:

@@ -1,20 +1,24 @@
 """What is simulated: engines, a trainer, graders and the way of the weights between them, in plain numbers.
 
-All times come from here, all decisions from `planning`.
+All times come from here, all decisions from `planning`, and from the algorithm which groups are remade.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from tailrace.config.engine import AdaptiveTPConfig
 from tailrace.config.rollout import DispatchConfig, Order
 from tailrace.config.weights import WeightsMode
+from tailrace.errors import PlanError
+from tailrace.host.user_code import describe
 from tailrace.planning.dispatch.moving import LinkEnd
 from tailrace.planning.elasticity import ScaleLimits
 from tailrace.planning.packing import GroupPart
 from tailrace.planning.step_times.base import MixedStepTimes
 from tailrace.planning.tp_profile import TPProfile
+from tailrace.workloads.replay import Script
 
 NOT_SENT = LinkEnd(form=None)
 """Of engines whose keys and values stay where they are."""
@@ -117,6 +121,49 @@ class Scorer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remaking:
+    """When a group is thrown away, and another prompt takes its place in the training step (DAPO, section 3.2)."""
+
+    decide: Callable[[Sequence[Mapping[str, Any]]], bool]
+    """The algorithm's own decision, from the samples of a group. Each has `reward`, NaN where unknown, and
+    `finish_reason` alone."""
+    most: int
+    """How often a place is remade. After that its group stays as it is."""
+
+    def wants(self, scripts: Sequence[Script]) -> bool:
+        """Whether a group is to be remade. One without rewards is if the filter of its source threw it away.
+
+        Raises:
+            PlanError: the algorithm's decision has failed.
+        """
+        if all(script.reward is None for script in scripts):
+            return all(script.kept is False for script in scripts)
+        try:
+            return self.decide([_cells(script) for script in scripts])
+        except Exception as error:  # the code of an algorithm may raise anything
+            raise PlanError(
+                f"the algorithm's decision to remake a group has failed: {describe(error)}; plans and simulations "
+                "give it the columns reward and finish_reason alone, so leave out its `remake` for them"
+            ) from error
+
+    def attempts(self, share: float) -> float:
+        """Groups that are generated for each that is trained on, in the mean. `share`: of groups that are
+        remade."""
+        return sum(share**number for number in range(self.most + 1))
+
+    def rounds(self, share: float, places: int) -> float:
+        """Groups that the slowest of so many places has, one after the other, in the mean."""
+        return sum(1 - (1 - share**number) ** places for number in range(self.most + 1))
+
+
+def _cells(script: Script) -> Mapping[str, Any]:
+    return {
+        "reward": math.nan if script.reward is None else script.reward,
+        "finish_reason": script.finish_reason.value,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """A run."""
 
@@ -150,6 +197,8 @@ class Scenario:
     """The trainer of a model that gives values, and is trained beside the policy."""
     whole_steps: bool = False
     """Whether advantages are computed of all samples of a training step together."""
+    remaking: Remaking | None = None
+    """When groups are remade; None: never."""
     graders: int = 1
     grade_s: float = 0.0
     """Seconds of a grading, where the workload does not say."""

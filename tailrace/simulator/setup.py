@@ -25,7 +25,7 @@ from tailrace.planning.step_times.sources import source_of
 from tailrace.planning.step_times.trainer_profile import ProfiledTrainer
 from tailrace.planning.step_times.training import AnalyticTrainingTimes
 from tailrace.planning.step_times.training_setup import Head, Layout, TrainingSetup
-from tailrace.simulator.scenario import Elastic, EngineKind, Rearranging, Scenario, Scorer, TrainerKind
+from tailrace.simulator.scenario import Elastic, EngineKind, Rearranging, Remaking, Scenario, Scorer, TrainerKind
 from tailrace.types import CacheForm
 
 SLOTS = 256
@@ -86,12 +86,13 @@ def scenario_of(
     times: Callable[[Engines], MixedStepTimes] | None = None,
     critic: ModelShape | None = None,
     whole_steps: bool = False,
+    remaking: Remaking | None = None,
 ) -> Scenario:
     """Return the scenario of a recipe.
 
     `longest`: tokens of the longest sample, which engines hold under all TP degrees that they change to. `times`: the
     steps of engines; by default see `source_of`. `critic`: the model of the critic, where the allocation has one.
-    `whole_steps`: see `Scenario`.
+    `whole_steps`, `remaking`: see `Scenario`.
 
     Raises:
         PlanError: there is no link between two pools.
@@ -123,6 +124,7 @@ def scenario_of(
         reference=_reference(config, shape, allocation),
         critic=None if critic is None else _critic(config, critic, allocation),
         whole_steps=whole_steps,
+        remaking=remaking,
     )
 
 
@@ -349,11 +351,12 @@ def scenario_here(
     reference: bool = False,
     critic: bool = False,
     whole_steps: bool = False,
+    remaking: Remaking | None = None,
 ) -> Scenario:
     """Return the scenario of a recipe on the machine that was profiled: one engine, and one trainer.
 
     Colocated, both have all cores, in turns; else each has half of them. `reference`, `critic`: whether there is one of
-    the same model, which is then colocated, too. `whole_steps`: see `Scenario`.
+    the same model, which is then colocated, too. `whole_steps`, `remaking`: see `Scenario`.
 
     Raises:
         PlanError: there was no such engine among those that were measured.
@@ -385,6 +388,7 @@ def scenario_here(
         reference=Scorer(times=ProfiledTrainer(trainer)) if reference else None,
         critic=TrainerKind(times=ProfiledTrainer(trainer, gives_values=True)) if critic else None,
         whole_steps=whole_steps,
+        remaking=remaking,
     )
     if colocated:
         return base

@@ -26,6 +26,7 @@ _READ = (
     "reward",
     "reward_s",
     "finish_reason",
+    "kept",
 )
 """Columns of a trace that a script is made of, and those that groups are known by."""
 
@@ -52,6 +53,8 @@ class Script:
     """Seconds of its grading."""
     finish_reason: FinishReason = FinishReason.STOP
     """Why it ended; stop where the trace does not say."""
+    kept: bool | None = None
+    """Whether the algorithm of the trace trained on it; None where the trace does not say."""
 
     @property
     def tokens(self) -> int:
@@ -209,6 +212,7 @@ def _script(row: Mapping[str, Any]) -> Script:
         reward=row["reward"],
         reward_s=row["reward_s"] or 0.0,
         finish_reason=FinishReason(row["finish_reason"] or FinishReason.STOP),
+        kept=row["kept"],
     )
 
 
@@ -230,6 +234,7 @@ def _row(step: int, group: int, sample: int, script: Script) -> dict[str, Any]:
         "finish_reason": script.finish_reason.value,
         "reward": script.reward,
         "reward_s": script.reward_s,
+        "kept": script.kept,
         "turns": turns if len(turns) > 1 else None,
         "tool_calls": calls or None,
     }

@@ -6,6 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tailrace.commands.own_responses import STEPS, own_responses
+from tailrace.commands.profile_machine import in_process
 from tailrace.config.load import load_config
 from tailrace.host.cpu import cpu_name, usable_cores
 from tailrace.planning.foretold import read_foretold
@@ -52,6 +54,19 @@ def test_the_best_plan_is_written_as_a_recipe(tailrace_here: Command, profiled: 
     again = tailrace_here(*given, "--output", str(output))
     assert again.returncode == 2
     assert "exists" in again.stderr
+
+
+@pytest.mark.parametrize(("recipe", "graded"), [("quickstart", True), ("grpo", False)])
+def test_the_models_own_responses_are_graded_where_groups_are_remade_by_their_rewards(
+    recipe: str, graded: bool
+) -> None:
+    config = load_config(Path(recipe), ["trainer.train_batch_size=16", "sampling.max_new_tokens=4", "threads=1"])
+    drawn = in_process(own_responses, config.model_dump_json())
+    assert [len(group) for group in drawn.groups] == [8] * 2 * STEPS
+    scripts = [script for group in drawn.groups for script in group]
+    assert all(0 < script.tokens <= 4 and script.prompt_tokens > 4 for script in scripts)
+    rewards = {script.reward for script in scripts}
+    assert len(rewards - {None}) > 1 if graded else rewards == {None}
 
 
 @pytest.mark.parametrize(

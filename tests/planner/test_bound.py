@@ -7,10 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.planner.bound import Bases, Flow, Generation, Parts, bound, together
+from tailrace.planner.load import Load
 from tailrace.planner.modes import USUAL, Mode
 from tailrace.planner.problem import Table
 from tailrace.planning.step_times.basis import Basis
 from tailrace.planning.step_times.operators import Pass
+from tailrace.simulator.scenario import Remaking
+from tailrace.workloads.replay import Replay, Script, Turn
 from tests.planner.problems import config_of, problem_of
 
 TABLE = Table.of(config_of())
@@ -81,6 +84,46 @@ def test_replicas_that_differ_share_a_step_as_their_speeds(ahead: int) -> None:
 
 def test_replicas_without_a_model_leave_nothing_to_do_for_others() -> None:
     assert generation_s((generation(0.01), 1), (generation(0.0), 1), ahead=1) < 1e-3
+
+
+def test_a_recipe_that_replaces_prompts_generates_what_the_filter_of_the_workload_threw_away() -> None:
+    grpo, dapo = problem_of(), problem_of("4xH100", "algorithm={type: dapo, group_size: 4}")
+    attempts = dapo.load.attempts
+    assert grpo.load.attempts == 1.0
+    assert 2 < attempts < 9, "math-32b keeps 31 % of its groups, and a place has eight further prompts at most"
+    assert dapo.load.read == pytest.approx(attempts * grpo.load.read)
+    assert dapo.load.samples == grpo.load.samples
+    flows, alone = [], []
+    for problem in (grpo, dapo):
+        engine = Generation(Steps(0.01), problem.load, tp=1, slots=8, cache_tokens=1e9)
+        flows.append(engine.flow(1, ahead=1).tokens)
+        alone.append(engine.together_s(1))
+    assert flows[1] == pytest.approx(attempts * flows[0])
+    assert alone[1] > 0.8 * attempts * alone[0]
+
+
+def test_the_slowest_place_of_a_step_waits_for_one_group_after_the_other() -> None:
+    problem = problem_of("4xH100", "algorithm={type: dapo, group_size: 4}")
+    load, waits = problem.load, replace(problem.load, chain=0.0)
+    assert load.chain > 3 * load.mean
+    roomy, together_ = (Generation(Steps(0.01), each, tp=1, slots=4096, cache_tokens=1e9) for each in (load, waits))
+    assert roomy.together_s(1) > 1.5 * together_.together_s(1)
+    assert roomy.flow(1, ahead=1).longest == load.chain > together_.flow(1, ahead=1).longest
+
+
+def test_a_trainer_is_planned_for_the_groups_that_it_is_given() -> None:
+    short, long = (
+        Script(prompt_tokens=10, turns=(Turn(generated_tokens=tokens),), reward=reward)
+        for tokens, reward in ((10, 1.0), (1000, 0.0))
+    )
+    replay = Replay([[short, replace(short, reward=0.0)], [long, long]])
+    remaking = Remaking(decide=lambda rows: len({row["reward"] for row in rows}) == 1, most=4)
+    load = Load.of(replay, groups=2, remaking=remaking)
+    assert load.batches.tokens == 2 * (10 + 2 * 10)
+    assert load.batches.longest == 1010
+    assert load.mean == Load.of(replay, groups=2).mean == 505
+    assert (load.attempts, load.read) == (remaking.attempts(0.5), remaking.attempts(0.5) * 20)
+    assert load.chain == remaking.rounds(0.5, 2) * 505
 
 
 def test_several_updates_wait_for_the_last_response() -> None:

@@ -1,6 +1,7 @@
 """Claims on plans for this machine, on a profile that was made up."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,19 @@ def test_a_trainer_that_gains_little_from_a_second_core_leaves_it_to_an_engine_t
     best = local_plans(problem(token=0.0035))[0]
     assert best.mode.placement == "separated"
     assert local_plans(problem(token=0.0035, apart=0.2))[0].mode.colocated
+
+
+def test_prompts_that_a_recipe_replaces_cost_time_by_the_rewards_of_the_workload() -> None:
+    dapo: dict[str, Any] = {"algorithm": {"type": "dapo", "group_size": 8}, "pipeline": {"placement": "colocated"}}
+    equal = DRAWN.map(lambda script: replace(script, reward=0.0))
+    mixed = DRAWN.map(lambda script: replace(script, reward=float(script.tokens > 10)))
+    unknown, remade, kept = (
+        local_plans(replace(problem(dapo), drawn=drawn))[0].step_s for drawn in (DRAWN, equal, mixed)
+    )
+    assert remade > 2 * unknown
+    assert kept == unknown
+    off = {**dapo, "algorithm": {**dapo["algorithm"], "dynamic_sampling": None}}
+    assert local_plans(replace(problem(off), drawn=equal))[0].step_s == unknown
 
 
 def test_the_best_plan_is_a_recipe_that_train_accepts() -> None:

@@ -1,5 +1,6 @@
 """Claims on the best plans."""
 
+import pickle
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -9,11 +10,13 @@ import pytest
 from tailrace.planner import Mode, Problem, plan
 from tailrace.planner.candidates import Candidates
 from tailrace.planner.modes import USUAL
+from tailrace.planner.problem import Table
 from tailrace.planner.processes import one_by_one, side_by_side
 from tailrace.planner.search import front
 from tailrace.planner.trial import Objective, Plan, simulate
 from tailrace.planning.allocation import Allocation
 from tailrace.planning.hardware.clusters import open_cluster
+from tailrace.simulator.scenario import Remaking
 from tests.planner.problems import PPO, problem_of
 
 CLUSTER = """
@@ -187,3 +190,12 @@ def test_memory_suffices_for_the_longest_sample_that_the_recipe_allows() -> None
     assert found[0] < found[1]
     engines = [one.engines for mode in USUAL for one in Candidates(long).of(mode)]
     assert all(one.cache_tokens >= long.load.batches.longest for one in engines)
+
+
+def test_a_problem_whose_algorithm_remakes_groups_goes_to_other_processes() -> None:
+    problem = replace(problem_of("4xH100", "algorithm={type: dapo, group_size: 4}"), times=None)
+    own = replace(problem.table, remaking=Remaking(decide=lambda rows: True, most=1))  # no function of a module
+    problem.__dict__["table"] = own
+    there: Problem = pickle.loads(pickle.dumps(problem))
+    assert there.table.remaking == Table.of(problem.config).remaking is not None
+    assert there.drawn.groups == problem.drawn.groups

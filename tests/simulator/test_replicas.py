@@ -22,6 +22,7 @@ def given(replica: Replica, *lengths: int) -> None:
             step=0,
             group=length,
             number=0,
+            prompt=length,
             script=script,
             tokens=length,
             needed=0,

@@ -1,7 +1,8 @@
 """Claims on simulated runs: schedules worked out by hand, and what holds for any run."""
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from tailrace.registers.events import EventKind
 from tailrace.simulator.lengths import SimulatedLengths
 from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.samples import Response
-from tailrace.simulator.scenario import EngineKind, Scenario, Scorer, TrainerKind
+from tailrace.simulator.scenario import EngineKind, Remaking, Scenario, Scorer, TrainerKind
 from tailrace.types import CacheForm
 from tailrace.workloads.replay import Replay, Script, Turn
 from tests.simulator.test_batch import Plain
@@ -268,6 +269,81 @@ def test_advantages_of_whole_steps_wait_for_the_last_response(critic: TrainerKin
     assert min(of_groups) < last
 
 
+def all_equal(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return len({row["reward"] for row in rows}) == 1
+
+
+def with_rewards(replay: Replay) -> Replay:
+    """The same with rewards of 0 and 1."""
+    return replay.map(lambda script: replace(script, reward=float(script.tokens % 2)))
+
+
+def test_a_place_is_remade_as_often_as_it_may_be_and_each_time_with_another_prompt() -> None:
+    """Two prompts of 10 tokens: a step of 1.02 s and two of 1.2 s. Then both places are remade twice, one after the
+    other: a step of 1.01 s with one prompt, one of 1.11 s with the other, and the rest of both, 1.2 and 1.1 s."""
+    scenario = replace(SMALL, steps=1, remaking=Remaking(decide=all_equal, most=2))
+    _, events = played(scenario, with_rewards(lengths([3], [3])))
+    made = Counter(event.info["group"] for event in events if event.task == EventKind.SAMPLE)
+    assert made == {0: 3, 1: 3}
+    (step,) = (event for event in events if event.task == EventKind.STEP)
+    assert (step.samples, step.metrics["remade_groups"]) == (2, 4.0)
+    (trained,) = (event for event in events if event.task == EventKind.ACTOR)
+    assert trained.start == pytest.approx(1.02 + 2 * 1.2 + 2 * (1.01 + 1.11 + 1.2 + 1.1))
+    assert "remade_groups" not in played(replace(scenario, remaking=None), lengths([3], [3]))[1][-1].metrics
+
+
+@pytest.mark.parametrize(("kept", "times"), [(False, 3), (True, 1), (None, 1)])
+def test_without_rewards_those_groups_are_remade_that_the_source_had_filtered(kept: bool | None, times: int) -> None:
+    scenario = replace(SMALL, steps=1, remaking=Remaking(decide=all_equal, most=2))
+    _, events = played(scenario, lengths([3], [3]).map(lambda script: replace(script, kept=kept)))
+    assert Counter(event.info["group"] for event in events if event.task == EventKind.SAMPLE) == {0: times, 1: times}
+
+
+def test_attempts_are_the_groups_that_are_generated_for_each_that_is_trained_on() -> None:
+    remaking = Remaking(decide=all_equal, most=2)
+    assert remaking.attempts(0.5) == 1 + 1 / 2 + 1 / 4
+    assert remaking.rounds(0.5, 1) == remaking.attempts(0.5)
+    assert remaking.rounds(0.5, 2) == 1 + (1 - 1 / 4) + (1 - 9 / 16)
+    assert remaking.attempts(0.0) == remaking.rounds(0.0, 100) == 1
+
+
+def test_the_same_groups_take_the_places_of_others_however_often_what_was_drawn_is_repeated() -> None:
+    drawn = with_rewards(lengths([3, 5], [3, 4], [1, 1], [1, 2], [7, 8], [9, 9]))
+    scenario = replace(SMALL, steps=3, group_size=2, remaking=Remaking(decide=all_equal, most=2))
+
+    def made(times: int) -> list[Counter[tuple[int, int | None]]]:
+        events: list[Event] = []
+        replay = Replay([*drawn.groups] * times)
+        SimulatedRun(
+            replace(scenario, steps=3 * times), replay, sinks=(events.append,), samples=True, drawn=drawn
+        ).run()
+        samples = [event for event in events if event.task == EventKind.SAMPLE]
+        return [
+            Counter((e.info["group"] % 6, e.tokens) for e in samples if e.info["group"] // 6 == time)
+            for time in range(times)
+        ]
+
+    (once,) = made(1)
+    assert sum(once.values()) > 12
+    assert made(3) == [once] * 3
+
+
+@pytest.mark.parametrize(
+    ("decide", "said"),
+    [
+        (lambda rows: bool(rows[0]["entropy"]), "has failed: KeyError: 'entropy'"),
+        (lambda rows: int(rows[0]["reward"]) == 1, "has failed: ValueError: cannot convert float NaN to integer"),
+    ],
+)
+def test_an_algorithm_whose_decision_to_remake_fails_is_refused_in_one_line(
+    decide: Callable[[Sequence[Mapping[str, Any]]], bool], said: str
+) -> None:
+    script = Script(prompt_tokens=9, turns=(Turn(generated_tokens=3),))
+    replay = Replay([[script, replace(script, reward=0.5)]] * 4)
+    with pytest.raises(PlanError, match=re.escape(said)):
+        played(replace(SMALL, group_size=2, remaking=Remaking(decide=decide, most=1)), replay)
+
+
 def test_what_scores_waits_for_no_grading() -> None:
     scenario = replace(SMALL, steps=1, grade_s=50.0, reference=REFERENCE, critic=CRITIC)
     _, events = played(scenario, lengths([3], [5]))
@@ -332,7 +408,15 @@ def test_what_is_learned_from_siblings_is_forgotten_with_newer_versions() -> Non
     for discount, each in found.items():
         for group, (tokens, version) in enumerate([(10, 0), (1000, 9)]):
             response = Response(
-                step=0, group=group, number=0, script=script, tokens=tokens, needed=0, expected=UNSURE, limit=1000
+                step=0,
+                group=group,
+                number=0,
+                prompt=group,
+                script=script,
+                tokens=tokens,
+                needed=0,
+                expected=UNSURE,
+                limit=1000,
             )
             response.first_version = version
             each.learn(response)
@@ -446,6 +530,31 @@ def replays(scenario: Scenario) -> st.SearchStrategy[Replay]:
 @settings(max_examples=150, deadline=None)
 def test_every_sample_is_trained_on_once_and_none_is_too_stale(scenario: Scenario, data: st.DataObject) -> None:
     check_conservation(scenario, data.draw(replays(scenario)))
+
+
+@given(SCENARIOS, st.integers(1, 3), st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_step_trains_on_one_group_for_each_place_however_often_it_is_remade(
+    any_scenario: Scenario, most: int, data: st.DataObject
+) -> None:
+    scenario = replace(any_scenario, whole_steps=False, remaking=Remaking(decide=all_equal, most=most))
+    replay = with_rewards(data.draw(replays(scenario)))
+    _, events = played(scenario, replay)
+    made = Counter(event.info["group"] for event in events if event.task == EventKind.SAMPLE)
+    again = {group: times // scenario.group_size - 1 for group, times in made.items()}
+    assert all(times % scenario.group_size == 0 for times in made.values())
+    steps = [event for event in events if event.task == EventKind.STEP]
+    assert {event.samples for event in steps} == {scenario.groups_per_step * scenario.group_size}
+    assert all(event.metrics["staleness_max"] <= scenario.max_staleness for event in steps)
+    assert set(again) == set(range(scenario.steps * scenario.groups_per_step))
+    assert set(again.values()) <= set(range(most + 1))
+    assert sum(event.metrics["remade_groups"] for event in steps) == sum(again.values())
+    last = {(event.info["group"], event.info["sample"]): event for event in events if event.task == EventKind.SAMPLE}
+    for step in steps:
+        assert step.tokens == sum(event.tokens or 0 for event in last.values() if event.step == step.step)
+    for group, scripts in enumerate(replay.groups):
+        equal = all_equal([{"reward": script.reward} for script in scripts])
+        assert (again[group] > 0) == equal
 
 
 def check_conservation(scenario: Scenario, replay: Replay) -> list[Event]:

@@ -45,11 +45,11 @@ def test_tools_return_what_the_context_grows_by_and_take_their_calls_together() 
         {"prompt_tokens": 40, "generated_tokens": 3},
     ]
     calls = [{"turn": turn, "seconds": seconds} for turn, seconds in ((0, 0.5), (0, 0.25), (1, 2.0))]
-    row = {"response_tokens": 8, "turns": turns, "tool_calls": calls, "reward": 0.5, "reward_s": 0.75}
+    row = {"response_tokens": 8, "turns": turns, "tool_calls": calls, "reward": 0.5, "reward_s": 0.75, "kept": False}
     [[script]] = Replay.of(trace_of(row)).groups
     first = Turn(generated_tokens=5, returned_tokens=40 - 9 - 5, tool_s=2.75)
     assert script.turns == (first, Turn(generated_tokens=3))
-    assert (script.tokens, script.reward, script.reward_s) == (34, 0.5, 0.75)
+    assert (script.tokens, script.reward, script.reward_s, script.kept) == (34, 0.5, 0.75, False)
 
 
 @pytest.mark.parametrize("name", ["prompt_tokens", "generated_tokens"])
