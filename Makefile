@@ -133,7 +133,7 @@ bench-serve: $(READY) $(VLLM_READY) ## tokens/s through HTTP, beside the engine'
 bench-simulator: $(READY) ## predicted beside measured: runs here, published serving and trainers; 1,024 devices
 	$(BIN)/python benchmarks/bench_simulator.py
 
-bench-plan-local: $(READY) ## the plan for this machine beside all others, each measured: the recipe grpo
+bench-plan-local: $(READY) ## the plan for this machine beside all others, each measured: the quickstart
 	$(BIN)/python benchmarks/bench_plan_local.py
 
 bench-workloads: $(READY) ## replays beside their runs, shipped workloads beside their sources, in TAILRACE_DATA

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import typer
-from real_run import Seconds, measured
+from real_run import Seconds, measured_setup
 
 from tailrace.bench.setup import Setup, make_setup
 from tailrace.host.allocator import KEPT_MEMORY
@@ -57,7 +57,7 @@ def end_to_end(rounds: int, steps: int) -> dict[str, object]:
     seen: dict[str, list[Seconds]] = {arm: [] for arm in ARMS}
     for number in range(rounds):
         for arm in sorted(ARMS, reverse=number % 2 == 1):
-            seen[arm].append(measured(setup_of(arm, steps, profile), warm_up=WARM_UP, steps=steps))
+            seen[arm].append(measured_setup(setup_of(arm, steps, profile), warm_up=WARM_UP, steps=steps))
             print(f"end to end {number}: {arm:>8} {seen[arm][-1]}", flush=True)
     turns = list(zip(seen["adaptive"], seen["dp2"], seen["tp2"], strict=True))
     return {

@@ -1,5 +1,6 @@
-"""The seconds of a training step, measured in a real run (pipeline_run.py) that plays a workload."""
+"""The seconds of a training step, measured in a real run (pipeline_run.py)."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ from pipeline_figures import Turn
 from pipeline_turn import training
 
 from tailrace.bench.setup import Setup
+from tailrace.config.run import RunConfig
 from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.workloads.files import parquet_of
@@ -26,16 +28,21 @@ class Seconds(NamedTuple):
         return f"{self.step:.2f} s ({self.generating:.2f} generating, {self.training:.2f} training)"
 
 
-def measured(setup: Setup, *, warm_up: int, steps: int) -> Seconds:
-    """Those of a real run of so many steps; the first of them do not count.
+def measured_setup(setup: Setup, *, warm_up: int, steps: int) -> Seconds:
+    """Those of a run that plays a workload; see `measured`."""
+    played = {run_files.PLAYED_TRACE: parquet_of(setup.trace)}
+    return measured(setup.config, warm_up=warm_up, steps=steps, files=played)
+
+
+def measured(config: RunConfig, *, warm_up: int, steps: int, files: Mapping[str, bytes] | None = None) -> Seconds:
+    """Those of a real run of so many steps; the first of them do not count. `files`: see `training`.
 
     Raises:
         RuntimeError: the run failed.
         subprocess.TimeoutExpired: it took too long.
     """
-    config, directory = setup.config.model_dump_json(), Path(setup.config.output_dir)
-    played = {run_files.PLAYED_TRACE: parquet_of(setup.trace)}
-    with training(directory, config, warm_up=warm_up, steps=steps, files=played) as process:
+    directory = Path(config.output_dir)
+    with training(directory, config.model_dump_json(), warm_up=warm_up, steps=steps, files=files) as process:
         process.wait(_LIMIT_S)
     turn = Turn(directory, warm_up)
     step_s = turn.window.seconds / len(turn.steps)

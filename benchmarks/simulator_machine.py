@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import typer
 from bench_pipeline import MODES, two_cores
-from real_run import Seconds, measured
+from real_run import Seconds, measured_setup
 
 from tailrace.bench.setup import Setup, make_setup
 from tailrace.commands.profile_machine import measure_machine
@@ -85,7 +85,7 @@ def main(rounds: int = 1, workload: str | None = None) -> None:
             profile = profiled(setup_of(name, "sequential", cores).config, cores)
             for mode in MODES:
                 setup = setup_of(name, mode, cores)
-                real = measured(setup, warm_up=WARM_UP, steps=STEPS)
+                real = measured_setup(setup, warm_up=WARM_UP, steps=STEPS)
                 before, profile = profile, profiled(setup.config, cores)
                 foretold = [simulated(setup.config, setup.played, each) for each in (before, profile)]
                 ratio = statistics.fmean(each.step for each in foretold) / real.step
