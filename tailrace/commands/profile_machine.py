@@ -11,11 +11,11 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +54,8 @@ _NEW_TOKENS = 24
 """Tokens of each response; a batch of each size makes so many steps."""
 _PROMPT_TOKENS = 64
 _INSTALLS = 3
+_LEAST_BEND = 0.1
+"""A step takes such a part of the line's seconds at least; less is an error of its prompts' seconds."""
 _LIMIT_S = 1800.0
 """Seconds in which a measurement has ended."""
 _MOST_TOKENS = 1024
@@ -173,7 +175,7 @@ def _arranged(engine: NativeEngineConfig, tp: int, dp: int) -> NativeEngineConfi
 
 def _full_step_s(engine: EngineProfile, slots: int) -> float:
     """Seconds of a decode step of a replica with the largest batch."""
-    return engine.costs.step_s(1, slots, slots * (_PROMPT_TOKENS + _NEW_TOKENS / 2), 1)
+    return engine.times.step_s(1, slots, slots * (_PROMPT_TOKENS + _NEW_TOKENS / 2), 1)
 
 
 def in_process(work: Callable[[A], T], argument: A) -> T:
@@ -228,12 +230,7 @@ async def _measured_engine(config: RunConfig, model_dir: Path, executor: Executo
     engine = await open_engine(engine_config, model_dir, device=config.device, executor=executor)
     try:
         batches = _Batches(engine, describe_model(model_dir).vocab)
-        began = time.monotonic()
-        while True:
-            seconds = {size: await batches.generate(size * dp) for size in sizes}
-            load = engine.load()
-            if load is not None and isinstance(load.costs, StepCosts) and time.monotonic() - began >= task.least_s:
-                break
+        costs, by_size = await _step_costs(engine, batches, sizes, dp, task.least_s)
         weights = checkpoint_weights(read_architecture(model_dir), model_dir)
         installs = []
         for version in range(1, _INSTALLS + 1):
@@ -246,9 +243,30 @@ async def _measured_engine(config: RunConfig, model_dir: Path, executor: Executo
         cores=len(task.cores),
         tp=engine_config.tp,
         dp=dp,
-        costs=_with_pauses(load.costs, seconds),
+        costs=costs,
+        by_size=by_size,
         install_s=statistics.median(installs),
     )
+
+
+async def _step_costs(
+    engine: Engine, batches: "_Batches", sizes: Sequence[int], dp: int, least_s: float
+) -> tuple[StepCosts, dict[int, float]]:
+    """Generate batches of all sizes for each of the replicas. Return what steps cost, and `EngineProfile.by_size`.
+
+    With `least_s` it goes on for so long beside a trainer, the largest batches first: these count then, and the trainer
+    may have ended before the smallest.
+    """
+    began = time.monotonic()
+    seconds: dict[int, float] = {}
+    order = cycle(reversed(sizes) if least_s else sizes)
+    while True:
+        size = next(order)
+        seconds[size] = await batches.generate(size * dp)
+        load, is_long = engine.load(), time.monotonic() - began >= least_s
+        is_enough = is_long if least_s else len(seconds) == len(sizes)
+        if is_enough and load is not None and isinstance(load.costs, StepCosts):
+            return load.costs, {size: _bend(load.costs, size, took) for size, took in seconds.items()}
 
 
 class _Batches:
@@ -280,16 +298,12 @@ class _Batches:
         )
 
 
-def _with_pauses(costs: StepCosts, seconds: Mapping[int, float]) -> StepCosts:
-    """Costs with what goes by between two steps: batches of each size, of a replica, took so many seconds."""
+def _bend(costs: StepCosts, size: int, seconds: float) -> float:
+    """By how many times a step takes longer than by `costs`, with what goes by between two steps: a batch of such a
+    size, of a replica, took so many seconds."""
     steps = range(1, _NEW_TOKENS)  # the first token comes with the prompt
-    foretold = sum(
-        costs.prefill * size * _PROMPT_TOKENS
-        + sum(costs.step_s(1, size, size * (_PROMPT_TOKENS + step), 1) for step in steps)
-        for size in seconds
-    )
-    pause_s = (sum(seconds.values()) - foretold) / (len(steps) * len(seconds))
-    return msgspec.structs.replace(costs, base=costs.base + max(0.0, pause_s))
+    line_s = sum(costs.step_s(1, size, size * (_PROMPT_TOKENS + step), 1) for step in steps)
+    return max(_LEAST_BEND, (seconds - costs.prefill * size * _PROMPT_TOKENS) / line_s)
 
 
 def _sizes(slots: int) -> list[int]:
@@ -308,7 +322,7 @@ def _table(profile: MachineProfile) -> Table:
         shown.add_column(name, justify="right")
     engines = [next(one for one in profile.engines if one.cores == cores) for cores in (profile.cores, profile.half)]
     for size in (1, 8, 64):
-        each = [1000 * engine.costs.step_s(1, size, size * _PROMPT_TOKENS, 1) for engine in engines]
+        each = [1000 * engine.times.step_s(1, size, size * _PROMPT_TOKENS, 1) for engine in engines]
         beside = number(each[1] * profile.engine_beside)
         shown.add_row(f"ms a decode step of {size}", *map(number, each), beside)
     trainers = [ProfiledTrainer(one) for one in profile.trainers]

@@ -367,7 +367,7 @@ def scenario_here(
     cores = profile.cores if colocated else profile.half
     measured, trainer = profile.engine(cores, tp=engine.tp, dp=engine.dp), profile.trainer(cores)
     kind = EngineKind(
-        times=Additive(measured.costs),
+        times=Additive(measured.times),
         tp=engine.tp,
         dp=engine.dp,
         slots=engine.max_batch_size,

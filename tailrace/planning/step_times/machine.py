@@ -1,5 +1,7 @@
 """What was measured of one machine: engines and trainers, by themselves and beside each other."""
 
+from bisect import bisect_left
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +23,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
     tp: Count = 1
     dp: Count = 1
     costs: StepCosts
-    """Of a replica, while the others decode as many sequences."""
+    """Of a replica, while the others decode as many sequences: a line through all sizes of batches."""
+    by_size: dict[Count, Annotated[float, msgspec.Meta(gt=0)]] = {}
+    """How many times as long as by that line a step took, by the sequences of a replica."""
     install_s: NotNegative
     """Seconds in which it stands still for new weights."""
 
@@ -31,9 +35,44 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("a decode step takes 0 seconds")
 
     @property
+    def times(self) -> "BentSteps":
+        """Its steps."""
+        return BentSteps(self.costs, self.by_size)
+
+    @property
     def arrangement(self) -> tuple[int, int]:
         """TP and DP."""
         return self.tp, self.dp
+
+
+class BentSteps:
+    """Steps by a line, bent to what was measured with some sizes of batches; between these in proportion."""
+
+    def __init__(self, line: StepCosts, by_size: Mapping[int, float]) -> None:
+        """`by_size`: by how many times a step takes longer than by the line."""
+        self._line = line
+        self._sizes = sorted(by_size)
+        self._factors = [by_size[size] for size in self._sizes]
+
+    def step_s(
+        self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
+    ) -> float:
+        """See `StepTimes`."""
+        return self._factor(batch_size) * self._line.step_s(tp, batch_size, context_tokens, replicas, others)
+
+    def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
+        """See `StepTimes`."""
+        return self._line.prefill_s(tp, batch_size, rms_length)
+
+    def _factor(self, size: float) -> float:
+        if not self._sizes:
+            return 1.0
+        place = bisect_left(self._sizes, size)
+        if place in (0, len(self._sizes)):
+            return self._factors[min(place, len(self._sizes) - 1)]
+        before, after = self._sizes[place - 1 : place + 1]
+        part = (size - before) / (after - before)
+        return (1 - part) * self._factors[place - 1] + part * self._factors[place]
 
 
 class MachineProfile(msgspec.Struct, frozen=True, kw_only=True):

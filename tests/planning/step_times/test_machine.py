@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from tailrace.errors import PlanError
-from tailrace.planning.step_times.machine import read_machine_profile
+from tailrace.planning.dispatch.costs import StepCosts
+from tailrace.planning.step_times.machine import BentSteps, EngineProfile, read_machine_profile
 from tailrace.planning.step_times.trainer_profile import MicroBatchPoint
 from tests.planner.machines import profile, trainer
 
@@ -49,3 +50,18 @@ def test_what_is_no_profile_is_refused_in_one_line(tmp_path: Path, content: byte
         read_machine_profile(path)
     assert said in str(refused.value)
     assert str(refused.value).startswith(str(path))
+
+
+LINE = StepCosts(base=1.0, each=0.5, context=0.0, prefill=0.25)
+
+
+def test_steps_are_those_that_were_measured_and_between_them_in_proportion() -> None:
+    steps = BentSteps(LINE, {8: 1.0, 2: 2.0})
+    factors = [steps.step_s(1, size, 0.0, 1) / LINE.step_s(1, size, 0.0, 1) for size in (1, 2, 5, 8, 16)]
+    assert factors == pytest.approx([2.0, 2.0, 1.5, 1.0, 1.0])
+    assert steps.prefill_s(1, 1, 8) == 2.0
+
+
+def test_without_measured_sizes_the_line_counts() -> None:
+    engine = EngineProfile(cores=1, costs=LINE, install_s=0.0)
+    assert engine.times.step_s(1, 4, 0.0, 1) == LINE.step_s(1, 4, 0.0, 1)
