@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,10 @@ class Curve:
             return cls(xs, ys, (0.0,), 0.0)
         inner = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
         return cls(xs, ys, (*inner, max(0.0, inner[-1])), max(0.0, inner[0]))
+
+    def level(self) -> "Curve":
+        """The same with the first and the last value outside the points."""
+        return replace(self, slopes=(*self.slopes[:-1], 0.0), before=0.0)
 
     def at(self, x: float) -> float:
         """The value at x."""

@@ -1,6 +1,5 @@
 """What was measured of one machine: engines and trainers, by themselves and beside each other."""
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from tailrace.errors import UNREADABLE, PlanError, one_line
+from tailrace.planning.curves import Curve
 from tailrace.planning.dispatch.costs import NotNegative, StepCosts
 from tailrace.planning.step_times.trainer_profile import TrainerProfile
 
@@ -51,28 +51,17 @@ class BentSteps:
     def __init__(self, line: StepCosts, by_size: Mapping[int, float]) -> None:
         """`by_size`: by how many times a step takes longer than by the line."""
         self._line = line
-        self._sizes = sorted(by_size)
-        self._factors = [by_size[size] for size in self._sizes]
+        self._factor = Curve.through(by_size.items() or [(1, 1.0)]).level()
 
     def step_s(
         self, tp: int, batch_size: float, context_tokens: float, replicas: int, others: float | None = None
     ) -> float:
         """See `StepTimes`."""
-        return self._factor(batch_size) * self._line.step_s(tp, batch_size, context_tokens, replicas, others)
+        return self._factor.at(batch_size) * self._line.step_s(tp, batch_size, context_tokens, replicas, others)
 
     def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
         """See `StepTimes`."""
         return self._line.prefill_s(tp, batch_size, rms_length)
-
-    def _factor(self, size: float) -> float:
-        if not self._sizes:
-            return 1.0
-        place = bisect_left(self._sizes, size)
-        if place in (0, len(self._sizes)):
-            return self._factors[min(place, len(self._sizes) - 1)]
-        before, after = self._sizes[place - 1 : place + 1]
-        part = (size - before) / (after - before)
-        return (1 - part) * self._factors[place - 1] + part * self._factors[place]
 
 
 class MachineProfile(msgspec.Struct, frozen=True, kw_only=True):
