@@ -28,7 +28,8 @@ class SimulatedLengths:
         """The lengths of responses that have ended, as a policy knows them."""
         self._knows = scenario.knows_lengths
         self._error = scenario.expectation_error
-        self._longest = float(longest)
+        self.longest = longest
+        """See `__init__`."""
         self._chance = random.Random(scenario.seed)
         self._siblings: LengthPredictor | None = None
         if self._knows == "siblings":
@@ -38,7 +39,7 @@ class SimulatedLengths:
         """What is expected at first of the responses to a prompt, by its number."""
         match self._knows:
             case "nothing":
-                return [_certain(self._longest)] * len(scripts)
+                return [_certain(float(self.longest))] * len(scripts)
             case "lengths":
                 return [self._told(script.tokens) for script in scripts]
             case "group_means":

@@ -17,7 +17,6 @@ class SimulatedPrompts:
         self._scenario = scenario
         self._replay = replay
         self._lengths = lengths
-        self._longest = replay.longest_response
         self._drawn = (drawn or replay).groups
         """Those that take the places of groups that are remade."""
 
@@ -46,7 +45,7 @@ class SimulatedPrompts:
                 tokens=script.tokens,
                 needed=needed,
                 expected=each,
-                limit=self._longest,
+                limit=self._lengths.longest,
             )
             for sample, (script, each) in enumerate(zip(scripts, expected, strict=True))
         ]
