@@ -159,14 +159,15 @@ class Problem:
             check_profile(profile, shape, cluster.pools, dtypes)
         steps = steps or _few(config.trainer.train_batch_size)
         drawn = draw_steps(workload, config, shape, steps=steps)
-        Table.of(config).critic_shape(shape)
+        table = Table.of(config)
+        table.critic_shape(shape)
         return cls(
             config=config,
             shape=shape,
             cluster=cluster,
             workload=workload.name,
             drawn=drawn,
-            redrawn=tuple(_redrawn(workload, config, steps)),
+            redrawn=tuple(_redrawn(workload, config, steps, table.remaking)),
             times=times,
             profile=profile,
         )
@@ -234,9 +235,9 @@ class Problem:
         return replace(self, cluster=cluster, _sources={})
 
 
-def _redrawn(workload: Workload, config: RunConfig, steps: int) -> Iterator[Load]:
+def _redrawn(workload: Workload, config: RunConfig, steps: int, remaking: Remaking | None) -> Iterator[Load]:
     """Draw again, with other seeds. Responses end where the recipe lets them."""
-    groups, size, remaking = config.groups_per_step, config.algorithm.group_size, Table.of(config).remaking
+    groups, size = config.groups_per_step, config.algorithm.group_size
     count = max(2, min(_DRAWS, _MOST_DRAWN // (steps * config.trainer.train_batch_size)))
     for number in range(1, count + 1):
         trace = workload.sample(steps=steps, groups=groups, group_size=size, seed=config.seed + number)
