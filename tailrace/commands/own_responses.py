@@ -45,9 +45,9 @@ def own_responses(recipe: str) -> Replay:
     prepare_torch(config.device, config.threads)
     inputs = load_inputs(config)
     groups = _generated(config, inputs)
-    if not is_graded:
-        return Replay([[_script(prompt, sample) for sample in samples] for prompt, samples in groups])
-    rewards = asyncio.run(_rewards(config.rewards, inputs, groups))
+    rewards: list[list[float | None]] = [[None] * len(samples) for _, samples in groups]
+    if is_graded:
+        rewards = asyncio.run(_rewards(config.rewards, inputs, groups))
     return Replay(
         [
             [_script(prompt, sample, reward) for sample, reward in zip(samples, graded, strict=True)]
@@ -127,7 +127,7 @@ async def _rewards(config: RewardsConfig, inputs: Inputs, groups: _Groups) -> li
     return [[grade.reward for grade in of_group] for of_group in grades]
 
 
-def _script(prompt: Prompt, sample: Sample, reward: float | None = None) -> Script:
+def _script(prompt: Prompt, sample: Sample, reward: float | None) -> Script:
     turn = Turn(generated_tokens=len(sample.response_ids))
     return Script(
         prompt_tokens=len(prompt.prompt_ids), turns=(turn,), reward=reward, finish_reason=sample.finish_reason
