@@ -73,7 +73,7 @@ class Unit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     number: Count
     endpoints: list[str]
-    """The endpoints at which the unit listens; a client uses any of them."""
+    """The endpoints at which the unit alone listens, see `at_this_server`; a client uses any of them."""
     host: str
     """The id of its host, see `host_id`. Clients on the same host share its memory."""
     directory: str

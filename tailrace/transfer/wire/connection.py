@@ -35,7 +35,7 @@ from tailrace.transfer.wire.messages import (
     Waiting,
 )
 from tailrace.transfer.wire.protocol import Protocol
-from tailrace.transfer.wire.sockets import connect, dealer, readable, receive, send
+from tailrace.transfer.wire.sockets import connect, dealer, disconnect, readable, receive, send, server_at
 
 Then: TypeAlias = Callable[[Outcome], None]
 """Called with the reply, or with the error that took its place. It must not raise."""
@@ -107,6 +107,8 @@ class Connection:
             raise
         self._is_connected = True
         self._endpoint = endpoint
+        self._server = server_at(endpoint)
+        """The id of the server that is meant. Another one in its place is as good as nobody: see `at_this_server`."""
         self._peer = f"{peer} at {endpoint}"
         self._identity = identity
         self._protocol = protocol
@@ -148,7 +150,7 @@ class Connection:
         """
         check_frames(call.frames)
         if not self._is_connected:
-            self.socket.connect(self._endpoint)
+            connect(self.socket, self._endpoint)
             self._is_connected = True
         number = self._add(call, then, held=held)
         if self._known:
@@ -323,14 +325,19 @@ class Connection:
             for request in self._requests.values():
                 request.retry_at = now
         if events & _REFUSED and self._is_connected:
-            self.socket.disconnect(self._endpoint)
-            self._is_connected = self._known = False
+            self._disconnect()
+            if self._server is not None:
+                return  # whoever refuses is another server
             self._refuse(
                 WireError(
                     f"at {self._endpoint} the server does not know the token that this client has, or is of another "
                     f"version of Tailrace: another one is there now; {self._protocol.address_hint}"
                 )
             )
+
+    def _disconnect(self) -> None:
+        disconnect(self.socket, self._endpoint)
+        self._is_connected = self._known = False
 
     # Saying Hello
 
@@ -351,7 +358,12 @@ class Connection:
 
     def _on_challenge(self, hello: Hello, result: Outcome) -> None:
         try:
-            prove = self._identity.prove(hello, expect(result, Challenge), hint=self._protocol.address_hint)
+            challenge = expect(result, Challenge)
+            if self._server not in (None, challenge.server):
+                self._disconnect()
+                self._heard = -math.inf
+                return
+            prove = self._identity.prove(hello, challenge, hint=self._protocol.address_hint)
         except TailraceError as error:
             self._refuse(error)
         else:

@@ -1,6 +1,6 @@
 """The handshake: both ends of a connection prove that they know the token, and neither sends it.
 
-    client ──Hello(name, nonce)──▶ server ──Challenge(nonce, proof)──▶ client ──Prove(proof)──▶ server ──Accepted──▶
+    client ──Hello(name, nonce)──▶ server ──Challenge(id, nonce, proof)──▶ client ──Prove(proof)──▶ server ──Accepted──▶
 
 Before that, ZeroMQ has let the connection in by its password (`porter`). A proof is an HMAC-SHA-256 under the token
 over a word for the side, both nonces and the client's name. It holds for one connection: ZeroMQ gives every new
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from tailrace.errors import WireError
 from tailrace.transfer.wire.messages import NONCE_BYTES, PROTOCOL, Challenge, Hello, Prove
 from tailrace.transfer.wire.porter import Password
-from tailrace.transfer.wire.sockets import host_id
+from tailrace.transfer.wire.sockets import SERVER_ID_BYTES, host_id
 
 _MAX_CHALLENGED = 1024
 """The most connections that have said Hello but not proved anything. One more replaces the oldest."""
@@ -112,6 +112,8 @@ class Authenticator:
     def __init__(self, token: bytes, *, silence_s: float) -> None:
         """`silence_s`: seconds without a message after which a connection has to say Hello again."""
         check_token(token)
+        self.server = secrets.token_hex(SERVER_ID_BYTES)
+        """The server's id, which no other has: a server may listen where another one did. See `at_this_server`."""
         self._token = token
         self._silence_s = silence_s
         self._challenged: OrderedDict[bytes, tuple[Hello, bytes]] = OrderedDict()
@@ -141,7 +143,7 @@ class Authenticator:
             self._challenged[connection] = (hello, nonce)
         if len(self._challenged) > _MAX_CHALLENGED:
             self._challenged.popitem(last=False)
-        return Challenge(nonce, proof_of_server(self._token, hello, nonce))
+        return Challenge(self.server, nonce, proof_of_server(self._token, hello, nonce))
 
     def enter(self, connection: bytes, prove: Prove, now: float) -> str | None:
         """Let a connection in; return its client, or None if it has not said Hello or did so too long ago.

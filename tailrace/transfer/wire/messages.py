@@ -15,7 +15,7 @@ from msgspec import Meta
 from tailrace import errors
 from tailrace.errors import TailraceError, WireError
 
-PROTOCOL = 8
+PROTOCOL = 9
 """The version of all messages, here and in each `Protocol`: raise it with every change. Both sides must be equal."""
 NONCE_BYTES = DIGEST_BYTES = 32
 
@@ -47,6 +47,8 @@ class Hello(Message, frozen=True):
 class Challenge(Message, frozen=True):
     """Answer to Hello."""
 
+    server: Name
+    """The server's id, see `Authenticator.server`."""
     nonce: Nonce
     """The nonce with which the client proves that it knows the token."""
     proof: Digest

@@ -50,7 +50,7 @@ from tailrace.transfer.wire.messages import (
     Waiting,
 )
 from tailrace.transfer.wire.protocol import Protocol
-from tailrace.transfer.wire.sockets import DEFAULT_ENDPOINTS, Listener, send
+from tailrace.transfer.wire.sockets import DEFAULT_ENDPOINTS, Listener, at_this_server, send
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -169,6 +169,11 @@ class Server:
     def endpoints(self) -> list[str]:
         """The endpoints at which it listens."""
         return list(self._listener.endpoints)
+
+    @property
+    def own_endpoints(self) -> list[str]:
+        """The same for clients that mean this server alone, and none that listens there after it."""
+        return [at_this_server(endpoint, self._authenticator.server) for endpoint in self.endpoints]
 
     @property
     def now(self) -> float:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shutil
 import tempfile
 import uuid
@@ -18,6 +19,10 @@ from tailrace.transfer.wire.porter import Password, Porter
 
 DEFAULT_ENDPOINTS = ("ipc://*", "tcp://127.0.0.1:*")
 """A socket in a new directory that only this user may enter, and a free local port that only this machine reaches."""
+
+SERVER_ID_BYTES = 8
+_AT_SERVER = re.compile(rf"#([0-9a-f]{{{2 * SERVER_ID_BYTES}}})$")
+"""The end of an endpoint that one server alone has."""
 
 _MAX_PARENT_BYTES = 63
 """Length limit of the path to a directory of sockets: a socket's path may have 103 bytes on macOS, 107 on Linux."""
@@ -57,6 +62,21 @@ def socket_parent(max_bytes: int = _MAX_PARENT_BYTES) -> Path:
     return Path(parent) if fits else _SHORT_PARENT
 
 
+def at_this_server(endpoint: str, server: str) -> str:
+    """An endpoint that means one server alone, by its id. Another server that listens there later counts as nobody."""
+    return f"{endpoint}#{server}"
+
+
+def server_at(endpoint: str) -> str | None:
+    """The id of the only server that an endpoint means; None if it means any that listens there."""
+    match = _AT_SERVER.search(endpoint)
+    return None if match is None else match[1]
+
+
+def _address(endpoint: str) -> str:
+    return _AT_SERVER.sub("", endpoint)
+
+
 def dealer(context: "zmq.Context[Any]", password: Password) -> zmq.SyncSocket:
     """Make the socket of a client, which is not connected yet."""
     socket = _tuned(context.socket(zmq.DEALER))
@@ -72,11 +92,16 @@ def connect(socket: zmq.SyncSocket, endpoint: str) -> None:
         WireError: `endpoint` is invalid.
     """
     try:
-        socket.connect(endpoint)
+        socket.connect(_address(endpoint))
     except zmq.ZMQError as error:
         raise WireError(
             f"cannot connect to {endpoint!r}: {error.strerror}; expected ipc://PATH or tcp://HOST:PORT"
         ) from None
+
+
+def disconnect(socket: zmq.SyncSocket, endpoint: str) -> None:
+    """Undo `connect`."""
+    socket.disconnect(_address(endpoint))
 
 
 class Listener:
@@ -223,7 +248,7 @@ def reachable(endpoints: Sequence[str], host: str) -> list[str]:
 def _detour(endpoint: str) -> int:
     if not endpoint.startswith("ipc:"):
         return 1
-    return 0 if os.path.exists(endpoint.removeprefix("ipc://")) else 2
+    return 0 if os.path.exists(_address(endpoint).removeprefix("ipc://")) else 2
 
 
 def _tuned(socket: zmq.SyncSocket) -> zmq.SyncSocket:

@@ -28,15 +28,16 @@ from tailrace.transfer.queue.client import one
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.messages import Renew
+from tailrace.transfer.queue.messages import QUEUE, Renew
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.wire.calls import Operation
 from tailrace.transfer.wire.server import Server
 from tailrace.types import FloatArray, TaskSpec, Value
 from tests.helpers.waiting import until
-from tests.transfer.client.servers import LIMIT_S, Make, Served, arena, memory, serving
+from tests.transfer.client.servers import LIMIT_S, TOKEN, Make, Served, arena, memory, serving
 from tests.transfer.tables import group, one_task, outputs, table, tokens
+from tests.transfer.wire import desk
 
 T = TypeVar("T")
 
@@ -284,6 +285,19 @@ def test_a_dead_unit_holds_up_nobody_until_the_limit(tmp_path: Path, face: Face)
         with pytest.raises(StaleRowError):
             queue.ack(second, outputs(second, response_ids=tokens(5)))
         assert queue.lost_groups(timeout=LIMIT_S) == {0: 0}
+
+
+@pytest.mark.parametrize("token", [TOKEN, b"another token of some length"], ids=["own token", "another token"])
+def test_a_server_that_listens_where_a_unit_did_is_not_taken_for_it(tmp_path: Path, face: Face, token: bytes) -> None:
+    alone = ("tcp://127.0.0.1:*",)
+    with serving(tmp_path, endpoints=alone, units=1, unit_limit_s=3.0) as served, face(served, limit_s=3600.0) as queue:
+        queue.put(group(0, 1))
+        claim = queue.claim("rollout", timeout=LIMIT_S)
+        served.stop_unit(0)
+        other = Server("other", token, QUEUE, endpoints=served.units)
+        with desk.serving(other, takes_all := desk.Desk(other)), pytest.raises(StaleRowError):
+            queue.ack(claim, outputs(claim, response_ids=tokens(5)))
+        assert not takes_all.parts
 
 
 def test_groups_that_went_with_a_unit_are_put_again(tmp_path: Path) -> None:

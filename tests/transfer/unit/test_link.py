@@ -51,7 +51,7 @@ def test_a_unit_offers_itself_again_and_again(endpoint: str) -> None:
         name="a",
         incarnation=first.incarnation,
         lasting=False,
-        endpoints=unit.endpoints,
+        endpoints=unit.own_endpoints,
         host=host_id(),
         directory="",
         max_bytes=1000,

@@ -53,7 +53,7 @@ class Desk(Service):
         self._admitted = 0
         self._leases: dict[int, RowId] = {}
         self._claims: dict[Ticket, float] = {}
-        self._parts: dict[tuple[int, int, int], bytes] = {}
+        self.parts: dict[tuple[int, int, int], bytes] = {}
         self._next_lease = 1
         self.forgotten: list[str] = []
 
@@ -136,7 +136,7 @@ class Desk(Service):
         return Reply(Accepted())
 
     def _stats(self, incoming: Incoming) -> Reply:
-        size = sum(map(len, self._parts.values()))
+        size = sum(map(len, self.parts.values()))
         return Reply(Counted(QueueStats(rows=len(self._ready), bytes=size, blocked_puts=len(self._claims), tasks={})))
 
     def _write(self, incoming: Incoming) -> Reply:
@@ -144,7 +144,7 @@ class Desk(Service):
         unwritten = iter(rows)
         for run, frame in zip(incoming.message.runs, incoming.frames, strict=True):
             for cell in cells_of(run, frame):
-                self._parts[(*next(unwritten), incoming.message.tag)] = bytes(cell)
+                self.parts[(*next(unwritten), incoming.message.tag)] = bytes(cell)
         if incoming.message.tag == 0:
             self._ready += rows
             self._serve()
@@ -152,7 +152,7 @@ class Desk(Service):
 
     def _read(self, incoming: Incoming) -> Reply:
         rows, tags = unpack(incoming.message.rows, 2).tolist(), unpack(incoming.message.tags, 1).tolist()
-        cells = [self._parts[(*row, *tag)] for row, tag in zip(rows, tags, strict=True)]
+        cells = [self.parts[(*row, *tag)] for row, tag in zip(rows, tags, strict=True)]
         places = packed([[[frame, 0]] for frame in range(len(cells))])
         return Reply(Cells(packed([[len(cell) // 8] for cell in cells]), places, [], None), cells)
 

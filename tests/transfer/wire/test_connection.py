@@ -15,7 +15,7 @@ from tailrace.transfer.wire.frames import Header, Reply, decode_header, encode
 from tailrace.transfer.wire.handshake import Authenticator, Identity
 from tailrace.transfer.wire.messages import Accepted, Beat, Cancel, Failure, Hello, Message, Prove, Stranger, Waiting
 from tailrace.transfer.wire.porter import ends_of, hang_up
-from tailrace.transfer.wire.sockets import Listener, receive, send
+from tailrace.transfer.wire.sockets import Listener, at_this_server, receive, send
 from tests.transfer.wire.desk import LIMIT_S, TOKEN
 
 PATIENCE = Patience(limit_s=30.0, retry_s=1.0, max_retry_s=4.0)
@@ -35,17 +35,18 @@ class Stage:
         self.authenticator = Authenticator(token, silence_s=99)
         self.now = 0.0
         self.endpoint = endpoint
-        self.connection = Connection(
-            self.context,
-            endpoint,
-            Identity("tester", TOKEN),
-            QUEUE,
-            PATIENCE,
-            clock=lambda: self.now,
-            peer="the desk",
-        )
+        self.connection = self._connect(endpoint)
         self.results: dict[int, Reply | TailraceError] = {}
         self.route = b""
+
+    def _connect(self, endpoint: str) -> Connection:
+        identity = Identity("tester", TOKEN)
+        return Connection(self.context, endpoint, identity, QUEUE, PATIENCE, clock=lambda: self.now, peer="the desk")
+
+    def mean_alone(self, server: str) -> None:
+        """Connect again, to the server of this id alone."""
+        self.connection.close()
+        self.connection = self._connect(at_this_server(self.endpoint, server))
 
     def start(self, message: Message, wait_s: float = 0.0, *, held: bool = False) -> int:
         number: int
@@ -267,6 +268,19 @@ def test_a_server_that_does_not_know_the_token_ends_what_waits_and_the_next_requ
     third = stage.start(Renew(3))
     stage.greet()
     assert stage.asked() == (third, Renew(3))
+
+
+def test_another_server_in_the_place_of_the_only_one_that_is_meant_counts_as_nobody(stage: Stage) -> None:
+    stage.mean_alone("0123456789abcdef")
+    number = stage.start(Renew(1))
+    asked, hello = stage.asked()
+    assert isinstance(hello, Hello)
+    stage.say(asked, stage.authenticator.challenge(stage.route, hello))
+    assert not stage.connection.is_silent
+    stage.pass_time(PATIENCE.liveness_s)
+    assert stage.connection.is_silent
+    stage.pass_time(PATIENCE.limit_s)
+    assert isinstance(stage.results[number], PeerLost)
 
 
 def test_who_hears_first_that_a_server_does_not_know_the_token_may_close_the_connection(stage: Stage) -> None:

@@ -89,7 +89,7 @@ EXAMPLES: list[Message] = [
     messages.Export(),
     messages.Release(7),
     messages.Restore(STATE),
-    wire.Challenge(BYTES, BYTES),
+    wire.Challenge("server", BYTES, BYTES),
     Table(
         [Unit(0, ["ipc:///a"], "host", "")],
         {"prompt_ids": ColumnKind.INTS},

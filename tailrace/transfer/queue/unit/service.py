@@ -99,7 +99,7 @@ class StorageUnit(Service):
             name=name,
             incarnation=secrets.token_hex(8),
             lasting=storage.lasting,
-            endpoints=server.endpoints,
+            endpoints=server.own_endpoints,
             host=host_id(),
             directory=directory,
             max_bytes=max_bytes,
