@@ -50,9 +50,11 @@ from tailrace.types import Request
 A = TypeVar("A")
 T = TypeVar("T")
 
-_NEW_TOKENS = 24
+_NEW_TOKENS = 20
 """Tokens of each response; a batch of each size makes so many steps."""
 _PROMPT_TOKENS = 64
+_GROUP = 8
+"""Responses to each prompt, which is computed once for them, as in a run."""
 _INSTALLS = 3
 _LEAST_BEND = 0.1
 """A step takes such a part of the line's seconds at least; less is an error of its prompts' seconds."""
@@ -71,7 +73,9 @@ class _Task:
     model_dir: str
     cores: tuple[int, ...]
     least_s: float = 0.0
-    """Seconds that it goes on measuring for, at least."""
+    """Seconds that an engine goes on measuring for, at least."""
+    rounds: int = 1
+    """How many times a trainer is measured."""
 
 
 def profile_machine(config: RunConfig, json: Path | None, *, force: bool = False) -> None:
@@ -133,9 +137,9 @@ def measure_machine(
     model_dir = str(resolve_model(config.model).resolve())
     own = engine.tp, engine.dp
 
-    def task(cores: tuple[int, ...], arrangement: tuple[int, int] = own, least_s: float = 0.0) -> _Task:
+    def task(cores: tuple[int, ...], arrangement: tuple[int, int] = own, **options: Any) -> _Task:
         changed = config.model_copy(update={"engine": _arranged(engine, *arrangement)})
-        return _Task(config=changed.model_dump_json(), model_dir=model_dir, cores=cores, least_s=least_s)
+        return _Task(config=changed.model_dump_json(), model_dir=model_dir, cores=cores, **options)
 
     each = dict.fromkeys([own, (1, 1), *arrangements])
     tell("measuring engines, by themselves")
@@ -146,12 +150,12 @@ def measure_machine(
         if tp * dp <= len(cores)
     ]
     tell("measuring the trainer, by itself")
-    trainer = in_process(_trainer, task(usable))
+    trainer = in_process(_trainer, task(usable, rounds=2))
     began = time.monotonic()
     trainer_apart = in_process(_trainer, task(second))
     alone = next(one for one in engines if one.cores == half)
     tell("measuring an engine beside a trainer")
-    beside, trainer_beside = _beside(task(first, alone.arrangement, time.monotonic() - began), task(second))
+    beside, trainer_beside = _beside(task(first, alone.arrangement, least_s=time.monotonic() - began), task(second))
     return MachineProfile(
         model=config.model.path,
         hardware=cpu_name(),
@@ -205,7 +209,9 @@ def _waited(measuring: Future[T]) -> T:
 
 
 def _process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # PyTorch is imported once for all of them
+    return ProcessPoolExecutor(max_workers=1, mp_context=context)
 
 
 def _opened(task: _Task) -> RunConfig:
@@ -252,7 +258,7 @@ async def _measured_engine(config: RunConfig, model_dir: Path, executor: Executo
 async def _step_costs(
     engine: Engine, batches: "_Batches", sizes: Sequence[int], dp: int, least_s: float
 ) -> tuple[StepCosts, dict[int, float]]:
-    """Generate batches of all sizes for each of the replicas. Return what steps cost, and `EngineProfile.by_size`.
+    """Generate batches of all sizes in each of the replicas. Return what steps cost, and `EngineProfile.by_size`.
 
     With `least_s` it goes on for so long beside a trainer, the largest batches first: these count then, and the trainer
     may have ended before the smallest.
@@ -262,7 +268,7 @@ async def _step_costs(
     order = cycle(reversed(sizes) if least_s else sizes)
     while True:
         size = next(order)
-        seconds[size] = await batches.generate(size * dp)
+        seconds[size] = await batches.generate(size, dp)
         load, is_long = engine.load(), time.monotonic() - began >= least_s
         is_enough = is_long if least_s else len(seconds) == len(sizes)
         if is_enough and load is not None and isinstance(load.costs, StepCosts):
@@ -270,40 +276,48 @@ async def _step_costs(
 
 
 class _Batches:
-    """Batches of responses that all have the same length."""
+    """Batches of responses to groups of prompts; all have the same length."""
 
     def __init__(self, engine: Engine, vocab: int) -> None:
         self._engine = engine
         self._vocab = vocab
         self._random = np.random.default_rng(0)
-        self._ids = count()
+        self._groups, self._ids = count(), count()
 
-    async def generate(self, size: int) -> float:
-        """Generate so many, and return the seconds."""
-        requests = [self._request() for _ in range(size)]
+    async def generate(self, size: int, replicas: int) -> float:
+        """Generate so many in each of the replicas, and return the seconds."""
+        requests = [request for _ in range(replicas) for group in _groups(size) for request in self._requests(group)]
         start = time.perf_counter()
         async with aclosing(self._engine.submit(requests)) as samples:
             async for _ in samples:
                 pass
         return time.perf_counter() - start
 
-    def _request(self) -> Request:
-        number = next(self._ids)
-        return Request(
-            request_id=number,
-            group_id=number,
-            prompt_ids=self._random.integers(0, self._vocab, _PROMPT_TOKENS),
-            sampling=SamplingConfig(max_new_tokens=_NEW_TOKENS, ignore_eos=True),
-            seed=number,
-        )
+    def _requests(self, size: int) -> list[Request]:
+        """A group of requests."""
+        group, prompt = next(self._groups), self._random.integers(0, self._vocab, _PROMPT_TOKENS)
+        sampling = SamplingConfig(max_new_tokens=_NEW_TOKENS, ignore_eos=True)
+        numbers = [next(self._ids) for _ in range(size)]
+        return [
+            Request(request_id=number, group_id=group, prompt_ids=prompt, sampling=sampling, seed=number)
+            for number in numbers
+        ]
+
+
+def _groups(size: int) -> list[int]:
+    """The sizes of the groups of a batch."""
+    return [min(_GROUP, size - begin) for begin in range(0, size, _GROUP)]
 
 
 def _bend(costs: StepCosts, size: int, seconds: float) -> float:
     """By how many times a step takes longer than by `costs`, with what goes by between two steps: a batch of such a
     size, of a replica, took so many seconds."""
-    steps = range(1, _NEW_TOKENS)  # the first token comes with the prompt
-    line_s = sum(costs.step_s(1, size, size * (_PROMPT_TOKENS + step), 1) for step in steps)
-    return max(_LEAST_BEND, (seconds - costs.prefill * size * _PROMPT_TOKENS) / line_s)
+    prompts = len(_groups(size))
+    # the first response of a group gets its first token with the prompt, so it has none to make in the last step
+    together = [size] * (_NEW_TOKENS - 1) + [size - prompts] * (size > prompts)
+    steps = enumerate(together, start=1)
+    line_s = sum(costs.step_s(1, batch, batch * (_PROMPT_TOKENS + step), 1) for step, batch in steps)
+    return max(_LEAST_BEND, (seconds - costs.prefill * prompts * _PROMPT_TOKENS) / line_s)
 
 
 def _sizes(slots: int) -> list[int]:
@@ -312,7 +326,7 @@ def _sizes(slots: int) -> list[int]:
 
 
 def _trainer(task: _Task) -> TrainerProfile:
-    return measure_trainer(_opened(task), rounds=2)
+    return measure_trainer(_opened(task), rounds=task.rounds)
 
 
 def _table(profile: MachineProfile) -> Table:
