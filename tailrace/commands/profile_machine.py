@@ -260,12 +260,12 @@ async def _step_costs(
 ) -> tuple[StepCosts, dict[int, float]]:
     """Generate batches of all sizes in each of the replicas. Return what steps cost, and `EngineProfile.by_size`.
 
-    With `least_s` it goes on for so long beside a trainer, the largest batches first: these count then, and the trainer
-    may have ended before the smallest.
+    The largest come first: the short steps of the smallest need an engine that has warmed up. With `least_s` it goes on
+    for so long beside a trainer. Only the largest count then, and the trainer may have ended before the smallest.
     """
     began = time.monotonic()
     seconds: dict[int, float] = {}
-    order = cycle(reversed(sizes) if least_s else sizes)
+    order = cycle(reversed(sizes))
     while True:
         size = next(order)
         seconds[size] = await batches.generate(size, dp)
