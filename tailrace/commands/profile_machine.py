@@ -260,8 +260,8 @@ async def _step_costs(
 ) -> tuple[StepCosts, dict[int, float]]:
     """Generate batches of all sizes in each of the replicas. Return what steps cost, and `EngineProfile.by_size`.
 
-    The largest come first: the short steps of the smallest need an engine that has warmed up. With `least_s` it goes on
-    for so long beside a trainer. Only the largest count then, and the trainer may have ended before the smallest.
+    With `least_s` it goes on for so long beside a trainer. Only the largest count then, and they come first: the
+    trainer may have ended before the smallest.
     """
     began = time.monotonic()
     seconds: dict[int, float] = {}
@@ -269,8 +269,8 @@ async def _step_costs(
     while True:
         size = next(order)
         seconds[size] = await batches.generate(size, dp)
-        load, is_long = engine.load(), time.monotonic() - began >= least_s
-        is_enough = is_long if least_s else len(seconds) == len(sizes)
+        load = engine.load()
+        is_enough = time.monotonic() - began >= least_s if least_s else len(seconds) == len(sizes)
         if is_enough and load is not None and isinstance(load.costs, StepCosts):
             return load.costs, {size: _bend(load.costs, size, took) for size, took in seconds.items()}
 
