@@ -33,8 +33,13 @@ def memory_text(memory: Memory) -> str:
 def interval_text(plan: Plan) -> str:
     """What makes the interval: the times of engines and trainer, and the lengths that were drawn."""
     engines, trainer = plan.bases.engines, plan.bases.trainer
-    shorter, longer = (f"{100 * (side - 1):+.0f}" for side in plan.draws)
     return (
         f"engines ± {100 * engines.error:.0f} %, {engines.kind}; trainer ± {100 * trainer.error:.0f} %; other draws "
-        f"{shorter} to {longer} %"
+        f"{draws_text(plan)}"
     )
+
+
+def draws_text(plan: Plan) -> str:
+    """How much other draws of the lengths change a step."""
+    shorter, longer = (f"{100 * (side - 1):+.0f}" for side in plan.draws)
+    return f"{shorter} to {longer} %"

@@ -139,7 +139,7 @@ def _print(config: RunConfig, checked: _Checked, absent: str | None, *, plan: Pa
     if found is not None and machine is not None:
         for line in _time_lines(config, found, machine):
             print(f"# {line}")
-    for line in _planned_lines(plan):
+    for line in _planned_lines(config, plan):
         print(f"# {line}")
     if unknown := list(_unknown(run)):
         print(f"# what your {' and your '.join(unknown)} will take is not known, and not counted")
@@ -168,13 +168,18 @@ def _input_lines(inputs: Inputs, run: SizedRun) -> Iterator[str]:
         yield f"  {line}"
 
 
-def _planned_lines(plan: Path | None) -> Iterator[str]:
+def _planned_lines(config: RunConfig, plan: Path | None) -> Iterator[str]:
     """What a plan has foretold."""
     if plan is None:
         return
     foretold = read_foretold(plan)
     low, high, seconds = foretold.least_s, foretold.most_s, foretold.figures.step_s
     yield f"time by its plan: {seconds:.1f} s a step, {low:.1f} to {high:.1f}, of {foretold.of}"
+    if foretold.trainer_devices > 1 and config.trainer.backend.type == "single":
+        yield (
+            f"that is with a trainer on {foretold.trainer_devices} devices, and trainer.backend=single has one; give a "
+            "backend that has them, as docs/adapters.md says"
+        )
 
 
 def _dtypes(run: SizedRun) -> list[DType]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from glob import glob
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from tailrace.errors import UserError
 
@@ -11,7 +12,7 @@ def check_new_file(option: str, path: Path, *, force: bool) -> None:
     """Check that the file that `option` names can be made, or replaced with `force`.
 
     Raises:
-        UserError: the file exists and is not to be replaced, is a directory, or its directory does not exist.
+        UserError: the file exists and is not to be replaced, is a directory, or cannot be made in its directory.
     """
     if path.is_dir():
         raise UserError(f"{option} {path} is a directory; give a file")
@@ -19,6 +20,11 @@ def check_new_file(option: str, path: Path, *, force: bool) -> None:
         raise UserError(f"{option} {path} exists; give another file, or replace it with --force")
     if not path.parent.is_dir():
         raise UserError(f"{option} {path} cannot be made: {path.parent} is not a directory")
+    if not path.exists():
+        try:
+            TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            raise UserError(f"{option} {path} cannot be made: {error.strerror}") from None
 
 
 def check_apart(option: str, output: Path, inputs: Iterable[str | Path]) -> None:

@@ -70,6 +70,7 @@ class Simulation:
     spread: tuple[float, float]
     """By how many times a step may be shorter and longer."""
     memory: Mapping[str, Memory]
+    trainer_devices: int = 1
 
 
 def foretold_by(plans: Plans) -> Foretold:
@@ -102,7 +103,12 @@ def foretold_after(
         machines = read_machine_profile(profile)
     else:
         raise PlanError("give --cluster or --profile, and not both: what the run is simulated on")
-    run, config = load_run(run_dir), load_config(RunDirectory(run_dir).config)
+    run = load_run(run_dir)
+    if run.info.get("machine") == "simulated":
+        raise PlanError(
+            f"{run_dir} is of tailrace simulate, and has no recipe to simulate; give the directory of a run"
+        )
+    config = load_config(RunDirectory(run_dir).config)
     shape = shape_here(config) if model is None else find_shape(model)
     asked = None if workload is None else open_workload(workload)
     drawn = _own(run, config) if asked is None else draw_steps(asked, config, shape, steps=_DRAWN)
@@ -168,6 +174,7 @@ def _played(problem: Problem, candidate: Candidate) -> Simulation:
             "trainer": candidate.trainer,
             **({} if candidate.critic is None else {"critic": candidate.critic}),
         },
+        trainer_devices=candidate.allocation.trainer_devices,
     )
 
 
@@ -200,6 +207,7 @@ def foretell(made: Simulation) -> Foretold:
         decode=_costs(kinds, made.drawn),
         replicas=round(fmean(kind.dp for kind in kinds)),
         memory={kind: Peak(bytes=memory.peak, instant=memory.worst) for kind, memory in made.memory.items()},
+        trainer_devices=made.trainer_devices,
     )
 
 

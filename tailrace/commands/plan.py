@@ -1,6 +1,7 @@
 """`tailrace plan`: which devices generate and which train, before any of them is paid for."""
 
 import json as json_module
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tailrace.commands.allocation_text import engines_text, interval_text, memory_text, trainer_text
+from tailrace.commands.allocation_text import draws_text, engines_text, interval_text, memory_text, trainer_text
 from tailrace.commands.files import check_new_file
 from tailrace.commands.foretell import foretold_by
 from tailrace.commands.planned_files import check_new_plan, naming_foretold, plan_files, write_plan, write_text
@@ -20,7 +21,7 @@ from tailrace.config.base import GIB
 from tailrace.config.load import changed_recipe, load_for_cluster
 from tailrace.config.overrides import leaves, override_values
 from tailrace.config.run import RunConfig
-from tailrace.errors import PlanError, counted, did_you_mean
+from tailrace.errors import PlanError, UserError, counted, did_you_mean
 from tailrace.planner.modes import USUAL, modes_of
 from tailrace.planner.problem import Problem
 from tailrace.planner.processes import Simulate, Trial, side_by_side
@@ -58,8 +59,6 @@ class Asked:
         Raises:
             UserError: a name is not known, a key is not valid, or what is asked for does not go together.
         """
-        for change in changes:
-            _check_change(change)
         own = dict(option for option in map(_own, changes) if option is not None)
         return Problem.of(
             self._config([change for change in changes if _own(change) is None]),
@@ -165,19 +164,20 @@ def plan(asked: Asked, how: Search, files: Files, *, changes: Sequence[str], jso
     with waiting() as tell:
         tell("drawing the lengths of a few training steps")
         problem = asked.problem()
-        others = [(change, asked.problem([change])) for change in changes]
+        others = [(change, _changed(asked, change)) for change in changes]
         with side_by_side(problem) as simulate:
             anew = partial(how.plans, simulate=_told(simulate, tell))
             plans = anew(problem)
             compared = [what_if(plans.best, other, change, _given(change), anew) for change, other in others]
-        if files.output is not None:
-            write_plan(files.output, _recipe(asked, plans, files.output), foretold_by(plans))
-    if files.picture is not None:
-        write_text(files.picture, _picture(plans))
+        foretold = None if files.output is None else foretold_by(plans)
     if json:
         print(json_module.dumps(_document(plans, compared)))
     else:
         _print(plans, compared)
+    if files.output is not None and foretold is not None:
+        write_plan(files.output, _recipe(asked, plans, files.output), foretold)
+    if files.picture is not None:
+        write_text(files.picture, _picture(plans))
 
 
 def objective_of(text: str) -> Objective:
@@ -204,6 +204,19 @@ def _told(simulate: Simulate, tell: Tell) -> Simulate:
         return made
 
     return simulated
+
+
+def _changed(asked: Asked, change: str) -> Problem:
+    """What is planned for with a change of --what-if.
+
+    Raises:
+        PlanError: the change is not valid, or does not go together with the rest.
+    """
+    _check_change(change)
+    try:
+        return asked.problem([change])
+    except UserError as error:
+        raise PlanError(f"--what-if {change!r}: {error}") from None
 
 
 def _check_change(change: str) -> None:
@@ -310,6 +323,8 @@ def _print(plans: Plans, compared: Sequence[Comparison]) -> None:
         for one in compared:
             if one.plan is None:
                 console.print(f"  {one.change} fits nowhere: {one.why}", soft_wrap=True)
+        if (text := _redrawn_text(best)) is not None:
+            console.print(text, soft_wrap=True)
     if len(plans.front) > 1:
         console.print("\nOf all that were simulated, none beats these in both time and cost:")
         console.print(_front(plans))
@@ -356,6 +371,16 @@ def _best_lines(plans: Plans) -> Iterator[str]:
         f"it waits for samples {percent(summary.waiting_for_samples)}, for weights {percent(summary.weights)}"
     )
     yield f"  it binds  {best.bound.binds}. By itself, of each step: {_parts_text(best)}"
+
+
+def _redrawn_text(best: Plan) -> str | None:
+    """What a change of the lengths alone does to a step; None where that is little."""
+    if max(abs(math.log(side)) for side in best.draws) < _NOISE:
+        return None
+    return (
+        "  A change of the seed, the workload, or the number of samples draws other lengths. That alone changes a step "
+        f"by {draws_text(best)}."
+    )
 
 
 def _rooms_text(allocation: Allocation) -> str:

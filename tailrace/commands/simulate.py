@@ -102,8 +102,7 @@ class _Simulation:
 
     def written(self, report: Path) -> Simulated:
         """Simulate with a file of events, and write the report beside it."""
-        directory = RunDirectory(report)
-        directory.check_makeable()
+        RunDirectory(report).check_makeable("--report")
         report.mkdir(parents=True)
         counted = counted_steps(self._problem.drawn, groups=self._groups, ahead=self._ahead)
         model = ModelConfig(path=self._problem.shape.name)
@@ -170,7 +169,7 @@ def print_simulated(found: Simulated, *, json: bool) -> None:
         *_engine_rows(found),
         ("trainer", trainer_text(plan.allocation)),
         *([] if plan.critic is None else [("critic", trainer_text(plan.allocation, critic=True))]),
-        ("seconds a step", _step_text(plan)),
+        ("a step", _step_text(plan)),
         ("samples a second", number(summary.samples_per_s)),
         (
             "response tokens a second",
@@ -219,7 +218,7 @@ def _document(found: Simulated) -> dict[str, Any]:
 def _step_text(plan: Plan) -> str:
     low, high = plan.interval_s
     counted = f"the mean of {plan.summary.steps}" if plan.summary.steps > 1 else "of one"
-    return f"{plan.step_s:.1f}, {counted}; {low:.1f} to {high:.1f} ({interval_text(plan)})"
+    return f"{plan.step_s:.1f} s, {counted}; {low:.1f} to {high:.1f} ({interval_text(plan)})"
 
 
 def _engine_rows(found: Simulated) -> Iterator[tuple[str, str]]:

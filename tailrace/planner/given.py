@@ -57,7 +57,8 @@ def _colocated(problem: Problem) -> Allocation:
     if others:
         raise PlanError(
             "pipeline.placement colocated has engines and trainer on the same devices, and the cluster has pools of "
-            f"{' and '.join(one.name for one in problem.cluster.pools)}; give a cluster of one"
+            f"{' and '.join(one.name for one in problem.cluster.pools)}; give a cluster of one, or "
+            "pipeline.placement=separated"
         )
     engines = _like(problem, ROLLOUT, pool)
     if engines.devices > pool.devices:

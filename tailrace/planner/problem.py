@@ -30,7 +30,7 @@ _DRAWS = 8
 """Further draws of a workload, by which is told how far the lengths of other draws are from these."""
 _MOST_DRAWN = 65_536
 """Responses of all further draws together, about; there are two draws at least."""
-_FEW = {8192: 1, 2048: 2, 0: 6}
+_FEW = {8192: 1, 2048: 2, 256: 6, 0: 24}
 """Training steps that are drawn, by the least responses of each."""
 
 Times = Callable[[Pool], Source]

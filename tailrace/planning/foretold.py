@@ -97,6 +97,8 @@ class Foretold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Replicas of an engine."""
     memory: dict[str, Peak] = {}
     """By the kind of worker: rollout, trainer, critic."""
+    trainer_devices: Annotated[int, Meta(ge=1)] = 1
+    """Devices that train the policy."""
 
     def decode_s(self, figures: StepFigures) -> float:
         """Seconds of a decode step of a batch as it was in a run, by the plan's step times."""

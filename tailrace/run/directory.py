@@ -53,14 +53,17 @@ class RunDirectory:
             fix = "go on with it (--resume) or " if can_go_on else "it has saved no checkpoint to go on with, so "
             raise UserError(f"output_dir {self.path} holds a run already; {fix}choose another output_dir")
 
-    def check_makeable(self) -> None:
-        """Raise a UserError where the directory cannot be made or written to. Leaves nothing behind."""
+    def check_makeable(self, option: str = "output_dir") -> None:
+        """Raise a UserError where the directory, which `option` names, cannot be made or written to.
+
+        Leaves nothing behind.
+        """
         around = [path for path in (self.path, *self.path.parents) if not path.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.path).close()
         except OSError as error:
-            raise _refused(self.path, error) from None
+            raise _refused(self.path, error, option) from None
         finally:
             _remove((), around)
 
@@ -228,8 +231,8 @@ class RunDirectory:
             failed.pop_all()
 
 
-def _refused(path: Path, error: OSError) -> UserError:
-    return UserError(f"output_dir {path} cannot be written: {error.strerror}; choose another output_dir")
+def _refused(path: Path, error: OSError, option: str = "output_dir") -> UserError:
+    return UserError(f"{option} {path} cannot be written: {error.strerror}; choose another {option}")
 
 
 def _remove(parts: Iterable[Path], around: Iterable[Path]) -> None:

@@ -50,6 +50,7 @@ def test_a_plan_foretells_what_its_table_says() -> None:
     assert found.figures.engines == engines.engines
     assert found.least_s < found.figures.step_s < found.most_s
     assert found.memory["trainer"].bytes == best.trainer.peak
+    assert found.trainer_devices == best.allocation.trainer_devices
     assert found.memory["rollout"].instant == best.engine.worst
     assert found.decode.step_s(1, 8, 8 * 500, 1) == pytest.approx(
         plans.problem.source(engines).step_s(engines.tp, 8, 8 * 500, 1), rel=0.3
@@ -80,6 +81,14 @@ def test_a_resumed_run_keeps_the_plan_that_it_began_with(
     run = Path(longer.output_dir)
     assert len(steps_of(run)) == 4
     assert read_foretold(run / "plan.json") == foretold()
+
+
+def test_a_dry_run_says_that_its_plan_has_more_trainers(
+    tmp_path: Path, recipe: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for devices, says in ((1, False), (16, True)):
+        print_plan(recipe(observe=planned(tmp_path, trainer_devices=devices)), resume=False)
+        assert ("with a trainer on 16 devices, and trainer.backend=single has one" in capsys.readouterr().out) == says
 
 
 def test_a_damaged_plan_is_refused_before_anything_is_made(tmp_path: Path, recipe: Callable[..., RunConfig]) -> None:

@@ -41,6 +41,14 @@ def test_a_plan_says_which_devices_generate_and_which_train_and_what_it_costs(pl
     assert not done.stderr  # it is no terminal
 
 
+def test_how_much_other_draws_change_a_step_stands_below_what_draws_anew(plan: PlanCommand) -> None:
+    done = plan("trainer.train_batch_size=16", "--what-if", "seed=1")
+    (interval,) = (line for line in done.stdout.splitlines() if line.startswith("  a step "))
+    spread = interval.partition("other draws ")[2].rstrip(")")
+    assert spread
+    assert f"That alone changes a step by {spread}." in done.stdout.partition("What if")[2]
+
+
 def test_what_fits_nowhere_is_told_beside_the_plan(plan: PlanCommand) -> None:
     done = plan("--what-if", "model=Qwen2.5-72B", "--what-if", "model.path=Qwen/Qwen2.5-72B")
     assert done.returncode == 0
@@ -91,7 +99,9 @@ def test_a_recipe_and_a_picture_are_written_and_replaced_only_where_asked(plan: 
     [
         (("--objective", "tme"), {}, "--objective is 'tme'; expected time, cost, energy"),
         (("--what-if", "cluster=8xH10"), {}, "did you mean 'H100'"),
-        (("--what-if", "pipeline.staleness=1"), {}, "staleness"),
+        (("--what-if", "pipeline.staleness=1"), {}, "--what-if 'pipeline.staleness=1': grpo: unknown key"),
+        (("--output", "/proc/plan.yaml"), {}, "--output /proc/plan.yaml cannot be made: No such file or directory"),
+        (("--picture", "/proc/plan.svg"), {}, "--picture /proc/plan.svg cannot be made: No such file or directory"),
         (("--what-if", "engine.tp=8"), {}, "'engine.tp=8': a plan chooses engine.tp itself"),
         (("--what-if", "cluster.rollout.workers=8"), {}, "a plan chooses cluster.rollout itself"),
         (("--what-if", "engine={tp: 8}"), {}, "a plan chooses engine.tp itself"),

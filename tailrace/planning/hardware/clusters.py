@@ -28,8 +28,9 @@ def open_cluster(text: str) -> Cluster:
     pools: dict[str, Pool] = {}
     for part in text.split("+"):
         if (found := _PART.fullmatch(part.strip())) is None:
+            own = "; local, this machine, is for tailrace plan alone" if text == "local" else ""
             raise PlanError(
-                f"the cluster {text!r} cannot be read; give it as 64xH100, as 32xH20+64xH800, or as a .yaml file"
+                f"the cluster {text!r} cannot be read; give it as 64xH100, as 32xH20+64xH800, or as a .yaml file{own}"
             )
         kind, device = find_device(found[2])
         if kind in pools:

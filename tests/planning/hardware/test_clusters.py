@@ -63,6 +63,7 @@ def test_a_missing_link_is_named_with_both_ends(write: Write) -> None:
         ("64xH10O", "did you mean 'H100'"),
         ("12xH100", "12 H100 do not fill nodes of 8; give 8 or 16"),
         ("H100", "give it as 64xH100"),
+        ("local", "local, this machine, is for tailrace plan alone"),
         ("8xH100+8xh100", "has H100 twice"),
         ("nowhere.yaml", r"nowhere\.yaml cannot be read: No such file"),
     ],
