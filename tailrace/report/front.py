@@ -31,7 +31,7 @@ def front_svg(points: Sequence[Point], *, title: str) -> str:
     """Return the picture of some plans: seconds to the right, cost upwards.
 
     A line with steps is the border of what has been found: each plan is on it or above it. Plans on it have labels, as
-    far as there is room beside the points of all.
+    far as there is room.
     """
     right = 1.05 * max(point.seconds for point in points)
     top = 1.1 * max(point.usd for point in points)
@@ -60,12 +60,13 @@ def front_svg(points: Sequence[Point], *, title: str) -> str:
     joined = " ".join(f"{across:.1f},{down:.1f}" for across, down in stairs)
     lines.append(f'<polyline points="{joined}" fill="none" stroke="#4269d0" stroke-width="1.5"/>')
     taken = [_Box.around(*place(point)) for point in points if point.on_front or point.is_best]
+    others = [_Box.around(*place(point)) for point in points if not (point.on_front or point.is_best)]
     for point in sorted(points, key=lambda point: (point.on_front, not point.is_best)):
         across, down = place(point)
         colour = "#d1495b" if point.is_best else "#4269d0" if point.on_front else "#aab2ba"
         label = escape(point.label)
         lines.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="4" fill="{colour}"><title>{label}</title></circle>')
-        if point.on_front and (box := _free(across, down, len(point.label), taken)) is not None:
+        if point.on_front and (box := _free(across, down, len(point.label), taken, others)) is not None:
             taken.append(box)
             lines.append(f'<text x="{box.left:.1f}" y="{box.top + 11:.1f}">{label}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
@@ -88,8 +89,8 @@ class _Box(NamedTuple):
         )
 
 
-def _free(across: float, down: float, letters: int, taken: Sequence[_Box]) -> _Box | None:
-    """The place of a label beside a point, which meets nothing that is there; None where there is no such place."""
+def _free(across: float, down: float, letters: int, taken: Sequence[_Box], others: Sequence[_Box]) -> _Box | None:
+    """The place of a label beside a point that meets nothing `taken`, and the fewest of `others`; None if there is none."""
     width, gap = _LETTER_W * letters, 2 * _RADIUS
     corners = [
         (across - width / 2, down + gap),
@@ -98,9 +99,8 @@ def _free(across: float, down: float, letters: int, taken: Sequence[_Box]) -> _B
         (across - gap - width, down - _LABEL_H / 2),
     ]
     boxes = [_Box(left, top, left + width, top + _LABEL_H) for left, top in corners]
-    return next(
-        (box for box in boxes if box.right < _WIDTH and box.left > _LEFT and not any(map(box.meets, taken))), None
-    )
+    free = [box for box in boxes if box.right < _WIDTH and box.left > _LEFT and not any(map(box.meets, taken))]
+    return min(free, key=lambda box: sum(map(box.meets, others)), default=None)
 
 
 def _ticks(right: float, top: float) -> Iterator[str]:
