@@ -90,7 +90,7 @@ class _Box(NamedTuple):
 
 
 def _free(across: float, down: float, letters: int, taken: Sequence[_Box], others: Sequence[_Box]) -> _Box | None:
-    """The place of a label beside a point that meets nothing `taken`, and the fewest of `others`; None if there is none."""
+    """The place of a label beside a point. It meets nothing `taken`, and the fewest of `others`; None without room."""
     width, gap = _LETTER_W * letters, 2 * _RADIUS
     corners = [
         (across - width / 2, down + gap),
