@@ -176,6 +176,15 @@ def directory_of(run: Path, config: RunConfig) -> Path:
     return run
 
 
+def test_a_simulated_run_is_not_simulated_again(tmp_path: Path) -> None:
+    simulated = tmp_path / "simulated"
+    simulated.mkdir()
+    began = Event(task="run", actor="driver", start=0, end=0, info={"machine": "simulated"})
+    (simulated / "events.jsonl").write_bytes(msgspec.json.encode(began) + b"\n")
+    with pytest.raises(PlanError, match=r"simulated is of tailrace simulate, and has no recipe to simulate"):
+        foretold_after(simulated, cluster="1xH100", profile=None, workload=None, model=None)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
