@@ -177,8 +177,8 @@ def _planned_lines(config: RunConfig, plan: Path | None) -> Iterator[str]:
     yield f"time by its plan: {seconds:.1f} s a step, {low:.1f} to {high:.1f}, of {foretold.of}"
     if foretold.trainer_devices > 1 and config.trainer.backend.type == "single":
         yield (
-            f"that is with a trainer on {foretold.trainer_devices} devices, and trainer.backend=single has one; give a "
-            "backend that has them, as docs/adapters.md says"
+            f"its plan has a trainer on {foretold.trainer_devices} devices, and trainer.backend.type=single has one; "
+            "give a backend of your own that has them (docs/adapters.md)"
         )
 
 

@@ -65,7 +65,8 @@ def front_svg(points: Sequence[Point], *, title: str) -> str:
         across, down = place(point)
         colour = "#d1495b" if point.is_best else "#4269d0" if point.on_front else "#aab2ba"
         label = escape(point.label)
-        lines.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="4" fill="{colour}"><title>{label}</title></circle>')
+        lines.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="{_RADIUS:g}" fill="{colour}">')
+        lines.append(f"<title>{label}</title></circle>")
         if point.on_front and (box := _free(across, down, len(point.label), taken, others)) is not None:
             taken.append(box)
             lines.append(f'<text x="{box.left:.1f}" y="{box.top + 11:.1f}">{label}</text>')

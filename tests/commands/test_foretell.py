@@ -88,7 +88,7 @@ def test_a_dry_run_says_that_its_plan_has_more_trainers(
 ) -> None:
     for devices, says in ((1, False), (16, True)):
         print_plan(recipe(observe=planned(tmp_path, trainer_devices=devices)), resume=False)
-        assert ("with a trainer on 16 devices, and trainer.backend=single has one" in capsys.readouterr().out) == says
+        assert ("a trainer on 16 devices, and trainer.backend.type=single has one" in capsys.readouterr().out) == says
 
 
 def test_a_damaged_plan_is_refused_before_anything_is_made(tmp_path: Path, recipe: Callable[..., RunConfig]) -> None:
