@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,10 +73,6 @@ class _Task:
     """The recipe as JSON."""
     model_dir: str
     cores: tuple[int, ...]
-    least_s: float = 0.0
-    """Seconds that an engine goes on measuring for, at least."""
-    rounds: int = 1
-    """How many times a trainer is measured."""
 
 
 def profile_machine(config: RunConfig, json: Path | None, *, force: bool = False) -> None:
@@ -137,9 +134,9 @@ def measure_machine(
     model_dir = str(resolve_model(config.model).resolve())
     own = engine.tp, engine.dp
 
-    def task(cores: tuple[int, ...], arrangement: tuple[int, int] = own, **options: Any) -> _Task:
+    def task(cores: tuple[int, ...], arrangement: tuple[int, int] = own) -> _Task:
         changed = config.model_copy(update={"engine": _arranged(engine, *arrangement)})
-        return _Task(config=changed.model_dump_json(), model_dir=model_dir, cores=cores, **options)
+        return _Task(config=changed.model_dump_json(), model_dir=model_dir, cores=cores)
 
     each = dict.fromkeys([own, (1, 1), *arrangements])
     tell("measuring engines, by themselves")
@@ -150,12 +147,13 @@ def measure_machine(
         if tp * dp <= len(cores)
     ]
     tell("measuring the trainer, by itself")
-    trainer = in_process(_trainer, task(usable, rounds=2))
+    trainer = in_process(partial(_trainer, rounds=2), task(usable))
     began = time.monotonic()
     trainer_apart = in_process(_trainer, task(second))
+    trained_s = time.monotonic() - began
     alone = next(one for one in engines if one.cores == half)
     tell("measuring an engine beside a trainer")
-    beside, trainer_beside = _beside(task(first, alone.arrangement, least_s=time.monotonic() - began), task(second))
+    beside, trainer_beside = _beside(task(first, alone.arrangement), task(second), trained_s)
     return MachineProfile(
         model=config.model.path,
         hardware=cpu_name(),
@@ -188,10 +186,10 @@ def in_process(work: Callable[[A], T], argument: A) -> T:
         return _waited(process.submit(work, argument))
 
 
-def _beside(engine: _Task, trainer: _Task) -> tuple[EngineProfile, TrainerProfile]:
-    """Measure both at the same time. The engine goes on for as long as the trainer should take."""
+def _beside(engine: _Task, trainer: _Task, trained_s: float) -> tuple[EngineProfile, TrainerProfile]:
+    """Measure both at the same time. The engine goes on for the seconds that the trainer should take."""
     with _process() as one, _process() as other:
-        measuring = one.submit(_engine, engine), other.submit(_trainer, trainer)
+        measuring = one.submit(_engine, engine, trained_s), other.submit(_trainer, trainer)
         return _waited(measuring[0]), _waited(measuring[1])
 
 
@@ -223,20 +221,21 @@ def _opened(task: _Task) -> RunConfig:
     return config
 
 
-def _engine(task: _Task) -> EngineProfile:
-    config, model_dir = _opened(task), Path(task.model_dir)
+def _engine(task: _Task, least_s: float = 0.0) -> EngineProfile:
+    """Measure an engine. `least_s`: for so many seconds at least."""
+    config = _opened(task)
     with ThreadPoolExecutor(max_workers=1) as executor:
-        return asyncio.run(_measured_engine(config, model_dir, executor, task))
+        return asyncio.run(_measured_engine(config, executor, task, least_s))
 
 
-async def _measured_engine(config: RunConfig, model_dir: Path, executor: Executor, task: _Task) -> EngineProfile:
-    engine_config = config.engine
+async def _measured_engine(config: RunConfig, executor: Executor, task: _Task, least_s: float) -> EngineProfile:
+    engine_config, model_dir = config.engine, Path(task.model_dir)
     assert isinstance(engine_config, NativeEngineConfig)
     sizes, dp = _sizes(engine_config.max_batch_size), engine_config.dp
     engine = await open_engine(engine_config, model_dir, device=config.device, executor=executor)
     try:
         batches = _Batches(engine, describe_model(model_dir).vocab)
-        costs, by_size = await _step_costs(engine, batches, sizes, dp, task.least_s)
+        costs, by_size = await _step_costs(engine, batches, sizes, dp, least_s)
         weights = checkpoint_weights(read_architecture(model_dir), model_dir)
         installs = []
         for version in range(1, _INSTALLS + 1):
@@ -325,8 +324,9 @@ def _sizes(slots: int) -> list[int]:
     return sorted({slots, *(2**power for power in range(slots.bit_length()))})
 
 
-def _trainer(task: _Task) -> TrainerProfile:
-    return measure_trainer(_opened(task), rounds=task.rounds)
+def _trainer(task: _Task, rounds: int = 1) -> TrainerProfile:
+    """Measure a trainer so many times."""
+    return measure_trainer(_opened(task), rounds=rounds)
 
 
 def _table(profile: MachineProfile) -> Table:
