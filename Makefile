@@ -55,7 +55,7 @@ $(ORACLE_READY): requirements-oracle.lock pyproject.toml
 quickstart: $(READY) ## train SmolLM2-135M on two-number sums, 14 minutes on 2 cores without bf16 instructions
 	$(BIN)/tailrace train recipes/quickstart.yaml output_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
-test: $(READY) ## the tests, one process for each core; any warning is an error
+test: $(READY) ## the tests, two processes for each core; any warning is an error
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 10
 
 test-long: $(READY) ## the tests, the longest at full length: all rounds of killed processes, a million rows and so on

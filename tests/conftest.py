@@ -39,8 +39,8 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.hookimpl(optionalhook=True)  # the environment of the vLLM tests has no xdist
 def pytest_xdist_auto_num_workers() -> int:
-    """Half as many workers again as cores: the tests wait for other processes almost half of their time."""
-    return max(2, 3 * (os.cpu_count() or 1) // 2)
+    """Twice as many workers as cores: the tests wait for other processes almost half of their time."""
+    return 2 * (os.cpu_count() or 1)
 
 
 @pytest.fixture(autouse=True)
