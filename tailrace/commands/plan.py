@@ -169,13 +169,12 @@ def plan(asked: Asked, how: Search, files: Files, *, changes: Sequence[str], jso
             anew = partial(how.plans, simulate=_told(simulate, tell))
             plans = anew(problem)
             compared = [what_if(plans.best, other, change, _given(change), anew) for change, other in others]
-        foretold = None if files.output is None else foretold_by(plans)
     if json:
         print(json_module.dumps(_document(plans, compared)))
     else:
         _print(plans, compared)
-    if files.output is not None and foretold is not None:
-        write_plan(files.output, _recipe(asked, plans, files.output), foretold)
+    if files.output is not None:
+        write_plan(files.output, _recipe(asked, plans, files.output), foretold_by(plans))
     if files.picture is not None:
         write_text(files.picture, _picture(plans))
 

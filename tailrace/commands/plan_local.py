@@ -68,14 +68,14 @@ def plan_local(asked: AskedHere, *, unused: Mapping[str, Any], output: Path | No
         problem = local_problem(asked, tell)
         tell("simulating every arrangement")
         plans = local_plans(problem, search_modes=asked.search_modes)
-    if output is not None:
-        recipe = _comment(plans[0]) + write_yaml(naming_foretold(plans[0].values, output))
-        write_plan(output, recipe, foretold_here(problem, plans[0]))
     if json:
         figures = {"simulated": True, "as_it_is_s": as_it_is_s(problem), "plans": [document(plan) for plan in plans]}
         print(json_module.dumps(figures))
     else:
         _print(plans, as_it_is_s(problem))
+    if output is not None:
+        recipe = _comment(plans[0]) + write_yaml(naming_foretold(plans[0].values, output))
+        write_plan(output, recipe, foretold_here(problem, plans[0]))
 
 
 def local_problem(asked: AskedHere, tell: Tell = lambda text: None) -> LocalProblem:

@@ -59,15 +59,15 @@ def front_svg(points: Sequence[Point], *, title: str) -> str:
     stairs = [place for both in zip_longest(places, corners) for place in both if place is not None]
     joined = " ".join(f"{across:.1f},{down:.1f}" for across, down in stairs)
     lines.append(f'<polyline points="{joined}" fill="none" stroke="#4269d0" stroke-width="1.5"/>')
-    taken = [_Box.around(*place(point)) for point in points if point.on_front or point.is_best]
-    others = [_Box.around(*place(point)) for point in points if not (point.on_front or point.is_best)]
+    dots = [_Box.around(*place(point)) for point in points]
+    taken = [dot for dot, point in zip(dots, points, strict=True) if point.on_front or point.is_best]
     for point in sorted(points, key=lambda point: (point.on_front, not point.is_best)):
         across, down = place(point)
         colour = "#d1495b" if point.is_best else "#4269d0" if point.on_front else "#aab2ba"
         label = escape(point.label)
         lines.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="{_RADIUS:g}" fill="{colour}">')
         lines.append(f"<title>{label}</title></circle>")
-        if point.on_front and (box := _free(across, down, len(point.label), taken, others)) is not None:
+        if point.on_front and (box := _free(across, down, len(point.label), taken, dots)) is not None:
             taken.append(box)
             lines.append(f'<text x="{box.left:.1f}" y="{box.top + 11:.1f}">{label}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
@@ -90,8 +90,8 @@ class _Box(NamedTuple):
         )
 
 
-def _free(across: float, down: float, letters: int, taken: Sequence[_Box], others: Sequence[_Box]) -> _Box | None:
-    """The place of a label beside a point. It meets nothing `taken`, and the fewest of `others`; None without room."""
+def _free(across: float, down: float, letters: int, taken: Sequence[_Box], dots: Sequence[_Box]) -> _Box | None:
+    """The place of a label beside a point. It meets nothing `taken`, and the fewest `dots`; None without room."""
     width, gap = _LETTER_W * letters, 2 * _RADIUS
     corners = [
         (across - width / 2, down + gap),
@@ -101,7 +101,7 @@ def _free(across: float, down: float, letters: int, taken: Sequence[_Box], other
     ]
     boxes = [_Box(left, top, left + width, top + _LABEL_H) for left, top in corners]
     free = [box for box in boxes if box.right < _WIDTH and box.left > _LEFT and not any(map(box.meets, taken))]
-    return min(free, key=lambda box: sum(map(box.meets, others)), default=None)
+    return min(free, key=lambda box: sum(map(box.meets, dots)), default=None)
 
 
 def _ticks(right: float, top: float) -> Iterator[str]:
