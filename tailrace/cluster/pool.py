@@ -1,6 +1,6 @@
 """A pool of workers of one kind, which are replaced when they die.
 
-    start ──▶ every worker is open
+    start ──▶ every worker is open ──▶ on_start
     run   ──▶ for each worker: reports ──▶ its events to the log, its lines to stderr
                        WorkerDied ──▶ on_death ──▶ another in its place ──▶ reports …
     call  ──▶ the worker of that place; while it has none, the caller waits for the replacement
@@ -88,8 +88,8 @@ class _Hearing:
             raise self.error
 
 
-async def _nothing(handle: WorkerHandle) -> None:
-    pass
+async def nothing(handle: WorkerHandle) -> None:
+    """Do nothing with a worker that has started or died."""
 
 
 class Pool:
@@ -103,9 +103,16 @@ class Pool:
         log: EventLog,
         *,
         budget: DeathBudget | None,
-        on_death: Callable[[WorkerHandle], Awaitable[None]] = _nothing,
+        on_start: Callable[[WorkerHandle], Awaitable[None]] = nothing,
+        on_death: Callable[[WorkerHandle], Awaitable[None]] = nothing,
     ) -> None:
-        """`budget`: limits the deaths; None: no worker is replaced. `on_death`: awaited before a replacement starts."""
+        """Start nothing yet.
+
+        Args:
+            budget: limits the deaths; None: no worker is replaced.
+            on_start: awaited when a worker is open, before it runs and gets calls.
+            on_death: awaited before a replacement starts.
+        """
         self._cluster = cluster
         self._specs = list(specs)
         """By index; that of a worker that was removed stays."""
@@ -113,6 +120,7 @@ class Pool:
         """Seconds for a replacement to be placed and to open."""
         self._log = log
         self._budget = budget
+        self._on_start = on_start
         self._on_death = on_death
         self._handles: list[WorkerHandle | None] = [None] * len(specs)
         self._without: set[int] = set()
@@ -279,15 +287,22 @@ class Pool:
         try:
             name = self._specs[index].name
             handle = await self._cluster.start(self._specs[index], lambda text: self._tell_wait(name, text))
+            opened = self._log.now()
+            await self._prepare(handle)
         except WorkerDied as death:
             self._tell_of(death)
             raise
         self._handles[index] = handle
         self._tell_change()
         info = dict(handle.facts)
-        self._log.emit(
-            Event(task=EventKind.WORKER_STARTED, actor=handle.name, start=began, end=self._log.now(), info=info)
-        )
+        self._log.emit(Event(task=EventKind.WORKER_STARTED, actor=handle.name, start=began, end=opened, info=info))
+
+    async def _prepare(self, handle: WorkerHandle) -> None:
+        try:
+            await self._on_start(handle)
+        except BaseException:  # nobody knows the worker yet
+            await handle.kill()
+            raise
 
     async def _tend(self, index: int) -> None:
         while True:

@@ -26,7 +26,7 @@ from tailrace.algorithms.factory import make_run_algorithm
 from tailrace.algorithms.table import Grade
 from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec, each
 from tailrace.cluster.factory import make_cluster
-from tailrace.cluster.pool import DeathBudget, Pool
+from tailrace.cluster.pool import DeathBudget, Pool, nothing
 from tailrace.config.cluster import ROLLOUT, PoolConfig, pool_in_table
 from tailrace.config.rewards import ModelReward
 from tailrace.config.run import RunConfig
@@ -224,6 +224,8 @@ class Workers:
             longest_prompt=longest_prompt or inputs.longest_prompt,
             checkpoints=str(checkpoints.resolve()),
         )
+        self._weights: asyncio.Future[WeightsAddress] = asyncio.get_running_loop().create_future()
+        """The address that sends weights to the rollout workers."""
         self._configs = pools
         self._algorithm = make_run_algorithm(config)
         self._trained = {task.pool for task, _ in self._algorithm.trained()}
@@ -263,22 +265,20 @@ class Workers:
         return list(self._pools.values())
 
     async def start(self, weights: WeightsAddress | None = None) -> None:
-        """Start all workers. The rollout workers are last: they need the address that sends the weights.
+        """Start all workers at the same time, since each loads a model of its own.
 
-        `weights`: that address; by default the trainer worker's.
+        `weights`: the address that sends weights to the rollout workers; by default the trainer worker's.
         """
+        if weights is not None:
+            self._weights.set_result(weights)
+        kinds = dict.fromkeys(map(pool_in_table, self._configs))
+        self._pools = {kind: self._pool(kind) for kind in kinds}
         try:
             async with asyncio.TaskGroup() as starting:
-                for kind in [kind for kind in self._configs if pool_in_table(kind) != ROLLOUT]:
-                    self._pools[kind] = self._pool(kind, self._settings)
-                    starting.create_task(self._pools[kind].start())
+                for pool in self._pools.values():
+                    starting.create_task(pool.start())
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
-        if weights is None:
-            weights = await self.trainer.call(0, "weights_address")
-        self._settings = msgspec.structs.replace(self._settings, weights=weights)
-        self._pools[ROLLOUT] = self._pool(ROLLOUT, self._settings)
-        await self.rollout.start()
 
     async def check_room(self, engines: Mapping[str, int]) -> None:
         """Check that the cluster could hold so many rollout workers of each pool, beside those of other kinds.
@@ -296,7 +296,7 @@ class Workers:
         Raises: see `Pool.add`.
         """
         number = sum(kind_of(name) == pool for name in self.rollout.names)
-        spec = self._spec(pool, self._settings, number)
+        spec = self._spec(pool, number)
         return RemotePort(self.rollout, await self.rollout.add(spec), spec.name)
 
     async def remove_engine(self, name: str) -> None:
@@ -328,12 +328,12 @@ class Workers:
                 raise
             _log.warning("not all workers could be closed: %s", failure)
 
-    def _pool(self, kind: str, settings: RunSettings) -> Pool:
+    def _pool(self, kind: str) -> Pool:
         """Make the workers of a kind. A model is trained by one worker, which is not replaced."""
         return Pool(
             self._cluster,
             [
-                self._spec(name, settings, number)
+                self._spec(name, number)
                 for name, pool in self._configs.items()
                 if pool_in_table(name) == kind
                 for number in range(pool.workers)
@@ -341,16 +341,23 @@ class Workers:
             self._config.cluster,
             self._log,
             budget=None if kind in self._trained else self._budget,
+            on_start={"trainer": self._learn_weights_address, ROLLOUT: self._tell_weights_address}.get(kind, nothing),
             on_death=self._take_back,
         )
 
-    def _spec(self, pool: str, settings: RunSettings, number: int) -> WorkerSpec:
+    def _spec(self, pool: str, number: int) -> WorkerSpec:
         return WorkerSpec(
             name=pool if pool in self._trained else f"{pool}-{number}",
             pool=self._configs[pool],
             factory=factory_of(self._algorithm, pool),
-            settings=msgspec.structs.replace(settings, pool=pool).encode(),
+            settings=msgspec.structs.replace(self._settings, pool=pool).encode(),
         )
+
+    async def _learn_weights_address(self, trainer: WorkerHandle) -> None:
+        self._weights.set_result(await trainer.call("weights_address"))
+
+    async def _tell_weights_address(self, rollout: WorkerHandle) -> None:
+        await rollout.call("receive_weights", await self._weights)
 
     async def _take_back(self, handle: WorkerHandle) -> None:
         """Give back the claims of a dead worker at once."""

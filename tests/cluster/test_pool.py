@@ -108,6 +108,65 @@ async def test_a_dead_worker_is_replaced_after_its_work_was_given_back(log: Log)
     assert (died.actor, died.info) == ("rollout-0", {"pid": dead.pid, "how": "killed"})
 
 
+async def test_a_worker_is_prepared_before_it_gets_calls_and_so_is_its_replacement(log: Log) -> None:
+    prepared: list[WorkerHandle] = []
+
+    async def prepare(handle: WorkerHandle) -> None:
+        assert handle not in pool.handles
+        assert await handle.call("add", 1, len(prepared)) == 1 + len(prepared)
+        prepared.append(handle)
+
+    async with LocalCluster(CONFIG) as cluster:
+        pool = Pool(cluster, servants(1), CONFIG, log.log, budget=DeathBudget(1), on_start=prepare)
+        async with running(pool) as run:
+            assert pool.handles == prepared
+            await prepared[0].kill()
+            with pytest.raises(WorkerDied):
+                await pool.call(0, "add", 1, 1)
+            assert await pool.call(0, "add", 1, 2) == 3
+            assert pool.handles == prepared[1:]
+            await pool.call(0, "stop")
+            await run
+
+
+async def test_a_worker_that_dies_while_it_is_prepared_is_replaced(log: Log) -> None:
+    prepared: list[WorkerHandle] = []
+
+    async def prepare(handle: WorkerHandle) -> None:
+        prepared.append(handle)
+        if len(prepared) == 2:
+            await handle.kill()
+            await handle.call("add", 1, 1)
+
+    async with LocalCluster(CONFIG) as cluster:
+        pool = Pool(cluster, servants(1), CONFIG, log.log, budget=DeathBudget(2), on_start=prepare)
+        async with running(pool) as run:
+            await prepared[0].kill()
+            with pytest.raises(WorkerDied):
+                await pool.call(0, "add", 1, 1)
+            assert await pool.call(0, "add", 1, 2) == 3
+            assert pool.handles == prepared[2:]
+            await pool.call(0, "stop")
+            await run
+    assert len(log.of("worker_died")) == 2
+
+
+async def test_a_worker_that_cannot_be_prepared_is_not_left(log: Log) -> None:
+    prepared: list[WorkerHandle] = []
+
+    async def prepare(handle: WorkerHandle) -> None:
+        prepared.append(handle)
+        raise ClusterError("no weights")
+
+    async with LocalCluster(CONFIG) as cluster:
+        pool = Pool(cluster, servants(1), CONFIG, log.log, budget=DeathBudget(2), on_start=prepare)
+        with pytest.raises(ClusterError, match="no weights"):
+            await pool.start()
+        assert pool.handles == []
+        with pytest.raises(WorkerDied):
+            await prepared[0].call("add", 1, 1)
+
+
 async def test_who_was_told_of_a_death_and_calls_again_gets_the_replacement(log: Log) -> None:
     """A call that is repeated must not keep the pool from hearing of the death."""
     async with LocalCluster(CONFIG) as cluster:

@@ -250,5 +250,8 @@ def test_pools_of_processes_with_other_ranks_make_the_same_samples_and_keep_thei
     assert_same_samples(one, two)
     assert workers_of(two) == {"rollout-0", "rollout.wide-0"}
     assert [event.actor for event in of(two, "worker_died")] == ["rollout.wide-0"]
-    started = Counter(event.actor for event in of(two, "worker_started"))
-    assert (started["rollout-0"], started["rollout.wide-0"]) == (1, 2)
+    started = of(two, "worker_started")
+    count = Counter(event.actor for event in started)
+    assert (count["rollout-0"], count["rollout.wide-0"]) == (1, 2)
+    first = {event.actor: event for event in reversed(started)}
+    assert first["rollout-0"].start < first["trainer"].end, "they load at the same time"

@@ -20,6 +20,7 @@ from tailrace.run.workers.port import PortWorker
 from tailrace.run.workers.weights import listen_at
 from tailrace.tasks.base import Service
 from tailrace.tasks.replay import can_continue, load_replay, replaying
+from tailrace.transfer.weights.address import WeightsAddress
 from tailrace.transfer.weights.receiver import WeightReceiver
 
 
@@ -36,10 +37,12 @@ def rows_in_hand(config: RunConfig, pool: str = ROLLOUT) -> int:
 class RolloutWorker(PortWorker, RunWorker):
     """A worker that generates."""
 
+    _serves = False
+    _noticed = False
+
     async def start(self) -> None:
         """Load the engine with the initial weights."""
         config = self.config
-        assert self.settings.weights is not None
         pool = self.settings.pool
         engine = config.engines[pool]
         check_engine(engine, self.model_dir, device=config.device)
@@ -50,8 +53,12 @@ class RolloutWorker(PortWorker, RunWorker):
         self.activity.divide("generation", self._engine.take_seconds)
         self.memory.add(self._engine.memory)
         check_context(self._engine, longest_prompt=self.settings.longest_prompt)
+
+    async def receive_weights(self, address: WeightsAddress) -> None:
+        """Take new weights from `address`, and let the engine serve. The driver says so once, before anything else."""
+        config = self.config
         receiver = WeightReceiver(
-            self.settings.weights,
+            address,
             name=self.context.name,
             datacentre=self.context.datacentre,
             listen=listen_at(config, self.context.address),
@@ -70,7 +77,7 @@ class RolloutWorker(PortWorker, RunWorker):
         self._port = LocalPort(
             self._engine,
             EngineFacts(
-                room=rows_in_hand(config, pool),
+                room=rows_in_hand(config, self.settings.pool),
                 continues=can_continue(self._engine, replay),
                 cache=self._engine.cache_form,
                 datacentre=self.context.datacentre,
@@ -82,6 +89,9 @@ class RolloutWorker(PortWorker, RunWorker):
             submit=replaying(self._engine, self.activity, replay),
         )
         self.stack.push_async_callback(self._port.close)
+        self._serves = True
+        if self._noticed:
+            self._port.leave()
 
     def background(self) -> Sequence[Service]:
         """The service that installs new weights."""
@@ -92,5 +102,7 @@ class RolloutWorker(PortWorker, RunWorker):
         return (UntilClosed(self.queue),)
 
     def notice(self) -> None:
-        """See `Worker`."""
-        self._port.leave()
+        """See `Worker`. A notice that comes before the engine serves is passed on when it does."""
+        self._noticed = True
+        if self._serves:
+            self._port.leave()

@@ -11,7 +11,6 @@ from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError
 from tailrace.run.workers.pools import uses_device
 from tailrace.transfer.queue.address import QueueAddress
-from tailrace.transfer.weights.address import WeightsAddress
 
 
 def check_gpus(config: RunConfig, pools: Mapping[str, PoolConfig]) -> None:
@@ -63,8 +62,6 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the longest prompt."""
     checkpoints: str
     """Directory of the run's checkpoints."""
-    weights: WeightsAddress | None = None
-    """The address that new weights come from; for rollout workers."""
 
     @property
     def run_config(self) -> RunConfig:
