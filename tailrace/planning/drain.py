@@ -11,13 +11,15 @@ from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from typing import NamedTuple
 
-from tailrace.planning.latency import StepTimes, rms
+from tailrace.planning.latency import StepTimes, alike
 
 _ROUNDING = 1e-6
 """Part of a step that seconds divided by seconds may lack of a whole number of steps."""
 
 Work = tuple[int, int]
 """A sequence: its present tokens, which are the context of its next step, and the tokens that it will still make."""
+Held = tuple[Work, int]
+"""A sequence, and its present tokens without those of a prompt that it shares with one that ends later."""
 
 
 def drain_s(
@@ -50,6 +52,26 @@ def drain(
     cache_tokens: float = math.inf,
     stops: Collection[int] = (),
 ) -> list[Drained]:
+    """Simulate the engine until all sequences have ended, where none shares its prompt; see `drain_held`."""
+    held = [unshared(running) for running in replicas], unshared(waiting)
+    return drain_held(predictor, tp, *held, slots=slots, cache_tokens=cache_tokens, stops=stops)
+
+
+def unshared(works: Iterable[Work]) -> list[Held]:
+    """Sequences that share no prompt."""
+    return [(work, work[0]) for work in works]
+
+
+def drain_held(
+    predictor: StepTimes,
+    tp: int,
+    replicas: Sequence[Sequence[Held]],
+    waiting: Sequence[Held],
+    *,
+    slots: int,
+    cache_tokens: float = math.inf,
+    stops: Collection[int] = (),
+) -> list[Drained]:
     """Simulate the engine until all sequences have ended.
 
     Replicas run at the same time, and slow each other down: each is costed beside the batches of the others, which it
@@ -62,13 +84,13 @@ def drain(
         waiting: in the order in which they start, on any replica that has a place.
         slots: the most sequences that a replica decodes together. Further ones of a replica wait before all others,
             and are prefilled again.
-        cache_tokens: the most context tokens of a replica. A single sequence runs on beyond it.
+        cache_tokens: the most tokens that a replica holds, shared prompts once. A single sequence runs on beyond it.
         stops: numbers of unfinished sequences, below the present one.
 
     Returns:
         The state whenever the number has come down to one or several of `stops`, and at last when all have ended.
     """
-    queue: deque[Work] = deque()
+    queue: deque[Held] = deque()
     simulated = [_Replica(predictor, tp, slots, cache_tokens) for _ in replicas]
     for replica, running in zip(simulated, replicas, strict=True):
         left = deque(running)
@@ -99,11 +121,11 @@ def drain(
     return [*seen, _state(simulated, queue, now)]
 
 
-def _state(replicas: Sequence["_Replica"], queue: Collection[Work], now: float) -> Drained:
+def _state(replicas: Sequence["_Replica"], queue: Collection[Held], now: float) -> Drained:
     for replica in replicas:
         if replica.size:
             replica.advance(now)
-    return Drained(now, [replica.works() for replica in replicas], list(queue))
+    return Drained(now, [replica.works() for replica in replicas], [work for work, _ in queue])
 
 
 class _Replica:
@@ -118,11 +140,14 @@ class _Replica:
         self._tp = tp
         self._slots = slots
         self._cache_tokens = cache_tokens
-        self._ends: list[tuple[float, int, int]] = []
-        """A heap: the step after which each sequence ends, its tokens then, and its place in the order of starts."""
+        self._ends: list[tuple[float, int, int, int]] = []
+        """A heap: the step after which each sequence ends, its tokens then, its place in the order of starts, and those
+        of its tokens that another sequence holds."""
         self._started = 0
         self._tokens = 0.0
         """T, the context tokens of all sequences, at `_step`."""
+        self._shared = 0
+        """Those of them that other sequences hold."""
         self._step = 0.0
         self._clock = 0.0
         self._step_s = 0.0
@@ -135,32 +160,34 @@ class _Replica:
         """B, the number of sequences."""
         return len(self._ends)
 
-    def has_room(self, work: Work, joining: int, tokens: int) -> bool:
-        """Whether there is a place, and cache for all to grow by a token, beside `joining` others with `tokens`."""
-        size = self.size + joining
-        return size < self._slots and (size == 0 or self._tokens + tokens + work[0] + size + 1 <= self._cache_tokens)
+    def has_room(self, held: int, joining: int, tokens: int) -> bool:
+        """Whether there is a place for a sequence that holds `held` tokens, and cache for all to grow by a token,
+        beside `joining` others that hold `tokens`."""
+        size, needed = self.size + joining, self._tokens - self._shared + tokens + held
+        return size < self._slots and (size == 0 or needed + size + 1 <= self._cache_tokens)
 
-    def resume(self, running: Iterable[Work]) -> None:
+    def resume(self, running: Iterable[Held]) -> None:
         """Let sequences run on whose contexts are cached."""
-        for context, remaining in running:
+        for (context, remaining), held in running:
             self._tokens += context
-            heappush(self._ends, (int(self._step) + remaining, context + remaining, self._started))
+            self._shared += context - held
+            heappush(self._ends, (int(self._step) + remaining, context + remaining, self._started, context - held))
             self._started += 1
 
-    def start(self, joining: Sequence[Work], now: float) -> None:
+    def start(self, joining: Sequence[Held], now: float) -> None:
         """Prefill sequences that join between two steps, `now` where it has been idle."""
         if not joining:
             return
         if not self._ends:
             self._clock = max(self._clock, now)
-        self._clock += self._predictor.prefill_s(self._tp, len(joining), rms(context for context, _ in joining))
+        self._clock += self._predictor.prefill_s(self._tp, *alike(held for _, held in joining))
         self.resume(joining)
 
     def begin(self, active: int, others: float | None) -> None:
         """Compute the next stop, with `active` replicas at work from `clock` on; `others` as in `StepTimes`."""
         self._others = others
         size = len(self._ends)
-        end, room = self._ends[0][0], (self._cache_tokens - self._tokens) / size
+        end, room = self._ends[0][0], (self._cache_tokens - self._tokens + self._shared) / size
         self.is_full = self._step + room < end and size > 1
         self._stop = self._step + max(0.0, room) if self.is_full else end
         steps = self._stop - self._step
@@ -182,7 +209,7 @@ class _Replica:
     def works(self) -> list[Work]:
         """The unfinished sequences, as between two steps."""
         step = self._step + _ROUNDING
-        left = [(tokens, max(1, math.ceil(end - step))) for end, tokens, _ in self._ends]
+        left = [(tokens, max(1, math.ceil(end - step))) for end, tokens, *_ in self._ends]
         return [(tokens - remaining, remaining) for tokens, remaining in left]
 
     def end_first(self) -> int:
@@ -192,20 +219,23 @@ class _Replica:
         self._step, self._clock = end, self.stops_at
         before = len(self._ends)
         while self._ends and self._ends[0][0] <= end:
-            self._tokens -= heappop(self._ends)[1]
+            _, tokens, _, shared = heappop(self._ends)
+            self._tokens -= tokens
+            self._shared -= shared
         return before - len(self._ends)
 
-    def preempt(self) -> Work:
+    def preempt(self) -> Held:
         """Advance to where the cache is full. Take the sequence away that started last."""
         self._go(self._stop - self._step)
         self._clock = self.stops_at
         last = max(self._ends, key=_place)
         self._ends.remove(last)
         heapify(self._ends)
-        end, tokens, _ = last
+        end, tokens, _, shared = last
         remaining = max(1, math.ceil(end - self._step - _ROUNDING))
         self._tokens -= tokens - (end - self._step)
-        return tokens - remaining, remaining
+        self._shared -= shared
+        return (tokens - remaining, remaining), tokens - remaining - shared
 
     def _go(self, steps: float) -> None:
         self._step += steps
@@ -222,24 +252,25 @@ def _go_on(changed: Collection[_Replica], active: Collection[_Replica], now: flo
             replica.begin(len(active), beside)
 
 
-def _fill(replicas: Sequence[_Replica], queue: deque[Work], now: float) -> None:
+def _fill(replicas: Sequence[_Replica], queue: deque[Held], now: float) -> None:
     """Start waiting sequences on these replicas, as long as there is room."""
     if not queue:
         return
-    for replica, works in zip(replicas, _joining(replicas, queue), strict=True):
-        replica.start(works, now)
+    for replica, joining in zip(replicas, _joining(replicas, queue), strict=True):
+        replica.start(joining, now)
 
 
-def _joining(replicas: Sequence[_Replica], queue: deque[Work]) -> list[list[Work]]:
+def _joining(replicas: Sequence[_Replica], queue: deque[Held]) -> list[list[Held]]:
     """Take the first sequences from the queue, each for the replica with the fewest, until that has no room."""
-    joining: list[list[Work]] = [[] for _ in replicas]
+    joining: list[list[Held]] = [[] for _ in replicas]
     sizes, tokens = [replica.size for replica in replicas], [0] * len(replicas)
     while queue and replicas:
         index = sizes.index(min(sizes))
-        if not replicas[index].has_room(queue[0], len(joining[index]), tokens[index]):
+        _, held = queue[0]
+        if not replicas[index].has_room(held, len(joining[index]), tokens[index]):
             break
         sizes[index] += 1
-        tokens[index] += queue[0][0]
+        tokens[index] += held
         joining[index].append(queue.popleft())
     return joining
 

@@ -44,8 +44,8 @@ class StepTimes(Protocol):
         """
         ...
 
-    def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
-        """Seconds to prefill `batch_size` sequences of the root mean square length `rms_length` on one replica."""
+    def prefill_s(self, tp: int, batch_size: float, length: float) -> float:
+        """Seconds to prefill `batch_size` sequences of this length on one replica; see `alike`."""
         ...
 
 
@@ -123,13 +123,13 @@ class LatencyPredictor:
             )
         return seconds
 
-    def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
+    def prefill_s(self, tp: int, batch_size: float, length: float) -> float:
         """Seconds of a prefill; see `StepTimes` and `Prefills`.
 
         Raises:
             KeyError: the degree was not profiled.
         """
-        return self._prefill[tp].at(batch_size, rms_length)
+        return self._prefill[tp].at(batch_size, length)
 
 
 class Uneven:
@@ -266,9 +266,9 @@ class CorrectedPredictor:
         predicted = self.base.steps_s(tp, batch_sizes, context_tokens, replicas, others)
         return np.interp(replicas, numbers, ratios) * predicted
 
-    def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
+    def prefill_s(self, tp: int, batch_size: float, length: float) -> float:
         """Seconds of a prefill as profiled, since no prefill is observed; see `StepTimes`."""
-        return self.base.prefill_s(tp, batch_size, rms_length)
+        return self.base.prefill_s(tp, batch_size, length)
 
     def ratio(self, tp: int, replicas: int) -> float:
         """The factor on predicted steps, from 1/4 to 4."""
@@ -290,10 +290,15 @@ class CorrectedPredictor:
         self._own[tp, replicas] = _bounded(own + OWN_RATE * error)
 
 
-def rms(lengths: Iterable[float]) -> float:
-    """Root mean square: equal sequences of this length cost as much attention as those given (PAT, eq. 3)."""
-    squares = [length * length for length in lengths]
-    return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+def alike(lengths: Iterable[float]) -> tuple[float, float]:
+    """A number of equal sequences and their length, with the sum and the sum of squares of these lengths.
+
+    Their prefill takes as long, since a part of it goes with tokens and a part with pairs of tokens. PAT's equation 3
+    takes as many sequences of the root mean square, which have too many tokens.
+    """
+    some = list(lengths)
+    tokens, pairs = sum(some), sum(length * length for length in some)
+    return (tokens * tokens / pairs, pairs / tokens) if tokens else (0.0, 0.0)
 
 
 _Points = defaultdict[float, list[tuple[float, float]]]

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence, Set
 import numpy as np
 
 from tailrace.planning.curves import Floats
-from tailrace.planning.latency import CorrectedPredictor, rms
+from tailrace.planning.drain import Held
+from tailrace.planning.latency import CorrectedPredictor, alike
 from tailrace.planning.tp_course import Course
 from tailrace.planning.tp_decision import Snapshot, SwitchTerms
-from tailrace.planning.tp_merge import Held, Merged, sent_bytes
+from tailrace.planning.tp_merge import Merged, sent_bytes
 from tailrace.planning.tp_profile import TPProfile
 
 MOST_SURPRISE = math.log(16.0)
@@ -120,7 +121,7 @@ class SwitchCosts:
 
     def _prefill_s(self, tp: int, held: Sequence[Held]) -> float:
         """Seconds of equation 4 on one replica; replicas prefill at the same time."""
-        return self._predictor.prefill_s(tp, len(held), rms(_cached(held))) if held else 0.0
+        return self._predictor.prefill_s(tp, *alike(_cached(held)))
 
 
 def _cached(held: Sequence[Held]) -> list[int]:

@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.planning.curves import Floats
-from tailrace.planning.drain import Drained, Work, drain
+from tailrace.planning.drain import Drained, Held, drain_held
 from tailrace.planning.latency import CorrectedPredictor
-from tailrace.planning.tp_merge import Held
 from tailrace.types import IntArray
 
 Bools = npt.NDArray[np.bool_]
 _LEAST_LEFT = 1e-6
-"""The least tokens that are left: the longest response may end before others, and 0 · infinity is no number."""
+"""The least tokens that are left: sums of seconds are rounded, and 0 · infinity is no number."""
 
 
 class Course(NamedTuple):
@@ -40,7 +39,7 @@ class Course(NamedTuple):
     rms: Floats
     """[S] root mean square of these, by sequence."""
     stretch: Floats
-    """[S] tokens that the longest response has still to make, over those where all sequences advance alike; above 0."""
+    """[S] the most tokens that a response has still to make, over those where all sequences advance alike; above 0."""
 
 
 def moments(unfinished: int) -> list[int]:
@@ -60,8 +59,10 @@ class InOrder(NamedTuple):
     """[N] those of the one before; 0 for the first."""
     left_N: Floats
     """[N] sequences that are unfinished from each start on."""
-    held_N: Floats
+    context_N: Floats
     """[N] the present contexts of these together."""
+    held_N: Floats
+    """[N] those of their tokens that are cached at present, shared prompts once."""
     tokens_N: Floats
     """[N] their cached tokens at each start."""
     rms_N: Floats
@@ -70,29 +71,28 @@ class InOrder(NamedTuple):
     @classmethod
     def of(cls, held: Sequence[Held]) -> "InOrder":
         """Sort them."""
-        context_N, end_N = _columns([work for work, _ in held])
-        order_N = np.argsort(end_N, kind="stable")
-        context_N, end_N = context_N[order_N], end_N[order_N]
-        cached_N = np.fromiter((cached for _, cached in held), np.float64, len(held))[order_N]
+        columns = _columns(held)
+        context_N, end_N, cached_N = columns[:, np.argsort(columns[1], kind="stable")]
         start_N = np.append(0.0, end_N[:-1])
         left_N: Floats = np.arange(len(held), 0, -1, dtype=np.float64)
-        held_N, once_N, squares_N = (np.cumsum(values[::-1])[::-1] for values in (context_N, cached_N, cached_N**2))
-        mean_square_N = squares_N / left_N + 2 * start_N * once_N / left_N + start_N**2
-        return cls(end_N, start_N, left_N, held_N, once_N + left_N * start_N, np.sqrt(mean_square_N))
+        all_N, held_N, squares_N = (np.cumsum(values[::-1])[::-1] for values in (context_N, cached_N, cached_N**2))
+        mean_square_N = squares_N / left_N + 2 * start_N * held_N / left_N + start_N**2
+        return cls(end_N, start_N, left_N, all_N, held_N, held_N + left_N * start_N, np.sqrt(mean_square_N))
 
     def on(self, replicas: int) -> "_Segments":
         """The segments of the fullest of equal replicas that advance together."""
         sizes_N: Floats = np.ceil(self.left_N / replicas)
         beside_N = np.minimum(self.left_N, replicas)
-        held_N = self.held_N / self.left_N * sizes_N
-        return _Segments.of(self.starts_N, self.ends_N, sizes_N, held_N, beside_N, sizes_N)
+        share_N = sizes_N / self.left_N
+        tokens = self.context_N * share_N, self.held_N * share_N
+        return _Segments.of(self.starts_N, self.ends_N, sizes_N, *tokens, beside_N, sizes_N)
 
 
 def course(
     predictor: CorrectedPredictor,
     tp: int,
-    replicas: Sequence[Sequence[Work]],
-    waiting: Sequence[Work],
+    replicas: Sequence[Sequence[Held]],
+    waiting: Sequence[Held],
     in_order: InOrder,
     *,
     slots: int,
@@ -102,7 +102,7 @@ def course(
     """The course under degree `tp`, at the moments `at`: falling numbers of unfinished sequences.
 
     Args:
-        replicas, waiting, slots, cache_tokens: see `drain`.
+        replicas, waiting, slots, cache_tokens: see `drain_held`.
         in_order: all of these sequences.
     """
     number = len(in_order.ends_N)
@@ -119,11 +119,9 @@ def course(
         ends_N = np.cumsum(seconds_N[:number])
         ends_N += seconds_N[first_N] - ends_N[first_N]
         seconds = _until(np.sort(ends_N), done)
-        longest = first_N == first_N[apart.ends.argmax()]  # the segments of its replica
-        made = np.interp(seconds[:-1], np.append(0.0, ends_N[longest]), np.append(0.0, apart.ends[longest]))
-        left = apart.ends.max() - made
+        left = _most_left(apart.ends, ends_N, first_N, seconds[:-1])
     else:
-        states = drain(predictor, tp, replicas, waiting, slots=slots, cache_tokens=cache_tokens, stops=at[1:])
+        states = drain_held(predictor, tp, replicas, waiting, slots=slots, cache_tokens=cache_tokens, stops=at[1:])
         reached = [next(state for state in states if state.unfinished <= number) for number in at[1:]]
         seconds = np.array([0.0, *(state.seconds for state in reached), states[-1].seconds])
         left = np.array([even.ends[-1], *(_longest(state) for state in reached)])
@@ -135,6 +133,20 @@ def course(
 def _until(ends_N: Floats, done: IntArray) -> Floats:
     """[S + 1] seconds until `done` sequences have ended, and all; `ends_N` are sorted."""
     return np.append(np.where(done > 0, ends_N[done - 1], 0.0), ends_N[-1])
+
+
+def _most_left(tokens_N: Floats, ends_N: Floats, first_N: IntArray, seconds_S: Floats) -> Floats:
+    """[S] the most tokens that a sequence has still to make at these times: of each replica that which ends last.
+
+    `tokens_N`, `ends_N`: the tokens that each replica's sequences have made by the end of a segment, and its seconds.
+    """
+    bounds = [*np.flatnonzero(first_N == np.arange(len(first_N))), len(first_N)]
+    left_RS = [
+        tokens_N[behind - 1]
+        - np.interp(seconds_S, np.append(0.0, ends_N[first:behind]), np.append(0.0, tokens_N[first:behind]))
+        for first, behind in itertools.pairwise(bounds)
+    ]
+    return np.asarray(np.max(left_RS, axis=0))
 
 
 def _longest(state: Drained) -> int:
@@ -152,7 +164,7 @@ class _Segments(NamedTuple):
     middle: Floats
     """T at the step in the middle."""
     full: Floats
-    """T at the end."""
+    """Cached tokens at the end, shared prompts once."""
     beside: Floats
     """Replicas at work, on average."""
     others: Floats
@@ -160,37 +172,36 @@ class _Segments(NamedTuple):
 
     @classmethod
     def of(
-        cls, start: Floats, end: Floats, sizes: Floats, tokens: Floats, beside: Floats, others: Floats
+        cls, start: Floats, end: Floats, sizes: Floats, tokens: Floats, held: Floats, beside: Floats, others: Floats
     ) -> "_Segments":
-        """`tokens`: T before the first of all steps."""
+        """`tokens`, `held`: T, and the cached tokens, before the first of all steps."""
         middle = tokens + sizes * (start + (end - start - 1) / 2)
-        return cls(end - start, end, sizes, middle, tokens + sizes * end, beside, others)
+        return cls(end - start, end, sizes, middle, held + sizes * end, beside, others)
 
     def fits(self, slots: int, cache_tokens: float) -> Bools:
         """Whether there are places and cache."""
         return np.asarray((self.sizes <= slots) & ((self.full <= cache_tokens) | (self.sizes == 1)))
 
 
-def _spread(replicas: Sequence[Sequence[Work]], waiting: Sequence[Work]) -> list[list[Work]]:
+def _spread(replicas: Sequence[Sequence[Held]], waiting: Sequence[Held]) -> list[list[Held]]:
     """The running and the waiting sequences, each of these on the replica that has fewest."""
     together = [list(running) for running in replicas]
-    for work in waiting:
-        min(together, key=len).append(work)
+    for held in waiting:
+        min(together, key=len).append(held)
     return together
 
 
-def _apart(replicas: Sequence[Sequence[Work]]) -> tuple[_Segments, IntArray]:
+def _apart(replicas: Sequence[Sequence[Held]]) -> tuple[_Segments, IntArray]:
     """The segments of each replica, one replica after the other, and the first segment of the replica of each."""
-    context_N, end_N = _columns([work for running in replicas for work in running])
+    columns = _columns([held for running in replicas for held in running])
     counts = np.array([len(running) for running in replicas if running])
-    order_N = np.lexsort((end_N, np.repeat(np.arange(len(counts)), counts)))
-    context_N, end_N = context_N[order_N], end_N[order_N]
+    context_N, end_N, cached_N = columns[:, np.lexsort((columns[1], np.repeat(np.arange(len(counts)), counts)))]
     behind = np.cumsum(counts)
     first_N, last_N = np.repeat(behind - counts, counts), np.repeat(behind - 1, counts)
     place_N = np.arange(len(end_N))
     start_N = np.where(place_N > first_N, np.roll(end_N, 1), 0.0)
-    held_N = np.cumsum(context_N)
-    held_N = held_N[last_N] - held_N + context_N  # of those that have not ended
+    sums_KN = np.cumsum([context_N, cached_N], axis=1)
+    tokens_N, held_N = sums_KN[:, last_N] - sums_KN + [context_N, cached_N]  # of those that have not ended
     some_N = np.maximum(end_N - start_N, 1.0)
     to_end_RN = end_N[behind - 1, None] - start_N
     beside_N = np.clip(to_end_RN, 0.0, some_N).sum(0) / some_N
@@ -198,7 +209,8 @@ def _apart(replicas: Sequence[Sequence[Work]]) -> tuple[_Segments, IntArray]:
     before_N, behind_N = _made(end_N, np.stack([start_N, end_N]))
     left_N = (behind_N - before_N) / some_N  # of all replicas, on average
     others_N = np.where(beside_N > 1, (left_N - sizes_N) / np.maximum(beside_N - 1, _LEAST_LEFT), sizes_N)
-    return _Segments.of(start_N, end_N, sizes_N, held_N, np.maximum(beside_N, 1.0), others_N), first_N
+    segments = _Segments.of(start_N, end_N, sizes_N, tokens_N, held_N, np.maximum(beside_N, 1.0), others_N)
+    return segments, first_N
 
 
 def _made(ends_N: Floats, at_KN: Floats) -> Floats:
@@ -208,9 +220,10 @@ def _made(ends_N: Floats, at_KN: Floats) -> Floats:
     return np.append(0.0, np.cumsum(sorted_N))[ended_KN] + (len(ends_N) - ended_KN) * at_KN
 
 
-def _columns(works: Sequence[Work]) -> Floats:
-    """[2, N] contexts and remaining tokens; this takes half as long as `np.array`."""
-    return np.fromiter(itertools.chain.from_iterable(works), np.float64, 2 * len(works)).reshape(-1, 2).T
+def _columns(held: Sequence[Held]) -> Floats:
+    """[3, N] contexts, remaining and cached tokens; this takes half as long as `np.array`."""
+    figures = (figure for (context, remaining), cached in held for figure in (context, remaining, cached))
+    return np.fromiter(figures, np.float64, 3 * len(held)).reshape(-1, 3).T
 
 
 def _seconds(predictor: CorrectedPredictor, tp: int, *segments: _Segments) -> Floats:

@@ -5,10 +5,10 @@ group takes another exchange, among all ranks.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Generic, NamedTuple, TypeVar
 
-from tailrace.planning.drain import Work
+from tailrace.planning.drain import Held, Work
 from tailrace.planning.remaining import Unfinished
 
 Item = TypeVar("Item")
@@ -84,10 +84,14 @@ def sent_bytes(cached: Sequence[Iterable[int]], tp: int, kv_bytes_per_token: int
     return max(map(sum, cached)) * kv_bytes_per_token / tp
 
 
-def counted_once(sequences: Sequence[Unfinished], remaining: Sequence[int]) -> list[int]:
+def counted_once(
+    sequences: Sequence[Unfinished], remaining: Sequence[int], *, held: Set[int] = frozenset()
+) -> list[int]:
     """The cached tokens of each sequence of a replica, where a group's prompt counts for the one that ends last.
 
-    remaining: the tokens that each will still make.
+    Args:
+        remaining: the tokens that each will still make.
+        held: groups whose prompts are counted elsewhere.
     """
     last: dict[int, int] = {}
     for place, sequence in enumerate(sequences):
@@ -96,13 +100,10 @@ def counted_once(sequences: Sequence[Unfinished], remaining: Sequence[int]) -> l
     if not last:
         return [sequence.context for sequence in sequences]
     return [
-        sequence.context - (sequence.shared if last.get(sequence.group, place) != place else 0)
+        sequence.context
+        - (sequence.shared if sequence.group in held or last.get(sequence.group, place) != place else 0)
         for place, sequence in enumerate(sequences)
     ]
-
-
-Held = tuple[Work, int]
-"""A running sequence, and its cached tokens as `counted_once`."""
 
 
 def context(work: Work) -> int:

@@ -35,7 +35,8 @@ class Paths:
     ) -> None:
         """Find them: those with the least sum of seconds, and of `margin_s` for each switch.
 
-        Of equal ones, that which stays longer is taken. All seconds depend on the moment and the degree alone.
+        Of equal ones, that which stays longer is taken. All seconds depend on the moment and the degree alone. So the
+        way on after a first switch is that which is best without `stretch`; see `path`.
 
         Args:
             degrees: [D].
@@ -48,16 +49,18 @@ class Paths:
         self._degrees, self._at, self._end_s = degrees, at, end_s
         self._run_s, self._switch_s, self._margin_s = run_s, switch_s, margin_s
         every = np.arange(len(degrees))
-        costs_s = switch_s + margin_s
-        costs_s[:, every, every] = -ROUNDING_S  # so that of equal ones it stays
-        self._rest_s = np.empty_like(run_s)
+        costs_s = switch_s + margin_s + ROUNDING_S * np.arange(len(at), 0, -1)[:, None, None]  # later ones cost less
+        costs_s[:, every, every] = 0.0
+        self._steps_s = np.empty_like(run_s)
+        self._others_s = np.empty_like(run_s)
         self._next = np.empty(run_s.shape, np.int64)
-        left_s = end_s
+        steps_s, others_s = np.zeros(len(degrees)), end_s
         for moment in range(len(run_s) - 1, -1, -1):
-            self._rest_s[moment] = run_s[moment] + left_s
-            sums_s = costs_s[moment] + self._rest_s[moment]
-            self._next[moment] = sums_s.argmin(1)
-            left_s = sums_s[every, self._next[moment]]
+            self._steps_s[moment], self._others_s[moment] = run_s[moment] + steps_s, others_s
+            sums_s = costs_s[moment] + self._steps_s[moment] + self._others_s[moment]
+            following = self._next[moment] = sums_s.argmin(1)
+            steps_s = self._steps_s[moment, following]
+            others_s = costs_s[moment, every, following] + self._others_s[moment, following]
 
     def path(self, first: int, seconds: Floats, stretch: Floats) -> Path:
         """The path that begins with this degree.
@@ -67,7 +70,8 @@ class Paths:
             stretch: [S] the factor on seconds of steps after a switch at each moment, above 0.
         """
         degree = self._degrees.index(first)
-        ways_s = self._switch_s[:, degree] + self._margin_s + seconds[:-1, None] + stretch[:, None] * self._rest_s
+        rest_s = stretch[:, None] * self._steps_s + self._others_s
+        ways_s = self._switch_s[:, degree] + self._margin_s + seconds[:-1, None] + rest_s
         ways_s[0] = np.inf
         ways_s[:, degree] = np.inf
         least_s = ways_s.min() + ROUNDING_S * len(self._at)

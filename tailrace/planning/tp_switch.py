@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 
 from tailrace.errors import ConfigError
-from tailrace.planning.drain import Work
+from tailrace.planning.drain import Held, Work
 from tailrace.planning.latency import CorrectedPredictor, DecodedStep, LatencyPredictor
 from tailrace.planning.remaining import RemainingEstimate
 from tailrace.planning.tp_cost import SwitchCosts
 from tailrace.planning.tp_course import Course, InOrder, course, moments
 from tailrace.planning.tp_decision import Candidate, Decision, Snapshot, SwitchTerms
-from tailrace.planning.tp_merge import Held, Merged, counted_once, held_context, merge
+from tailrace.planning.tp_merge import Merged, counted_once, held_context, merge
 from tailrace.planning.tp_path import Path, Paths
 from tailrace.planning.tp_profile import TPProfile
 
@@ -114,7 +114,7 @@ class SwitchController:
         degrees = sorted({*snapshot.degrees, snapshot.tp} - ruled_out.keys())
         merged = {tp: merge(running, snapshot.tp, tp, tokens=held_context) for tp in degrees}
         at = moments(snapshot.unfinished) if self._look_ahead else [snapshot.unfinished]
-        in_order = InOrder.of([*itertools.chain.from_iterable(running), *((work, work[0]) for work in waiting)])
+        in_order = InOrder.of([*itertools.chain.from_iterable(running), *waiting])
         courses = {tp: self._course(snapshot, tp, merged[tp], waiting, in_order, at) for tp in degrees}
         current_s = float(courses[snapshot.tp].seconds[-1]) + self._return_s(
             snapshot, snapshot.tp, snapshot.home_tp or snapshot.tp
@@ -151,7 +151,7 @@ class SwitchController:
         unknown = {tp: "not in the profile" for tp in snapshot.degrees if tp not in known}
         return {tp: why for tp, why in ({**unknown, **snapshot.ruled_out}).items() if tp != snapshot.tp}
 
-    def _planned(self, snapshot: Snapshot) -> tuple[list[list[Held]], list[Work]]:
+    def _planned(self, snapshot: Snapshot) -> tuple[list[list[Held]], list[Held]]:
         """The present and the estimated remaining tokens of each sequence: by replica, and of those that wait."""
         # in turns, so that of equal sequences not all of the first replica are assumed to end first
         turns = sorted((place, index) for index, row in enumerate(snapshot.replicas) for place in range(len(row)))
@@ -167,21 +167,24 @@ class SwitchController:
             list(zip(works, counted_once(row, [remaining for _, remaining in works]), strict=True))
             for row, works in zip(snapshot.replicas, running, strict=True)
         ]
-        return held, works[len(turns) :]
+        waiting, remaining = snapshot.waiting, [remaining for _, remaining in works[len(turns) :]]
+        groups = {sequence.group for row in snapshot.replicas for sequence in row}
+        once = counted_once(waiting, remaining, held=groups)  # one computes the prompt, and the others find it cached
+        return held, list(zip(works[len(turns) :], once, strict=True))
 
     def _course(
         self,
         snapshot: Snapshot,
         tp: int,
         merged: Merged[Held],
-        waiting: Sequence[Work],
+        waiting: Sequence[Held],
         in_order: InOrder,
         at: Sequence[int],
     ) -> Course:
         return course(
             self.predictor,
             tp,
-            [[work for work, _ in held] for held in merged.replicas],
+            merged.replicas,
             waiting,
             in_order,
             slots=self._max_batch_size,

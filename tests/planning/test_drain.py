@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.planning.drain import Drained, Work, drain, drain_s
-from tailrace.planning.latency import LatencyPredictor, StepTimes, rms
+from tailrace.planning.drain import Drained, Held, Work, drain, drain_held, drain_s
+from tailrace.planning.latency import LatencyPredictor, StepTimes, alike
 from tailrace.planning.tp_profile import UnevenPoint
 from tests.planning.tp_profiles import flat, made_profile
 
@@ -112,7 +112,7 @@ def step_by_step(
         joining: list[Work] = []
         while starts and queue and fits([*batch, *joining, queue[0]], slots, cache_tokens):
             joining.append(queue.popleft())
-        seconds += LINEAR.prefill_s(4, len(joining), rms(context for context, _ in joining))
+        seconds += LINEAR.prefill_s(4, *alike(context for context, _ in joining))
         batch += joining
         seconds += LINEAR.step_s(4, len(batch), sum(context for context, _ in batch), 1)
         batch = [(context + 1, remaining - 1) for context, remaining in batch if remaining > 1]
@@ -158,6 +158,18 @@ def test_what_a_full_cache_sends_away_is_computed_again_when_there_is_room() -> 
     # 12 ms steps of both until 40 tokens are held, 5 each; 10 of 11 ms of the first; 15 tokens again; 15 of 11 ms
     (end,) = drain(predictor(), 2, [[(20, 15), (10, 20)]], [], slots=4, cache_tokens=40)
     assert end.seconds == pytest.approx(5 * 0.008 + 10 * 0.007 + 0.015 + 15 * 0.007)
+
+
+def test_a_prompt_that_a_group_shares_is_held_and_computed_once() -> None:
+    # 15 tokens of the group's 20 are its prompt: 25 are held, and 10 more by the end, of 12 ms steps
+    running: list[Held] = [((20, 5), 5), ((20, 5), 20)]
+    (fits,) = drain_held(predictor(), 2, [running], [], slots=4, cache_tokens=35)
+    assert fits.seconds == pytest.approx(5 * 0.008)
+    # with room for 4 steps the one that started last goes, and computes the 9 tokens again that it alone held
+    (short,) = drain_held(predictor(), 2, [running[::-1]], [], slots=4, cache_tokens=33)
+    assert short.seconds == pytest.approx(4 * 0.008 + 0.007 + 0.009 + 0.007)
+    (waited,) = drain_held(predictor(), 2, [[]], running, slots=4)
+    assert waited.seconds == pytest.approx(0.025 + 5 * 0.008)
 
 
 def test_an_idle_replica_takes_what_another_has_no_cache_for() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.planning.latency import CorrectedPredictor, DecodedStep, LatencyPredictor, prefill_errors, rms
+from tailrace.planning.latency import CorrectedPredictor, DecodedStep, LatencyPredictor, alike, prefill_errors
 from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, TPProfile, UnevenPoint, prefill_grid
 from tests.planning.tp_profiles import flat, made_profile
 
@@ -183,9 +183,16 @@ def test_a_degree_that_was_not_profiled_is_an_error() -> None:
         PREDICTOR.step_s(8, 1, 16, 1)
 
 
-def test_the_root_mean_square_keeps_the_sum_of_squares() -> None:
-    assert rms([3, 4, 5]) == pytest.approx(math.sqrt(50 / 3))
-    assert rms([]) == 0.0
+@given(st.lists(st.integers(0, 500), max_size=20))
+def test_prompts_are_prefilled_as_equal_ones_with_as_many_tokens_and_pairs_of_tokens(lengths: list[int]) -> None:
+    number, length = alike(lengths)
+    assert number * length == pytest.approx(sum(lengths))
+    assert number * length * length == pytest.approx(sum(one * one for one in lengths))
+
+
+def test_equal_prompts_are_as_they_are() -> None:
+    assert alike([300] * 4) == pytest.approx((4, 300))
+    assert alike([]) == (0.0, 0.0)
 
 
 def corrected() -> CorrectedPredictor:

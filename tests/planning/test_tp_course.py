@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.planning.drain import Work, drain
-from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor, rms
+from tailrace.planning.drain import Held, Work, drain, unshared
+from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor
 from tailrace.planning.tp_course import Course, InOrder, course, moments
 from tailrace.planning.tp_profile import UnevenPoint
 from tests.planning.tp_profiles import StepFormula, made_profile
@@ -33,7 +33,11 @@ def predictor(step: StepFormula) -> CorrectedPredictor:
 
 def course_of(step: StepFormula, replicas: list[list[Work]], waiting: list[Work], **limits: Any) -> Course:
     """The course under TP 1."""
-    in_order = InOrder.of([(work, work[0]) for work in (*itertools.chain.from_iterable(replicas), *waiting)])
+    return course_of_held(step, [unshared(running) for running in replicas], unshared(waiting), **limits)
+
+
+def course_of_held(step: StepFormula, replicas: list[list[Held]], waiting: list[Held], **limits: Any) -> Course:
+    in_order = InOrder.of([*itertools.chain.from_iterable(replicas), *waiting])
     return course(predictor(step), 1, replicas, waiting, in_order, **limits)
 
 
@@ -83,8 +87,8 @@ def test_replicas_of_other_batches_take_what_was_measured_beside_these() -> None
         for size, others, ratio in ((1, 16, 1.5), (16, 1, 0.5))
     )
     profile = made_profile(lambda *_: 0.01, ranks=2, degrees=(1, 2), uneven=uneven)
-    replicas: list[list[Work]] = [[(100, 30)], [(100, 20)] * 16]
-    in_order = InOrder.of([(work, work[0]) for work in itertools.chain.from_iterable(replicas)])
+    replicas = [unshared([(100, 30)]), unshared([(100, 20)] * 16)]
+    in_order = InOrder.of(list(itertools.chain.from_iterable(replicas)))
     predictor = CorrectedPredictor(LatencyPredictor(profile))
     found = course(predictor, 1, replicas, [], in_order, slots=16, cache_tokens=math.inf, at=[17, 1])
     # the one step of 16 takes half as long beside one sequence, and that one half as long again until they have ended
@@ -99,8 +103,8 @@ def test_a_replica_is_costed_beside_the_batches_that_the_other_has_on_average() 
         for size, others, ratio in ((1, 4, 1.5), (4, 1, 0.5))
     )
     profile = made_profile(lambda *_: 0.01, ranks=2, degrees=(1, 2), uneven=uneven)
-    replicas: list[list[Work]] = [[(100, 102)], [(100, 6)] * 3 + [(100, 102)]]
-    in_order = InOrder.of([(work, work[0]) for work in itertools.chain.from_iterable(replicas)])
+    replicas = [unshared([(100, 102)]), unshared([(100, 6)] * 3 + [(100, 102)])]
+    in_order = InOrder.of(list(itertools.chain.from_iterable(replicas)))
     predictor = CorrectedPredictor(LatencyPredictor(profile))
     found = course(predictor, 1, replicas, [], in_order, slots=16, cache_tokens=math.inf, at=[5])
     assert found.seconds[-1] == pytest.approx(102 * 0.01 + 6 * 0.005)
@@ -132,6 +136,17 @@ def test_a_degree_is_no_choice_while_it_has_no_room_for_all() -> None:
     assert np.isfinite(seen(EVEN, cache_tokens=220).runs_s).tolist() == [True, True]
 
 
+def test_a_prompt_that_a_group_shares_takes_room_once() -> None:
+    # 8 responses of one prompt of 96 tokens hold 96 + 8 × 4, and 8 × 10 more in the end
+    group: list[Held] = [*[((100, 10), 4)] * 7, ((100, 10), 100)]
+    fits, short = (
+        course_of_held(apart, [group, [], [], []], [], slots=8, cache_tokens=tokens, at=[8]) for tokens in (208, 207)
+    )
+    alone = course_of(apart, [[(100, 10)] * 8, [], [], []], [], slots=8, cache_tokens=math.inf, at=[8])
+    assert fits.seconds == pytest.approx(alone.seconds)
+    assert short.seconds[-1] > fits.seconds[-1]
+
+
 def test_the_longest_response_may_be_behind_or_before_the_others() -> None:
     assert seen(EVEN).stretch == pytest.approx([1.0, 1.0])
     waited = seen(EVEN, slots=1)  # those of 30 tokens begin when those of 10 have ended, 10 steps in
@@ -144,7 +159,7 @@ def test_the_tokens_of_those_that_are_left_have_grown() -> None:
     found = seen([[(100, 10), (200, 30)], [], [], []], at=[2, 1])
     assert found.unfinished.tolist() == [2, 1]
     assert found.tokens.tolist() == [300, 210]
-    assert found.rms.tolist() == pytest.approx([rms([100, 200]), 210])
+    assert found.rms.tolist() == pytest.approx([math.sqrt((100**2 + 200**2) / 2), 210])
 
 
 def test_an_engine_without_sequences_is_done() -> None:
@@ -152,14 +167,16 @@ def test_an_engine_without_sequences_is_done() -> None:
 
 
 @given(REPLICAS.filter(any))
-def test_something_is_left_at_every_moment_even_if_the_longest_response_ends_first(replicas: list[list[Work]]) -> None:
+def test_something_is_left_at_every_moment(replicas: list[list[Work]]) -> None:
     """What cannot run takes for ever, and 0 times that would be no number."""
     at = moments(sum(map(len, replicas)))
     found = course_of(apart, replicas, [], slots=8, cache_tokens=math.inf, at=at)
     assert (found.stretch > 0).all()
 
 
-def test_the_longest_response_ends_first_where_it_is_alone() -> None:
+def test_where_the_longest_response_ends_first_the_others_are_what_is_left() -> None:
     replicas: list[list[Work]] = [[(10, 60)], [(10, 55)] * 6, [], []]
-    found = course_of(apart, replicas, [], slots=8, cache_tokens=math.inf, at=moments(7))
-    assert 0 < found.stretch[1] < 1e-3
+    found = course_of(lambda tp, size, *_: 0.01 * size, replicas, [], slots=8, cache_tokens=math.inf, at=[7, 6])
+    assert found.seconds.tolist() == pytest.approx([0.0, 60 * 0.01, 55 * 0.06])
+    # when the one of 60 tokens has ended, those of 55 have made 10; where all advance alike, 5 are left of 60
+    assert found.stretch == pytest.approx([1.0, 45 / 5])

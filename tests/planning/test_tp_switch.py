@@ -79,8 +79,7 @@ def test_example_a_switches_with_the_figures_worked_out_above() -> None:
     assert two.remaining_s == pytest.approx(1.5)
     assert (two.groups_s, two.reshard_s, two.rest_s, two.capture_s) == (0.05, 0.1, 0.02, 0.0)
     assert two.move_s == pytest.approx(0.2)
-    # 1 ms a token: 2 sequences of sqrt((200² + 100²) / 2) tokens
-    assert two.recompute_s == pytest.approx(2 * 0.15811, rel=1e-4)
+    assert two.recompute_s == pytest.approx(0.3), "1 ms for each of 200 and 100 tokens"
     assert two.state == "move"
     assert two.switch_s == pytest.approx(0.37)
     assert two.total_s == pytest.approx(1.87)
@@ -201,6 +200,19 @@ def test_looking_ahead_a_stage_begins_with_what_is_best_first() -> None:
     assert decision.chosen == 1
     assert [tp for tp, _ in of(decision, 1).later] == [2]
     assert not crossing().decide(waiting).switch
+
+
+def test_where_the_longest_response_ends_first_the_others_are_foreseen() -> None:
+    # the first replica ends after 600 steps of 11 ms. Then the second has made 412 of 500 tokens in steps of 16 ms, so
+    # a switch at that time is for 88 more steps, and not for none
+    replicas = (one(1, 600),), (one(1, 500),) * 6
+    snapshot = example(0, 0, replicas=replicas, kv_bytes_per_token=0, groups=frozenset({2}))
+    decision = controller_of(made_profile(STEP), look_ahead=True).decide(snapshot)
+    stay, away = of(decision, 1), of(decision, 2)
+    assert stay.later == ((2, 6),)
+    assert stay.plan_s > 600 * 0.011 + 0.12 + 0.5
+    assert away.total_s == pytest.approx(500 * 0.013 + 100 * 0.007 + 0.12)
+    assert decision.chosen == 2
 
 
 def quarters(tp: int, sequences: int, _: int, __: int) -> float:
@@ -679,6 +691,19 @@ def test_the_sequence_of_a_group_that_ends_last_counts_the_prompt_of_all() -> No
     assert counted_once([one(150, 10), one(160, 30)], [10, 30]) == [150, 160]
 
 
+def test_a_group_whose_prompt_is_shared_fits_where_its_contexts_would_not() -> None:
+    # 8 responses of a prompt of 960 tokens have 40 tokens each, and 50 to go: 1,680 tokens in the end
+    group = tuple(Unfinished(context=1000, generated=40, most=50, group=0, shared=960) for _ in range(8))
+    snapshot = example(0, 0, replicas=(group, ()), cache_tokens={1: 1680, 2: 2000}, groups=frozenset({2}))
+    decision = controller_of(made_profile(STEP), look_ahead=True).decide(snapshot)
+    assert of(decision, 1).remaining_s == pytest.approx(50 * 0.018)
+    assert of(decision, 2).remaining_s == pytest.approx(50 * 0.014)
+    waiting = msgspec.structs.replace(snapshot, replicas=((), ()), waiting=group)
+    # the prompt is computed once, and what is of each response
+    computed_s = of(controller_of(made_profile(STEP)).decide(waiting), 2).remaining_s - 50 * 0.014
+    assert computed_s == pytest.approx(960e-3 + 8 * 40e-3)
+
+
 def test_a_shared_prompt_is_sent_and_computed_again_once() -> None:
     # 200 tokens of two replicas, of which 96 are a prompt of both sequences of each
     row = (sample(0, 150, 300), sample(0, 146, 200))
@@ -687,8 +712,7 @@ def test_a_shared_prompt_is_sent_and_computed_again_once() -> None:
     alone = tuple(tuple(msgspec.structs.replace(s, shared=0) for s in own) for own in (row, other))
     apart = of(controller().decide(example(1, 1, replicas=alone)), 2)
     assert (apart.move_s, shared.move_s) == pytest.approx((0.296, 0.200))
-    # 1 ms a token: 4 sequences of sqrt((2 · 150² + 2 · 50²) / 4) tokens
-    assert shared.recompute_s == pytest.approx(4 * 0.1118, rel=1e-3)
+    assert shared.recompute_s == pytest.approx(0.4), "1 ms for each of twice 150 and twice 50 tokens"
     assert shared.recompute_s < apart.recompute_s
     assert shared.remaining_s == apart.remaining_s, "attention reads the prompt for each"
 
