@@ -157,13 +157,14 @@ def profile_tp(config: TPProfileConfig, *, force: bool = False) -> None:
             cannot be written.
         EngineError: a rank died, or memory has no room for a switch.
     """
-    if config.output is not None:
-        check_new_file("output", Path(config.output), force=force)
+    if config.file is not None:
+        option = "engine.adaptive_tp.profile" if config.output is None else "output"
+        check_new_file(option, Path(config.file), force=force)
     prepare_torch(config.device, config.threads)
     model_dir, device = resolve_model(config.model), torch.device(config.device)
     architecture = read_architecture(model_dir)
     key = profile_key(config.engine, architecture, model=model_dir.name, device=device)
-    path = default_path(key) if config.output is None else Path(config.output)
+    path = default_path(key) if config.file is None else Path(config.file)
     if path.exists() and not force:
         raise UserError(f"{path} exists; measure again with --force, or give another file as output")
     plan = make_plan(config, architecture)
@@ -300,7 +301,8 @@ def round_trip(degrees: Sequence[int]) -> list[int]:
 
 def _engine(config: TPProfileConfig, plan: Plan) -> NativeEngineConfig:
     """Arrange the engine for the first degree. Its groups are the fewest of all, and are made with the ranks."""
-    adaptive_tp = AdaptiveTPConfig(degrees=plan.degrees)
+    engines = None if config.engine.adaptive_tp is None else config.engine.adaptive_tp.engines
+    adaptive_tp = AdaptiveTPConfig(degrees=plan.degrees, engines=engines)
     first = plan.degrees[0]
     return config.engine.model_copy(update={"dp": plan.ranks // first, "tp": first, "adaptive_tp": adaptive_tp})
 

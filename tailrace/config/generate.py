@@ -100,7 +100,8 @@ class TPProfileConfig(_OnEngine):
     engine: NativeEngineConfig = NativeEngineConfig()
     """The engine to profile. By default it has as many ranks as the machine has cores, but at least two."""
     degrees: Listed[Processes] | None = None
-    """TP degrees to measure, two or more divisors of dp · tp; by default all that the model can be split into."""
+    """TP degrees to measure, two or more divisors of dp · tp; by default those of engine.adaptive_tp, or else all that
+    the model can be split into."""
     token_budget: Count | None = None
     """Maximum number of cached tokens of a replica; by default what the cache holds, up to 16384. Times beyond that are
     extrapolated."""
@@ -116,7 +117,8 @@ class TPProfileConfig(_OnEngine):
     rounds: Count = 3
     """How often everything is measured; the medians count."""
     output: PathText | None = None
-    """File of the profile; by default the one in Tailrace's cache where engines with adaptive_tp look for it."""
+    """File of the profile; by default that of engine.adaptive_tp.profile, or else the one in Tailrace's cache where
+    engines with adaptive_tp look for it."""
 
     @field_validator("engine", mode="before")
     @classmethod
@@ -144,7 +146,19 @@ class TPProfileConfig(_OnEngine):
         return self
 
     @property
+    def asked_degrees(self) -> tuple[int, ...] | None:
+        """The degrees that are asked for; None: all that the model can be split into."""
+        adaptive_tp = self.engine.adaptive_tp
+        return self.degrees or (None if adaptive_tp is None else adaptive_tp.degrees)
+
+    @property
     def all_degrees(self) -> tuple[int, ...]:
         """The degrees to measure, ascending; by default all divisors of dp · tp, some of which a model may not
         allow."""
-        return tuple(sorted(set(self.degrees or self.engine.divisors)))
+        return tuple(sorted(set(self.asked_degrees or self.engine.divisors)))
+
+    @property
+    def file(self) -> str | None:
+        """The file that is asked for; None: the one in Tailrace's cache."""
+        adaptive_tp = self.engine.adaptive_tp
+        return self.output or (None if adaptive_tp is None else adaptive_tp.profile)

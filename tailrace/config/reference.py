@@ -94,7 +94,8 @@ keys of it that both have, and `key=value` changes those.
   `prompts.held_out` keeps from training, or the whole source where that is null. The default is that of a run where the
   recipe is one of training, and null elsewhere.
 - `profile tp` measures native engines alone. Its profile holds for one model's shapes on one machine, and of the engine
-  for `dtype`, dp · tp, `threads_per_rank`, the kernels, the collectives, `link` and `adaptive_tp.engines`.
+  for `dtype`, dp · tp, `threads_per_rank`, the kernels, `cuda_graphs`, the collectives, `link` and
+  `adaptive_tp.engines`.
 
 These are the keys that a command has beside its sections:
 """

@@ -66,6 +66,8 @@ class Arrangement:
         """The lanes, one for each current replica."""
         self.dispatcher = Dispatcher(schedulers)
         self._sizes = rank_bytes(config, architecture, device=device)
+        self._most_used = 0
+        """Bytes of cache that earlier arrangements have used at most since `memory` was last called."""
 
     @property
     def can_switch(self) -> bool:
@@ -143,10 +145,14 @@ class Arrangement:
 
     def memory(self) -> dict[str, int]:
         """See `Engine.memory`; of all ranks together."""
-        tp, ranks, sizes = self.config.tp, self.config.ranks, self._sizes
-        used = tp * sizes.block * sum(lane.take_most_blocks() for lane in self.lanes)
+        ranks, sizes = self.config.ranks, self._sizes
+        used, self._most_used = max(self._most_used, self._take_most_used()), 0
         cache = ranks * sizes.cache
         return {"weights": ranks * sizes.weights, "kv_cache_used": used, "kv_cache_free": max(0, cache - used)}
+
+    def _take_most_used(self) -> int:
+        """Bytes of cache that the lanes have used at most since the last call, on all ranks."""
+        return self.config.tp * self._sizes.block * sum(lane.take_most_blocks() for lane in self.lanes)
 
     def interrupt(self) -> None:
         """End worker processes, and the wait for their work. Callable from any thread; only `close` may follow."""
@@ -169,10 +175,9 @@ class Arrangement:
         self, target: NativeEngineConfig, schedulers: Sequence[Scheduler], dispatcher: Dispatcher[Scheduler]
     ) -> None:
         """Make the target's replicas of the existing processes."""
+        self._most_used = max(self._most_used, self._take_most_used())
         weights = self._replicas()[0].weights
         processes = [process for replica in self._replicas() for process in replica.release()]
-        self.config = target
-        self._sizes = rank_bytes(target, self._architecture, device=self._device)
         lanes = [
             Lane(
                 scheduler,
@@ -191,7 +196,8 @@ class Arrangement:
         ]
         for lane in lanes:
             lane.profiler = self.lanes[0].profiler
-        self.lanes, self.dispatcher = lanes, dispatcher
+        self.config, self.lanes, self.dispatcher = target, lanes, dispatcher
+        self._sizes = rank_bytes(target, self._architecture, device=self._device)
 
     def _start_over(self, cause: RankDied) -> None:
         """Start new processes in the current arrangement."""

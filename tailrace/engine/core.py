@@ -115,9 +115,12 @@ class EngineCore(Core):
         response = min(request.sampling.max_new_tokens, self.max_model_len - prompt)
         needed = self.lanes[0].scheduler.blocks_needed(prompt, response)
         if needed > self._least_blocks:
+            degrees = (
+                "" if self.adaptive_tp is None else f" under one of TP {', '.join(map(str, self.adaptive_tp.degrees))}"
+            )
             raise RequestError(
                 f"request {request.request_id} needs up to {needed} blocks of {self._config.block_size} tokens, and "
-                f"the cache has {self._least_blocks}; raise kv_cache_gib or lower max_new_tokens"
+                f"the cache has {self._least_blocks}{degrees}; raise kv_cache_gib or lower max_new_tokens"
             )
         self._stop_rules.check(request)
 
@@ -178,6 +181,8 @@ class EngineCore(Core):
                 adaptive_tp.switch(wanted)
             except EngineError as error:
                 self._failure = error
+        else:
+            adaptive_tp.drop(wanted)
         return self._unless_failed(samples)
 
     def _begin(self) -> None:
@@ -261,16 +266,17 @@ class EngineCore(Core):
 
     def load(self) -> EngineLoad:
         """See `Engine`."""
-        config, lanes = self.arrangement.config, self.lanes
+        config, lanes = self._config, self.lanes  # of these alone, since a switch may be under way
+        tp = config.ranks // len(lanes)
         cache_tokens = lanes[0].scheduler.blocks.total * config.block_size
         return EngineLoad(
             replicas=len(lanes),
-            tp=config.tp,
+            tp=tp,
             slots=config.max_batch_size,
             cache_tokens=cache_tokens,
-            costs=self._observed[config.tp].costs,
+            costs=self._observed[tp].costs,
             made={request_id: made for lane in lanes for request_id, made in lane.scheduler.made().items()},
-            degrees=() if self.adaptive_tp is None else self.adaptive_tp.other_degrees(),
+            degrees=() if self.adaptive_tp is None else self.adaptive_tp.other_degrees(tp),
         )
 
     def take_seconds(self) -> Mapping[str, float]:

@@ -196,13 +196,14 @@ class StagedTP:
         self._stage = None
 
     def other_degrees(self, tp: int) -> list[Degree]:
-        """The degrees that an engine of degree `tp` may change to, with the costs of the last decision.
+        """The degrees that an engine of degree `tp` may change to in this stage, with the costs of the last decision.
 
         So those who place responses know that a draining engine becomes faster by itself. Callable from any thread.
         """
-        decision = self._decision
+        decision, stage = self._decision, self._stage
         if decision is None:
             return []
+        ruled_out = {} if stage is None else stage.ruled_out
         back_s = sum(candidate.switch_s for candidate in decision.candidates if candidate.tp == tp)
         return [
             Degree(
@@ -215,7 +216,7 @@ class StagedTP:
                 switch_s=(back_s if candidate.tp == decision.tp else candidate.switch_s) + candidate.return_s,
             )
             for candidate in decision.candidates
-            if candidate.tp != tp and candidate.tp in self._costs
+            if candidate.tp != tp and candidate.tp in self._costs and candidate.tp not in ruled_out
             for replicas in (self._ranks // candidate.tp,)
         ]
 

@@ -350,6 +350,15 @@ def test_no_link_or_number_of_ranks_has_to_be_given() -> None:
     assert config.all_degrees[:1] + config.all_degrees[-1:] == (1, config.engine.ranks)
 
 
+def test_what_a_recipe_says_of_adaptive_tp_is_what_is_measured() -> None:
+    adaptive_tp = {"degrees": [4, 2], "profile": "p.json"}
+    config = parse_as(TPProfileConfig, {"engine": {"dp": 4, "adaptive_tp": adaptive_tp}}, source="test")
+    assert (config.all_degrees, config.file) == ((2, 4), "p.json")
+    given = {"degrees": [1, 4], "output": "own.json", "engine": {"dp": 4, "adaptive_tp": adaptive_tp}}
+    own = parse_as(TPProfileConfig, given, source="test")
+    assert (own.all_degrees, own.file) == ((1, 4), "own.json")
+
+
 def test_an_existing_file_is_refused_first_and_replaced_when_asked(tmp_path: Path, tiny_model: TinyModel) -> None:
     path = tmp_path / "p.json"
     path.write_text("precious")

@@ -17,6 +17,7 @@ from tailrace.config.engine import AdaptiveTPConfig, NativeEngineConfig
 from tailrace.conformance.requests import collect, make_request, same_tokens
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine import arrangement
+from tailrace.engine.adaptive_tp.adaptive import AdaptiveTP, Wanted
 from tailrace.engine.adaptive_tp.profile_key import profile_key
 from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
@@ -26,7 +27,7 @@ from tailrace.planning.dispatch.base import Degree
 from tailrace.planning.latency import CorrectedPredictor
 from tailrace.planning.tp_profile import TPProfile
 from tailrace.planning.tp_switch import SwitchController
-from tailrace.types import Request
+from tailrace.types import Request, Sample
 from tests.engine.helpers import TINY_GIB, make_core, run_core
 from tests.engine.switching import is_alive, pids
 from tests.planning.tp_profiles import made_profile
@@ -149,6 +150,45 @@ def test_those_who_place_responses_are_told_what_the_other_degree_would_cost(cor
         assert slow.times.step_s(1, size, 50 * size, 2) == pytest.approx(step_s(1, size, 50 * size, 2), rel=0.05)
     assert fast.switch_s > 0
     assert slow.switch_s > 0
+
+
+@pytest.mark.filterwarnings("ignore::tailrace.errors.TailraceWarning")
+def test_those_who_place_responses_are_not_told_of_a_degree_that_cannot_be_chosen(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert core.adaptive_tp is not None
+    for request in skewed():
+        core.add(request)
+    told: list[tuple[bool, int]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(arrangement, "switch_bytes", lambda *_: 2**60)
+        while core.has_work:
+            core.step()
+            if core.adaptive_tp.in_stage:
+                refused = any(verdict.failure for verdict in core.adaptive_tp.verdicts)
+                told.append((refused, len(core.load().degrees)))
+    assert {*told} == {(False, 1), (True, 0)}
+    run_core(core, skewed(first=100))
+    assert core.load().degrees, "another stage is another matter"
+    monkeypatch.setattr(core.arrangement, "_failures", arrangement.MAX_FAILURES)
+    assert core.load().degrees == []
+
+
+def test_a_switch_before_which_all_responses_end_is_told(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert core.adaptive_tp is not None
+    rearrange = core._rearrange
+
+    def too_late(adaptive_tp: AdaptiveTP, wanted: Wanted) -> list[Sample]:
+        core.abort(range(8))
+        return rearrange(adaptive_tp, wanted)
+
+    monkeypatch.setattr(core, "_rearrange", too_late)
+    run_core(core, skewed())
+    dropped = [verdict for verdict in core.adaptive_tp.take() if verdict.failure]
+    assert [(v.source_tp, v.target_tp, v.report, v.failure) for v in dropped] == [
+        (1, 2, None, "all responses had ended before")
+    ]
+    assert core.arrangement.config.tp == 1
 
 
 def test_every_decision_is_told_with_all_its_terms(core: EngineCore) -> None:
@@ -400,7 +440,8 @@ def test_a_request_has_to_fit_the_cache_under_every_degree_that_can_be_chosen(
         core.check(fits)
     for core in (fixed, kept):
         core.check(longer)
-    with pytest.raises(RequestError, match="needs up to 11 blocks of 4 tokens, and the cache has 10; raise kv_cache"):
+    said = "needs up to 11 blocks of 4 tokens, and the cache has 10 under one of TP 1, 2; raise kv_cache"
+    with pytest.raises(RequestError, match=said):
         adaptive.check(longer)
 
 

@@ -1,7 +1,8 @@
 """Engines whose ranks are rearranged while they generate, against an engine of one rank that stays as it is."""
 
+import errno
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.core import EngineCore
 from tailrace.engine.lane import Lane
 from tailrace.engine.ranks.process import ProcessReplica
+from tailrace.engine.ranks.switch import SwitchRefused
 from tailrace.engine.scheduling.scheduler import Scheduler
 from tailrace.engine.scheduling.transplant import Transplant
 from tailrace.errors import ModelError
@@ -156,7 +158,9 @@ def test_whoever_counts_sequences_during_a_switch_sees_them_all(
     seen: list[tuple[str, int]] = []
 
     def look(moment: str) -> None:
-        stats = pair.stats()
+        stats, load = pair.stats(), pair.load()
+        assert load.tp * load.replicas == 2
+        assert load.cache_tokens == pair.arrangement.cache_tokens(load.tp)
         seen.append((moment, stats.running + stats.waiting))
 
     def watch(kind: type, name: str) -> None:
@@ -194,6 +198,39 @@ def test_a_switch_says_what_it_took_and_makes_groups_once(model: Path) -> None:
         assert [report.made_groups for report in (first, second, third)] == [(2,), (), ()]
         assert first.kv_bytes > 0
         assert first.total_s > first.groups_s + first.weights_s + first.kv_s
+        assert len(run_core(core, [])[0].response_ids) == 30
+
+
+def test_the_most_that_a_cache_held_is_known_after_a_switch(pair: EngineCore) -> None:
+    run_core(pair, [])
+    pair.memory()
+    pair.add(make_request(0, prompt=21, max_new_tokens=30, ignore_eos=True))
+    steps(pair, 2)
+    pair.settle()
+    pair.abort([0])
+    switch(pair, 3 - pair.arrangement.config.tp)
+    held, later = (pair.memory()["kv_cache_used"] for _ in range(2))
+    assert held > later == 0
+
+
+def test_where_no_directory_can_be_made_a_switch_is_refused_and_the_engine_goes_on(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def full(size: int) -> Iterator[None]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+        yield
+
+    with closing(make_switching_core(model, dp=2)) as core:
+        core.add(make_request(0, prompt=21, max_new_tokens=30, ignore_eos=True))
+        steps(core, 2)
+        core.settle()
+        with monkeypatch.context() as patch:
+            patch.setattr("tailrace.engine.ranks.switch.rendezvous", full)
+            with pytest.raises(SwitchRefused, match="No space left"):
+                core.arrangement.switch(2, cache="move")
+        assert core.arrangement.can_switch
+        switch(core, 2)
         assert len(run_core(core, [])[0].response_ids) == 30
 
 

@@ -129,7 +129,10 @@ def test_a_cache_holds_the_longest_sequence_under_every_degree_that_the_engine_m
     assert rooms[0] < rooms[1]
     lengths = {"longest_prompt": rooms[0] // 2, "max_new_tokens": (rooms[0] + rooms[1]) // 2 - rooms[0] // 2}
     make_backend(stays).check_cache(tiny_model("llama"), **lengths)
-    with pytest.raises(ConfigError, match=rf"holds {rooms[0]} tokens under TP 1, which engine\.adaptive_tp may choose"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"holds {rooms[0]} tokens under TP 1, which engine\.adaptive_tp may choose.* or leave 1 out of",
+    ):
         make_backend(changes).check_cache(tiny_model("llama"), **lengths)
 
 

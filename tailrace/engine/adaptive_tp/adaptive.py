@@ -123,9 +123,9 @@ class AdaptiveTP:
             arrangement.groups,
         )
 
-    def other_degrees(self) -> list[Degree]:
-        """See `StagedTP`. Callable from any thread."""
-        return self._staged.other_degrees(self._arrangement.config.tp)
+    def other_degrees(self, tp: int) -> list[Degree]:
+        """See `StagedTP`; none where the engine can switch no more. Callable from any thread."""
+        return self._staged.other_degrees(tp) if self._arrangement.can_switch else []
 
     def switch(self, wanted: Wanted) -> None:
         """Carry out `wanted`. No step may be under way."""
@@ -146,6 +146,22 @@ class AdaptiveTP:
                 target_tp=decision.chosen,
                 report=report,
                 failure=failure,
+            )
+        )
+
+    def drop(self, wanted: Wanted) -> None:
+        """Note that all responses have ended before `wanted` was carried out."""
+        decision = wanted.decision
+        self._staged.went_on(decision, decision.tp)
+        self.verdicts.append(
+            Verdict(
+                began_at=wanted.asked_at,
+                ended_at=time.perf_counter(),
+                waited_s=time.perf_counter() - wanted.decided_at,
+                decision=decision,
+                source_tp=decision.tp,
+                target_tp=decision.chosen,
+                failure="all responses had ended before",
             )
         )
 

@@ -45,7 +45,7 @@ def profile_key(
         threads_per_rank=threads_per_rank(config),
         hardware=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         cores=os.cpu_count() or 1,
-        backend="C++ decoder" if why_torch(config, a, config.tp, device=device) is None else "torch",
+        backend=_backend(config, a, device),
         collectives=resolve_collectives(config, device).collectives,
         link=_link(config.link),
         engines=1 if config.adaptive_tp is None else config.adaptive_tp.engines or 1,
@@ -57,6 +57,12 @@ def default_path(key: ProfileKey) -> Path:
     compared = msgspec.structs.replace(key, model="")
     digest = hashlib.sha256(msgspec.json.encode(compared, order="deterministic")).hexdigest()[:16]
     return cache_directory() / "tp_profiles" / f"{digest}.json"
+
+
+def _backend(config: NativeEngineConfig, architecture: Architecture, device: torch.device) -> str:
+    if why_torch(config, architecture, config.tp, device=device) is None:
+        return "C++ decoder"
+    return "torch with CUDA graphs" if config.cuda_graphs else "torch"
 
 
 def _link(link: LinkConfig | None) -> str:

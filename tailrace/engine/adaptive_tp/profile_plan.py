@@ -157,7 +157,7 @@ def _uneven(sizes: Sequence[int]) -> Points:
 def _degrees(config: TPProfileConfig, architecture: Architecture) -> list[int]:
     """The degrees that were asked for, or else all that the model can be split into."""
     most = architecture.query_heads
-    degrees = [tp for tp in config.all_degrees if config.degrees is not None or tp <= most]
+    degrees = [tp for tp in config.all_degrees if config.asked_degrees is not None or tp <= most]
     if len(degrees) < 2:
         raise ConfigError(
             f"the model has {most} query heads, so {config.engine.ranks} ranks cannot be arranged in several ways; "

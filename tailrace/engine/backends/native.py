@@ -109,9 +109,10 @@ class NativeBackend(Backend):
         needed = min(longest_prompt + max_new_tokens, longest_sequence(config, architecture))
         if needed > room:
             where = f" under TP {tp}, which engine.adaptive_tp may choose" if len(rooms) > 1 else ""
+            without = f", or leave {tp} out of engine.adaptive_tp.degrees" if tp != config.tp else ""
             raise ConfigError(
                 f"engine.kv_cache_gib {config.kv_cache_gib} holds {room} tokens{where}, but the longest prompt with "
-                f"sampling.max_new_tokens {max_new_tokens} takes {needed}; raise it or lower that"
+                f"sampling.max_new_tokens {max_new_tokens} takes {needed}; raise it or lower that{without}"
             )
 
     def _degrees(self, architecture: Architecture) -> list[int]:

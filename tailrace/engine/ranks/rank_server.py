@@ -116,6 +116,9 @@ class RankServer:
         """
         torch.set_num_threads(start.threads)
         self._config = config = NativeEngineConfig.model_validate_json(start.config)
+        engines = 1 if config.adaptive_tp is None else config.adaptive_tp.engines or 1
+        self._ranks_here = engines * config.ranks
+        """Of all engines on this machine, which may all change at the same time."""
         self._number = start.rank
         self._shard = shard = Layout(dp=config.dp, tp=config.tp).shard(start.rank)
         self._device = device = torch.device(start.device)
@@ -145,7 +148,7 @@ class RankServer:
                 self._rank.load(StagedWeights(file, places))
                 return Answer()
             case Measure():
-                return Answer(spare_bytes=spare_bytes(self._device, self._config.ranks))
+                return Answer(spare_bytes=spare_bytes(self._device, self._ranks_here))
             case Meet(places):
                 for degree in sorted(places):
                     self._groups.add(degree, Rendezvous(places[degree]))

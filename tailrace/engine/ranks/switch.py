@@ -26,7 +26,7 @@ from tailrace.planning.tp_verdict import SwitchReport
 
 
 class SwitchRefused(EngineError):
-    """There is no room for the switch; everything is as it was."""
+    """There is no room for the switch, in memory or for the files of its groups; everything is as it was."""
 
 
 class SwitchExecutor:
@@ -70,6 +70,7 @@ class SwitchExecutor:
             The report up to now; the caller sets the total.
 
         Raises:
+            SwitchRefused: a directory for a group cannot be made.
             EngineError: a rank died or ran out of memory; no rank is of any further use.
         """
         began = time.perf_counter()
@@ -96,7 +97,10 @@ class SwitchExecutor:
         places: list[dict[int, str]] = [{} for _ in pids]
         with ExitStack() as meetings:
             for degree, number in missing:
-                directory = meetings.enter_context(rendezvous(meeting_bytes(self._config, degree))).directory
+                try:
+                    directory = meetings.enter_context(rendezvous(meeting_bytes(self._config, degree))).directory
+                except OSError as error:
+                    raise SwitchRefused(f"no directory can be made where ranks make a group: {error}") from error
                 for rank in range(number * degree, (number + 1) * degree):
                     places[rank][degree] = directory
             _tell(replicas, [Meet(place) for place in places], "making communication groups")
