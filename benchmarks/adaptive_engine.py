@@ -198,6 +198,8 @@ def main(model: Path, config: NativeEngineConfig) -> None:
     """Do the tasks of the benchmark, until it has had enough."""
     torch.set_num_threads(1)
     core = EngineCore(config, model, device=CPU)
+    if config.adaptive_tp is not None and core.adaptive_tp is None:
+        raise RuntimeError("the profile is not one of this engine; the warning above says why")
     try:
         for task in gate.turns():
             match task["task"]:

@@ -1,7 +1,8 @@
 """`make bench-adaptive-tp`: adaptive tensor parallelism on a long-tailed workload, beside DP 2 and TP 2 that stay.
 
-Two ranks of one thread each, a model of 113M random weights in bf16. The engines that are compared live at the same
-time and take turns, each in a process of its own that is blocked while another works. The last line is JSON.
+Two ranks of one thread each, a model of 113M random weights, in bf16 where the CPU multiplies it. The engines that are
+compared live at the same time and take turns, each in a process of its own that is blocked while another works. The
+last line is JSON.
 
 - Natural: the machine as it is. Profile, then rounds of one batch each under DP 2, TP 2 and adaptive TP. The static
   runs also show how far the profile's predictions are from what their steps took, and how much of that is the
@@ -40,6 +41,8 @@ from gate import Contestant
 from predictor import STATIC, Turns
 from random_model import SMALL, model_of
 
+from tailrace.host.cpu import multiplies_bfloat16
+from tailrace.models.info import describe_model
 from tailrace.planning.drain import drain, drain_s
 from tailrace.planning.latency import LatencyPredictor
 from tailrace.planning.tp_merge import merge
@@ -52,7 +55,8 @@ GROUPS, GROUP_SIZE = 8, 8
 LONGEST = 1024
 PROMPT_TOKENS = 96
 UNIFORM_TOKENS = 160
-KV_CACHE_GIB = 0.75
+DTYPE, ELEMENT_BYTES = ("bfloat16", 2) if multiplies_bfloat16() else ("float32", 4)
+KV_CACHE_GIB = 0.375 * ELEMENT_BYTES
 """KV cache on each rank: 32 sequences of the longest length."""
 SWITCH_STEPS = 400
 """Steps of a batch before a switch: only a few of its responses are unfinished then."""
@@ -191,7 +195,6 @@ def compare(
 
     `predicts`: the static engines also measure the points of the profile again in each round, and more at the end.
     """
-    base = {"threads_per_rank": 1, "kv_cache_gib": KV_CACHE_GIB, "max_batch_size": GROUPS * GROUP_SIZE}
     linked = {} if link is None else {"link": link}
     adaptive = {"profile": str(profile), "max_response_tokens": LONGEST}
     configurations: dict[str, dict[str, Any]] = {
@@ -204,7 +207,7 @@ def compare(
     seen: dict[str, list[dict[str, Any]]] = {key: [] for key in configurations}
     predictor: dict[str, object] = {}
     with ExitStack() as stack:
-        engines = {key: start(stack, f"{name}-{key}", model, base | c) for key, c in configurations.items()}
+        engines = {key: start(stack, f"{name}-{key}", model, c) for key, c in configurations.items()}
         turns = Turns(TPProfile.read(profile), engines) if predicts else None
         for number, batch in enumerate(batches):
             for key in sorted(engines, reverse=number % 2 == 0):
@@ -230,12 +233,11 @@ def compare(
 def compare_switch(model: Path, batches: Sequence[Batch], profile: Path) -> dict[str, object]:
     """Compare a switch from DP 2 to TP 2 in the middle of a batch with the same by a restart, and with its
     prediction."""
-    config = {"dp": 2, "threads_per_rank": 1, "kv_cache_gib": KV_CACHE_GIB, "max_batch_size": GROUPS * GROUP_SIZE}
     switches, restarts, extra_bytes = [], [], []
     with ExitStack() as stack:
         never = {"profile": str(profile), "least_gain": 0.99, "max_response_tokens": LONGEST}  # switches when told to
-        engine = start(stack, "switch", model, {**config, "adaptive_tp": never})
-        naive = start(stack, "restart", model, config)
+        engine = start(stack, "switch", model, {"dp": 2, "adaptive_tp": never})
+        naive = start(stack, "restart", model, {"dp": 2})
         for number in range(SWITCH_ROUNDS + 1):
             batch = batches[number % len(batches)]
             task = {"steps": SWITCH_STEPS, "target": 2}
@@ -248,7 +250,7 @@ def compare_switch(model: Path, batches: Sequence[Batch], profile: Path) -> dict
                 restarts.append(restarted["seconds"])
     median = statistics.median(figures["seconds"] for figures in switches)
     # the new shards and both caches
-    full_state = (model / "model.safetensors").stat().st_size + 2 * KV_CACHE_GIB * 2**30
+    full_state = describe_model(model).parameters * ELEMENT_BYTES + 2 * KV_CACHE_GIB * 2**30
     return {
         "switch_vs_naive": round(median / statistics.median(restarts), 4),
         "switch_s": round(median, 4),
@@ -317,14 +319,15 @@ def foreseen(path: Path, batches: Sequence[Batch]) -> dict[str, float]:
 def make_profile(model: Path, name: str, link: dict[str, float] | None) -> Path:
     """Profile two ranks."""
     keys = [f"engine.link.{key}={value}" for key, value in (link or {}).items()]
-    keys += ["engine.threads_per_rank=1", f"engine.kv_cache_gib={KV_CACHE_GIB}"]
+    keys += ["engine.threads_per_rank=1", f"engine.kv_cache_gib={KV_CACHE_GIB}", f"engine.dtype={DTYPE}"]
     keys += [f"max_batch_size={GROUPS * GROUP_SIZE}", f"max_length={LONGEST + PROMPT_TOKENS}"]
     return profiled(str(model), BUILD / f"{name}.json", keys)
 
 
 def start(stack: ExitStack, name: str, model: Path, config: Mapping[str, Any]) -> Contestant:
     """Start a contestant that `stack` ends."""
-    command = [sys.executable, str(HERE / "adaptive_engine.py"), str(model), json.dumps(config)]
+    base = {"dtype": DTYPE, "threads_per_rank": 1, "kv_cache_gib": KV_CACHE_GIB, "max_batch_size": GROUPS * GROUP_SIZE}
+    command = [sys.executable, str(HERE / "adaptive_engine.py"), str(model), json.dumps(base | dict(config))]
     contestant = Contestant(command, BUILD / f"{name}.log", ENVIRONMENT)
     stack.callback(contestant.stop)
     return contestant
