@@ -133,8 +133,9 @@ class ServiceQueueConfig(_Bounds):
     units: Processes = 2
     """Storage units to start, a multiple of `controllers`; others may join."""
     max_units: Processes | None = None
-    """Most storage units. While there are fewer, another one is started when the units are 80 % full. It leaves when
-    the others would be 40 % full without it; `units` stay. By default there are always as many as `units`."""
+    """Most storage units. While there are fewer, another one is started when the units are 80 % full, or 40 % where a
+    put waits. It leaves when the others would be 40 % full without it; `units` stay. By default there are always as
+    many as `units`."""
     replicas: Processes = 1
     """Number of units that each row is written to, at most `units` / `controllers`; with 2, no row is lost with a unit.
     Where fewer units are alive, a row is written to fewer."""

@@ -219,6 +219,8 @@ class Renew(Message, frozen=True):
     """Restart the time limit of a lease."""
 
     lease_id: int
+    rows: bytes = b""
+    """[n, 2]: row ids that have to be under the lease."""
 
 
 class Remake(Message, frozen=True):

@@ -104,6 +104,12 @@ class Answers:
         """Forget a client that is gone."""
         del self._of[client]
 
+    def cancel(self, ticket: tuple[str, int]) -> None:
+        """See `ClientAnswers.cancel`; harmless where the client is gone."""
+        client, number = ticket
+        if client in self._of:
+            self._of[client].cancel(number)
+
     def put(self, ticket: tuple[str, int], reply: Reply) -> bytes | None:
         """See `ClientAnswers.put`."""
         client, number = ticket

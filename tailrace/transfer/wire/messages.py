@@ -15,7 +15,7 @@ from msgspec import Meta
 from tailrace import errors
 from tailrace.errors import TailraceError, WireError
 
-PROTOCOL = 9
+PROTOCOL = 10
 """The version of all messages, here and in each `Protocol`: raise it with every change. Both sides must be equal."""
 NONCE_BYTES = DIGEST_BYTES = 32
 

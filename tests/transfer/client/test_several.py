@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from tailrace.errors import ColumnError, GroupExists, LeaseError, QueueClosed, QueueError, QueueTimeout
+from tailrace.errors import ColumnError, GroupExists, LeaseError, QueueClosed, QueueError, QueueTimeout, StaleRowError
 from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.client.base import operations_of
 from tailrace.transfer.queue.client.look import fullest, read_stats, retire_unit
@@ -216,6 +216,37 @@ def test_an_ack_that_one_controller_refuses_changes_nothing(tmp_path: Path, face
         assert queue.stats().tasks["only"].ready == 4
 
 
+def test_an_ack_of_rows_that_one_controller_has_lost_since_changes_nothing(tmp_path: Path, face: Face) -> None:
+    with serving_several(tmp_path, steps) as (address, _), face(address) as queue:
+        queue.put([row for number in range(4) for row in group(number)])
+        claim = queue.claim("only", limit=4, timeout=LIMIT_S)
+        assert queue.remake(claim, [1], most=3) == [1], "its controller still leases group 3"
+        with pytest.raises(StaleRowError):
+            queue.ack(claim, outputs(claim))
+        assert queue.stats().tasks["only"].consumed == 0
+        queue.ack(claim, {row: own for row, own in outputs(claim).items() if row != claim.rows[1].id})
+        assert queue.stats().tasks["only"].consumed == 3
+
+
+def test_what_comes_again_of_a_step_is_claimed_without_rows_of_the_next(tmp_path: Path, face: Face) -> None:
+    with serving_several(tmp_path, steps) as (address, _), face(address) as queue:
+        for step in range(2):
+            queue.put([row for number in range(4 * step, 4 * step + 4) for row in group(number, 2)])
+        claim = queue.claim("only", limit=8, timeout=LIMIT_S)
+        queue.remake(claim, [1, 2], most=3)
+        kept = {row.id for row in claim.rows if row.group_id in (0, 3)}
+        queue.ack(claim, {row: own for row, own in outputs(claim).items() if row in kept})
+        lost: dict[int, int] = {}
+        while len(lost) < 2:
+            lost |= (found := queue.lost_groups(timeout=LIMIT_S))
+            for number in found:
+                queue.put(group(number, 2))
+        for expected in ([1, 1, 2, 2], [4, 4, 5, 5, 6, 6, 7, 7]):
+            claim = queue.claim("only", limit=8, timeout=LIMIT_S)
+            assert groups_of(claim) == expected
+            queue.ack(claim, outputs(claim))
+
+
 def test_an_ack_with_a_bad_cell_for_one_controller_changes_nothing(tmp_path: Path, face: Face) -> None:
     with serving_several(tmp_path, steps) as (address, _), face(address) as queue:
         queue.put([row for number in range(4) for row in group(number)])
@@ -410,6 +441,41 @@ async def test_a_cancelled_claim_of_parts_leaves_no_row_leased(tmp_path: Path) -
             assert groups_of(claim) == [0, 1, 2, 3]
             async with queue.held(claim):
                 await queue.ack(claim, outputs(claim))
+
+
+async def test_a_cancelled_claim_that_waits_for_a_part_leaves_no_row_leased(tmp_path: Path) -> None:
+    with serving_several(tmp_path, steps) as (address, _):
+        async with asyncio.timeout(LIMIT_S), RemoteQueue(address, name="tester") as queue:
+            for turns in range(40):
+                first = 4 * turns
+                await queue.put([row for number in range(first, first + 3) for row in group(number)])
+                doomed = asyncio.create_task(queue.claim("only", limit=4))
+                put = asyncio.create_task(queue.put(group(first + 3)))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                doomed.cancel()
+                await asyncio.wait([doomed, put])
+                if not doomed.cancelled():
+                    await queue.nack(doomed.result())
+                claim = await queue.claim("only", limit=4)
+                assert groups_of(claim) == [*range(first, first + 4)]
+                await queue.ack(claim, outputs(claim))
+
+
+async def test_who_waits_for_lost_groups_hears_of_those_in_a_restored_snapshot(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with serving(tmp_path / "first", tasks=singles()) as served:
+        async with RemoteQueue(served.address, name="tester") as queue:
+            await queue.put(group(5))
+            await queue.remake(await queue.claim("only"), [5], most=3)
+            snapshot = await queue.snapshot()
+    with serving(tmp_path / "second", tasks=singles()) as served:
+        async with asyncio.timeout(LIMIT_S), RemoteQueue(served.address, name="tester") as queue:
+            waiting = asyncio.create_task(queue.lost_groups())
+            await queue.stats()  # by now the controller knows that one waits
+            await queue.restore(snapshot)
+            assert await waiting == {5: 1}
 
 
 @pytest.mark.parametrize("seed", range(effort(12, 4)))

@@ -123,6 +123,14 @@ class FakeLink:
 class FakeAnswers(dict[Ticket, Message]):
     """A fake of `Answers`. Clients are identified by their names."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled: list[tuple[str, int]] = []
+        """Requests that would be carried out anew if they came again."""
+
+    def cancel(self, ticket: tuple[str, int]) -> None:
+        self.cancelled.append(ticket)
+
     def recall(self, ticket: Ticket, answer: Message) -> None:
         self[ticket] = answer
 

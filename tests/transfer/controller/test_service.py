@@ -204,6 +204,7 @@ def test_a_client_that_promised_signs_of_life_loses_its_leases_when_it_gives_non
     counts = stats(queue).tasks["rollout"]
     assert (counts.ready, counts.leased, counts.expired, counts.claims) == (1, 1, 1, 0)
     assert queue.answer(waiting) is None
+    assert queue.server.answers.cancelled == [waiting], "it comes again if the client was only stopped for a while"
     with pytest.raises(LeaseError):
         queue.ask(Renew(lease), "silent")
     queue.ask(Renew(kept), "other")

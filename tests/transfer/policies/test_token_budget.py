@@ -107,6 +107,37 @@ def test_without_a_budget_exactly_the_limit_is_gathered_in_order() -> None:
     assert orders_of(policy.take(6)) == [100, 101, 200, 201, 300, 301]
 
 
+@pytest.mark.parametrize("is_consumed", [False, True])
+def test_what_comes_again_of_a_window_is_claimed_without_rows_of_the_next(is_consumed: bool) -> None:
+    policy = TokenBudget(None, window=200)
+    lost = rows_of(1, 5)
+    fill(policy, rows_of(0, 5), lost)
+    taken = policy.take(2)
+    for row in taken if is_consumed else taken[:1]:
+        policy.consumed(row)
+    if not is_consumed:
+        policy.lost(lost)
+        fill(policy, rows_of(2, 5), rows_of(3, 5))
+        assert policy.take(2) == [], "the lost group comes first"
+    again = rows_of(1, 5, 5)
+    policy.added(again)
+    policy.ready(again[0])
+    assert policy.take(8) == [], "its second row is not ready"
+    policy.ready(again[1])
+    assert groups_of(policy.take(8)) == [1]
+    if is_consumed:
+        fill(policy, rows_of(2, 5), rows_of(3, 5))
+    assert groups_of(policy.take(2)) == [2, 3]
+
+
+def test_a_window_that_has_entered_in_part_is_waited_for() -> None:
+    policy = TokenBudget(None, window=200)
+    fill(policy, rows_of(0, 5))
+    assert policy.take(2) == []
+    fill(policy, rows_of(1, 5))
+    assert groups_of(policy.take(2)) == [0, 1]
+
+
 def test_without_a_budget_a_limit_is_needed() -> None:
     with pytest.raises(QueueError, match="needs a limit"):
         TokenBudget(None, window=1).take(None)

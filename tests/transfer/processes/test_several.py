@@ -119,6 +119,12 @@ def test_the_whole_queue_is_given_up_with_one_of_its_parts(tmp_path: Path, monke
     assert not any(Path(f"/proc/{pid}").exists() for pid in processes.pids.values())
 
 
+def test_a_part_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "shard-1").write_text("in the way")
+    with pytest.raises(UserError, match="shard-1"), queue_processes(TWO, TABLE, tmp_path):
+        pass
+
+
 def test_what_needs_one_controller_is_refused_in_one_line(tmp_path: Path) -> None:
     task = TaskConfig(name="only", reads=("prompt_ids", "response_ids"), policy=BalancedConfig(ranks=2, rows=4))
     with (

@@ -91,7 +91,7 @@ def fetch_rows(
     session: Session, task: str, claimed: Claimed, *, otherwise: Sequence[Call] = ()
 ) -> Operation[base.Claim]:
     """See `SyncQueue.fetch`."""
-    yield from session.prepare()
+    yield from session.prepare(otherwise=otherwise)
     rows = yield from _rows(session, claimed, otherwise)
     return base.Claim(lease_id=claimed.lease_id, lease_s=claimed.lease_s, task=task, rows=rows)
 

@@ -61,11 +61,11 @@ class Session:
         """The time in seconds, by the session's clock."""
         return self._clock()
 
-    def prepare(self) -> Operation[None]:
+    def prepare(self, *, otherwise: Sequence[Call] = ()) -> Operation[None]:
         """Read the queue's table from the controller, once."""
         if self._prepared:
             return
-        table = yield from self.directory.read_table()
+        table = yield from self.directory.read_table(otherwise=otherwise)
         self.columns = table.columns
         self.codec = PartCodec(table.columns)
         self.schema = Schema(table.tasks)

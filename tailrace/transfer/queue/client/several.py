@@ -46,6 +46,7 @@ from tailrace.transfer.queue.messages import (
     Nack,
     Renew,
     Stats,
+    pack,
     unpack,
 )
 from tailrace.transfer.queue.messages import Claim as ClaimMessage
@@ -190,10 +191,11 @@ class SeveralControllers(Operations):
         if task in session.gathering and limit is not None:
             return (yield from self._gather(task, limit, rank, tries))
         part = yield from self._part(_Wanted(task, limit, rank), tries, ())
+        assert part is not None, "no part of it is held"
         return self._shards.join([part])
 
     def _gather(self, task: str, limit: int, rank: int | None, tries: Tries) -> Operation[Claim]:
-        """Claim parts until there are `limit` rows, or the next group does not fit."""
+        """Claim parts until there are `limit` rows, the next group does not fit, or the window has no more."""
         for session in self._sessions:
             yield from session.prepare()
         parts: list[Part] = []
@@ -206,14 +208,22 @@ class SeveralControllers(Operations):
                     break
                 yield Step(self._give_back(parts))
                 raise
+            if part is None:
+                break
             parts.append(part)
             left -= len(part.claim.rows)
         return self._shards.join(parts)
 
-    def _part(self, wanted: _Wanted, tries: Tries, held: Sequence[Part]) -> Operation[Part]:
-        """Claim rows of one controller, with their cells. `held`: parts of the same claim, which are renewed."""
+    def _part(self, wanted: _Wanted, tries: Tries, held: Sequence[Part]) -> Operation[Part | None]:
+        """Claim rows of one controller, with their cells. `held`: parts of the same claim, which are renewed.
+
+        None: there are parts, and their window of the run has no more.
+        """
         while True:
-            controller, claimed = yield from self._lease(wanted, tries, held)
+            leased = yield from self._lease(wanted, tries, held)
+            if leased is None:
+                return None
+            controller, claimed = leased
             otherwise = self._give_back(held)
             session = self._sessions[controller]
             try:
@@ -222,7 +232,7 @@ class SeveralControllers(Operations):
             except PASSING as error:
                 yield from tries.again(error, otherwise=otherwise)
 
-    def _lease(self, wanted: _Wanted, tries: Tries, held: Sequence[Part]) -> Operation[tuple[int, Claimed]]:
+    def _lease(self, wanted: _Wanted, tries: Tries, held: Sequence[Part]) -> Operation[tuple[int, Claimed] | None]:
         next_window: int | None = None
         while True:
             window = self._windows.get(wanted.task, 0)
@@ -240,6 +250,8 @@ class SeveralControllers(Operations):
                     may_have_rows |= outcome is None
             if later and not may_have_rows:
                 if min(later) == next_window:
+                    if held:
+                        return None
                     self._windows[wanted.task] = next_window
                 next_window = min(later)
                 continue
@@ -284,14 +296,17 @@ class SeveralControllers(Operations):
         sessions = [self._sessions[controller] for controller in controllers]
         calls = [Call(one.controller, wanted.message(wait_s, window), wait_s=wait_s) for one in sessions]
         first = yield from _first_reply(calls, self._give_back(held), is_last=wait_s >= left_s)
+        granted: tuple[int, Claimed] | None = None
+        otherwise = self._give_back(held)
+        if first is not None:
+            place, reply = first
+            self._avoid_until[controllers[place]] = 0.0
+            if isinstance(claimed := _granted(reply), Claimed):
+                granted = controllers[place], claimed
+                otherwise.append(Call(sessions[place].controller, Nack(claimed.lease_id, None)))
         if held:
-            yield Step(self._renewals(held), self._give_back(held))  # a lease that has ended is noticed at the ack
-        if first is None:
-            return None
-        place, reply = first
-        self._avoid_until[controllers[place]] = 0.0
-        granted = _granted(reply)
-        return (controllers[place], granted) if isinstance(granted, Claimed) else None
+            yield Step(self._renewals(held), otherwise)  # a lease that has ended is noticed at the ack
+        return granted
 
     def _give_back(self, parts: Sequence[Part]) -> list[Call]:
         return [Call(self._controller(part), Nack(part.claim.lease_id, None)) for part in parts]
@@ -323,8 +338,9 @@ class SeveralControllers(Operations):
     def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]], *, timeout: float) -> Operation[None]:
         """See `Operations.ack`. The rows of each controller are acked in one step.
 
-        Before rows of several are acked, all outputs are checked and the leases are renewed. So an ack that fails has
-        changed nothing, unless a process of the queue died meanwhile, a unit stayed full, or the call was cancelled.
+        Before rows of several are acked, all outputs are checked, and each controller says that it has leased its rows.
+        So an ack that fails has changed nothing, unless a process of the queue died meanwhile, a unit stayed full, or
+        the call was cancelled.
         """
         session = yield from self.prepared()
         tries = session.tries(timeout)
@@ -335,7 +351,11 @@ class SeveralControllers(Operations):
             split.setdefault(self._owner(row, owners, parts), {})[self._shards.row_inside(row)] = cells
         if len(split) > 1:
             checked_outputs(session, claim.task, outputs)
-            for outcome in (yield Step(self._renewals([parts[place] for place in split]))):
+            renewals = [
+                Call(self._controller(parts[place]), Renew(parts[place].claim.lease_id, pack(own)))
+                for place, own in split.items()
+            ]
+            for outcome in (yield Step(renewals)):
                 expect(outcome, Accepted)
         for place, own in split.items():
             part = parts[place]

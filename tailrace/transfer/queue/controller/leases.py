@@ -130,10 +130,10 @@ class Leases:
         """Handle Renew: a consumer is still at work.
 
         Raises:
-            LeaseError: see `ControlPlane.renew`.
+            LeaseError, StaleRowError: see `ControlPlane.renew`.
         """
         message: Renew = incoming.message
-        self._context.control.renew(message.lease_id, self._context.server.now)
+        self._context.control.renew(message.lease_id, self._context.server.now, row_ids(message.rows))
         return Reply(Accepted())
 
     # Events

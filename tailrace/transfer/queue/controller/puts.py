@@ -102,11 +102,24 @@ class Puts:
     """Admits new rows, and adds them to the queue when they are written."""
 
     def __init__(
-        self, context: Context, leases: Leases, put_columns: Collection[str], task_columns: Collection[str]
+        self,
+        context: Context,
+        leases: Leases,
+        put_columns: Collection[str],
+        task_columns: Collection[str],
+        *,
+        restored: Callable[[], object],
     ) -> None:
-        """`put_columns`: every new row brings these. `task_columns`: tasks write these, so no new row brings them."""
+        """Admit nothing yet.
+
+        Args:
+            put_columns: every new row brings these.
+            task_columns: tasks write these, so no new row brings them.
+            restored: called when a snapshot is restored, which may have lost groups.
+        """
         self._context = context
         self._leases = leases
+        self._restored = restored
         self._put_columns = frozenset(put_columns)
         self._task_columns = frozenset(task_columns)
         self._admissions = Admissions()
@@ -442,6 +455,8 @@ class Puts:
         for admission in whole:  # the producer goes on meanwhile
             self._forget(admission)
             admission.enter()
+            if isinstance(admission, RestoreAdmission):
+                self._restored()
         if whole:
             self._leases.serve()
             self.serve()  # a second put of the same group has waited for this

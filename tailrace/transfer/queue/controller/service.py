@@ -131,8 +131,9 @@ class Controller(Service):
         self._context = self._make_context(server, control, config, journal)
         self._leases = Leases(self._context, tasks)
         written = {column for task in tasks for column in task.spec.writes}
-        self._puts = Puts(self._context, self._leases, put_columns(self._specs), written)
         self._losses = WaitLine[_LossWanted](server, self._context.timers, lambda: None)
+        restored = self._losses.serve
+        self._puts = Puts(self._context, self._leases, put_columns(self._specs), written, restored=restored)
         recovered = replay(journal.records(), tasks, controllers=controllers)
         if recovered is not None:
             self._recover(recovered)

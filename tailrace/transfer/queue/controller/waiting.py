@@ -181,10 +181,15 @@ class WaitLine(Generic[W]):
             self._fail(waiter, error())
 
     def forget(self, gone: Callable[[Ticket], bool]) -> bool:
-        """Drop the waiters whose tickets are `gone`; return whether there were any."""
+        """Drop the waiters whose tickets are `gone`; return whether there were any.
+
+        A client that was only thought to be gone, such as one that was stopped for a while, sends its requests again.
+        They are carried out anew then.
+        """
         leaving = [waiter for waiter in self._waiters if gone(waiter.ticket)]
         for waiter in leaving:
             self._leave(waiter)
+            self._server.answers.cancel(waiter.ticket)
         return bool(leaving)
 
     def _leave(self, waiter: W) -> None:

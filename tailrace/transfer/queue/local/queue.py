@@ -213,7 +213,8 @@ class LocalQueue(TransferQueue):
             raise QueueClosed("the queue was closed")
         ids = self._control.put(rows, cells)
         for row_id, cell in zip(ids, cells, strict=True):
-            self._data.write(row_id, cell)
+            if self._control.is_stored(row_id):
+                self._data.write(row_id, cell)
         return ids
 
     def _try_claim(self, task: str, limit: int | None, rank: int | None) -> Lease | None:

@@ -54,6 +54,8 @@ class GroupLine:
         """A heap of the windows in `_open`, and of some that were removed from it."""
         self._whole: Counter[int] = Counter()
         """The number of groups in `_heap`, by window."""
+        self._newest = -1
+        """The last window of which groups were handed out."""
         self.whole_rows = 0
         self.whole_cost = 0
 
@@ -65,6 +67,7 @@ class GroupLine:
             window = 0 if self._window is None else min(row.order for row in rows) // self._window
         group = self._groups[group_id] = Group(id=group_id, window=window, remaining=len(rows))
         if leased:
+            self._newest = max(self._newest, window)
             self._close(group)
         else:
             self._reopen(group)
@@ -110,6 +113,13 @@ class GroupLine:
         window = self.window
         return window is not None and self._whole[window] == len(self._open[window])
 
+    @property
+    def window_was_begun(self) -> bool:
+        """Whether groups of `window` were handed out before. Then all of its groups have entered, and what is left of
+        it has come back, or again."""
+        window = self.window
+        return window is not None and window <= self._newest
+
     def first(self) -> Group | None:
         """The next group to hand out; None where it is not whole yet."""
         if not self._heap or self._heap[0][0] != self.window:
@@ -133,6 +143,7 @@ class GroupLine:
         """Hand out the rows of a popped group, by `order`."""
         rows = sorted(group.ready, key=lambda row: row.order)
         group.ready.clear()
+        self._newest = max(self._newest, group.window)
         self.whole_rows -= len(rows)
         self.whole_cost -= group.cost
         return rows

@@ -21,7 +21,8 @@ class TokenBudget(GroupPolicy):
     a window of 1, that is the next mini-batch of a synchronous run.
 
     One of several controllers has a part of each window. There a claim is also complete with the last group of a window
-    that is to be handed out: the rest of the window is at other controllers.
+    that is to be handed out: the rest of the window is at other controllers. So is a claim without a budget, whose
+    window has several groups, where some of these were handed out before. The rest was lost and has come again.
     """
 
     name = "token_budget"
@@ -43,6 +44,7 @@ class TokenBudget(GroupPolicy):
         self._prompt_column = prompt_column
         self._response_column = response_column
         self._ends_with_window = ends_with_window
+        self._of_windows = tokens is None and window is not None and window > 1
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -64,16 +66,17 @@ class TokenBudget(GroupPolicy):
         self.check_rank(rank)
         if self._tokens is None and limit is None:
             raise QueueError("a claim without a token budget needs a limit: pass the rows that it is to gather")
+        ends_with_window = self._ends_with_window or (self._of_windows and self._line.window_was_begun)
         is_reached = self._claim(limit).is_reached_by(self._line.whole_cost, self._line.whole_rows)
-        if not is_reached and not (self._ends_with_window and self._line.window_is_whole):
+        if not is_reached and not (ends_with_window and self._line.window_is_whole):
             return []
-        groups, complete = self._gather(limit)
+        groups, complete = self._gather(limit, ends_with_window=ends_with_window)
         if not complete:
             self._line.put_back(groups)
             return []
         return [row for group in groups for row in self._line.take(group)]
 
-    def _gather(self, limit: int | None) -> tuple[list[Group], bool]:
+    def _gather(self, limit: int | None, *, ends_with_window: bool) -> tuple[list[Group], bool]:
         """Pop groups until the claim is complete or the next group is not whole. Return them, and whether it is."""
         groups: list[Group] = []
         claim = self._claim(limit)
@@ -84,7 +87,7 @@ class TokenBudget(GroupPolicy):
                 return groups, True
             groups.append(self._line.pop())
             claim.add(group.cost, len(group.ready))
-            ends = self._ends_with_window and self._line.window != group.window
+            ends = ends_with_window and self._line.window != group.window
             if claim.is_complete or ends:
                 return groups, True
         return groups, False

@@ -12,13 +12,14 @@ import asyncio
 import secrets
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tailrace.config.queue_table import TableConfig
 from tailrace.config.transfer import ServiceQueueConfig
-from tailrace.errors import TailraceError
+from tailrace.errors import QueueError, TailraceError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.processes.plan import CONTROLLER, Place, address_before
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
@@ -55,9 +56,10 @@ class SeveralProcesses:
             for number in range(count)
         ]
         self._giving_up = threading.Lock()
+        self._first_given_up: QueueProcesses | None = None
         self._on_given_up: Callable[[], object] | None = None
         for part in self._parts:
-            part.on_given_up(self._give_up)
+            part.on_given_up(partial(self._give_up, part))
 
     def __enter__(self) -> Self:
         """Start all processes.
@@ -71,8 +73,10 @@ class SeveralProcesses:
             for part in self._parts:
                 part.await_start()
             self.address.write(self.connection)
-        except BaseException:
-            self._end()
+        except BaseException as error:
+            failures = self._end()
+            if failures and isinstance(error, QueueError):
+                raise failures[0] from None  # the others were stopped for that
             raise
         return self
 
@@ -145,18 +149,19 @@ class SeveralProcesses:
         """See `QueueProcesses.on_given_up`."""
         self._on_given_up = then
 
-    def _give_up(self) -> None:
+    def _give_up(self, part: QueueProcesses) -> None:
         """Give up the whole queue, since one part was given up. Called in the thread of that part."""
         if self._giving_up.acquire(blocking=False):  # else another part was first
+            self._first_given_up = part
             if self._on_given_up is not None:
                 self._on_given_up()
             self.stop()
 
     def _end(self) -> list[TailraceError]:
-        """End all processes. Return the errors of the parts that had been given up."""
+        """End all processes. Return the errors of the parts that had been given up, with the first one first."""
         self.stop()
         failures: list[TailraceError] = []
-        for part in self._parts:
+        for part in sorted(self._parts, key=lambda part: part is not self._first_given_up):
             try:
                 part.__exit__(None, None, None)
             except TailraceError as failure:

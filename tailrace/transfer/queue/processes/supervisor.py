@@ -290,6 +290,7 @@ class QueueProcesses:
             _log.warning("%s; the queue goes on without it, and tries again in %g s", obituary, _GROW_AGAIN_S)
             self._size_at = time.monotonic() + _GROW_AGAIN_S
             return self._forget(child)
+        self._leaving.discard(child.name)  # it joins as any other; there is another look at whether it is to leave
         pause_s = self._vitals.die(child.name, obituary)
         _log.warning("%s; it is started again %s", obituary, f"in {pause_s:g} s" if pause_s else "now")
 

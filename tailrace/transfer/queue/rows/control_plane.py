@@ -186,7 +186,7 @@ class ControlPlane:
         return all(self._groups.is_lost(row.group_id) for row in rows)
 
     def put(self, rows: Sequence[RowHeader], facts: Sequence[CellFacts]) -> list[RowId]:
-        """Add whole groups. `facts`: the facts about the cells of each row.
+        """Add whole groups. `facts`: the facts about the cells of each row. Some rows may leave at once; see `enter`.
 
         Raises:
             QueueError, GroupExists: see `check_groups`; nothing was added.
@@ -347,11 +347,12 @@ class ControlPlane:
         lease = self._leases.get(lease_id)
         return [] if lease is None else list(lease.rows)
 
-    def renew(self, lease_id: int, now: float) -> None:
-        """Restart the lease's time limit.
+    def renew(self, lease_id: int, now: float, rows: Sequence[RowId] = ()) -> None:
+        """Restart the lease's time limit. `rows`: have to be under it, or nothing is changed.
 
         Raises:
-            LeaseError: the lease has expired, or all of its rows were acked or nacked.
+            LeaseError: the lease has expired, all of its rows were acked or nacked, or one of `rows` is not under it.
+            StaleRowError: one of `rows` has left the queue.
         """
         lease = self._leases.get(lease_id)
         if lease is None:
@@ -359,6 +360,7 @@ class ControlPlane:
                 f"lease {lease_id} holds no rows (any more), so it cannot be renewed: it expired after "
                 f"{self._lease_s:g} s, or all of them were acked or given back; {_HOLD}"
             )
+        self._held(lease_id, rows)
         lease.deadline = now + self._lease_s
         self._leases.move_to_end(lease_id)
 
