@@ -290,15 +290,16 @@ STEPS = 6
 
 
 @pytest.mark.parametrize(
-    ("replicas", "kills"),
+    ("algorithm", "replicas", "kills"),
     [
-        (1, {"sample 1": ["unit-0", "unit-1"], "actor 3": ["unit-0", "unit-1"]}),
-        (2, {"sample 1": ["unit-0"], "actor 2": ["unit-1"], "reward 3": ["controller"], "step 4": ["unit-0"]}),
+        ("grpo", 1, {"sample 1": ["unit-0", "unit-1"], "actor 3": ["unit-0", "unit-1"]}),
+        ("reinforce_plus_plus", 1, {"sample 1": ["unit-0", "unit-1"], "advantage 1": ["unit-0"]}),
+        ("grpo", 2, {"sample 1": ["unit-0"], "actor 2": ["unit-1"], "reward 3": ["controller"], "step 4": ["unit-0"]}),
     ],
-    ids=["every row is lost", "each row is on another unit"],
+    ids=["every row is lost", "a step comes again in part", "each row is on another unit"],
 )
 def test_a_run_trains_on_each_row_once_and_ends_though_processes_of_its_queue_are_killed(
-    tmp_path: Path, tiny_model: TinyModel, replicas: int, kills: dict[str, list[str]]
+    tmp_path: Path, tiny_model: TinyModel, algorithm: str, replicas: int, kills: dict[str, list[str]]
 ) -> None:
     """The last steps may meet rows of earlier steps that came again, and must not train on them."""
     prompts = write_prompts(tmp_path / "prompts.jsonl")
@@ -309,6 +310,7 @@ def test_a_run_trains_on_each_row_once_and_ends_though_processes_of_its_queue_ar
         tiny_model("llama"),
         prompts,
         queue=queue,
+        algorithm={"type": algorithm, "group_size": 4},
         pipeline={"streaming": True},
         trainer__steps=STEPS,
     )
