@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from tailrace.config.load import keys_of, load_as, load_config
 from tailrace.config.queue_table import ServeConfig
 from tailrace.config.run import RunConfig
-from tailrace.config.transfer import RedisStorageConfig, ServiceQueueConfig
+from tailrace.config.transfer import AdapterStorageConfig, RedisStorageConfig, ServiceQueueConfig
 from tailrace.errors import ConfigError, PeerLost, nearest
 from tailrace.host.interrupt import stop_signals
 from tailrace.host.metrics_server import check_port
@@ -120,11 +120,14 @@ def _say_what_goes(processes: QueueProcesses | SeveralProcesses, config: Service
     if isinstance(config.storage, RedisStorageConfig):
         return
     if (stats := _look(processes)) and stats.rows:
-        print(
-            f"{stats.rows} rows are dropped: queue.storage.type={config.storage.type} has them while the queue is "
-            f"served, redis beyond that",
-            flush=True,
-        )
+        kind = f"queue.storage.type={config.storage.type}"
+        if isinstance(config.storage, AdapterStorageConfig):
+            print(f"{stats.rows} rows are dropped, unless the storage of {kind} is lasting", flush=True)
+        else:
+            print(
+                f"{stats.rows} rows are dropped: {kind} has them while the queue is served, redis beyond that",
+                flush=True,
+            )
 
 
 def _look(processes: QueueProcesses | SeveralProcesses) -> QueueStats | None:

@@ -6,6 +6,7 @@ import pytest
 
 from tailrace.config.columns import COLUMNS
 from tailrace.config.load import parse_as
+from tailrace.config.queue_policies import TokenBudgetConfig
 from tailrace.config.queue_table import TableConfig
 from tailrace.errors import ConfigError, QueueError
 from tailrace.transfer.queue.policies.balanced import BalancedByLength
@@ -15,7 +16,7 @@ from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.policies.oldest_version import OldestVersionFirst
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.rows.table import check_table
-from tailrace.transfer.queue.table_factory import make_tasks
+from tailrace.transfer.queue.table_factory import make_policy, make_tasks
 from tailrace.types import TaskSpec
 from tests.transfer.policies.rows import fill, rows_of
 
@@ -79,3 +80,11 @@ def test_a_mistake_in_a_policy_is_one_clear_line(policy: dict[str, Any], message
     with pytest.raises(ConfigError, match=message) as caught:
         table(policy)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("tokens", [None, 4096])
+def test_several_controllers_keep_no_order_of_groups(tokens: int | None) -> None:
+    config = TokenBudgetConfig(tokens=tokens, window=1)
+    make_policy(config)
+    with pytest.raises(QueueError, match=r"window=1 .* queue\.controllers is 2; give 1"):
+        make_policy(config, controllers=2)

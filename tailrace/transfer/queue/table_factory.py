@@ -55,7 +55,7 @@ def make_policy(config: PolicyConfig, *, controllers: int = 1) -> Policy:
         case WholeGroupsConfig():
             return WholeGroups(config.max_groups)
         case TokenBudgetConfig():
-            if controllers > 1 and config.tokens is not None and config.window == 1:
+            if controllers > 1 and config.window == 1:
                 raise QueueError(
                     f"policy 'token_budget' with window=1 hands out groups in the order of the run "
                     f"(pipeline.in_order), which a controller keeps among its own, and queue.controllers is "
