@@ -140,13 +140,18 @@ def _most_left(tokens_N: Floats, ends_N: Floats, first_N: IntArray, seconds_S: F
 
     `tokens_N`, `ends_N`: the tokens that each replica's sequences have made by the end of a segment, and its seconds.
     """
-    bounds = [*np.flatnonzero(first_N == np.arange(len(first_N))), len(first_N)]
-    left_RS = [
-        tokens_N[behind - 1]
-        - np.interp(seconds_S, np.append(0.0, ends_N[first:behind]), np.append(0.0, tokens_N[first:behind]))
-        for first, behind in itertools.pairwise(bounds)
-    ]
-    return np.asarray(np.max(left_RS, axis=0))
+    places_N = np.arange(len(first_N))
+    begins_N = first_N == places_N
+    firsts = np.flatnonzero(begins_N)
+    lasts = np.append(firsts[1:], len(first_N)) - 1
+    # one curve of all replicas, whose times follow on each other: to interpolate takes as long as for one of them
+    points_KM = np.zeros((2, len(first_N) + len(firsts)))  # each replica begins with no tokens at time 0
+    points_KM[:, places_N + np.cumsum(begins_N)] = ends_N, tokens_N
+    period_R = (ends_N.max() + 1.0) * np.arange(len(firsts))
+    points_KM[0] += np.repeat(period_R, lasts - firsts + 2)
+    asked_RS = np.minimum(seconds_S, ends_N[lasts, None]) + period_R[:, None]
+    left_RS = tokens_N[lasts, None] - np.interp(asked_RS, *points_KM)
+    return np.asarray(left_RS.max(0))
 
 
 def _longest(state: Drained) -> int:
@@ -195,13 +200,14 @@ def _apart(replicas: Sequence[Sequence[Held]]) -> tuple[_Segments, IntArray]:
     """The segments of each replica, one replica after the other, and the first segment of the replica of each."""
     columns = _columns([held for running in replicas for held in running])
     counts = np.array([len(running) for running in replicas if running])
-    context_N, end_N, cached_N = columns[:, np.lexsort((columns[1], np.repeat(np.arange(len(counts)), counts)))]
+    columns = columns[:, np.lexsort((columns[1], np.repeat(np.arange(len(counts)), counts)))]
+    end_N, held_KN = columns[1], columns[::2]
     behind = np.cumsum(counts)
     first_N, last_N = np.repeat(behind - counts, counts), np.repeat(behind - 1, counts)
     place_N = np.arange(len(end_N))
     start_N = np.where(place_N > first_N, np.roll(end_N, 1), 0.0)
-    sums_KN = np.cumsum([context_N, cached_N], axis=1)
-    tokens_N, held_N = sums_KN[:, last_N] - sums_KN + [context_N, cached_N]  # of those that have not ended
+    sums_KN = np.cumsum(held_KN, axis=1)
+    tokens_N, held_N = sums_KN[:, last_N] - sums_KN + held_KN  # of those that have not ended
     some_N = np.maximum(end_N - start_N, 1.0)
     to_end_RN = end_N[behind - 1, None] - start_N
     beside_N = np.clip(to_end_RN, 0.0, some_N).sum(0) / some_N
@@ -222,8 +228,11 @@ def _made(ends_N: Floats, at_KN: Floats) -> Floats:
 
 def _columns(held: Sequence[Held]) -> Floats:
     """[3, N] contexts, remaining and cached tokens; this takes half as long as `np.array`."""
-    figures = (figure for (context, remaining), cached in held for figure in (context, remaining, cached))
-    return np.fromiter(figures, np.float64, 3 * len(held)).reshape(-1, 3).T
+    works, cached = zip(*held, strict=True) if held else ((), ())
+    columns = np.empty((3, len(held)))
+    columns[:2] = np.fromiter(itertools.chain.from_iterable(works), np.float64, 2 * len(held)).reshape(-1, 2).T
+    columns[2] = cached
+    return columns
 
 
 def _seconds(predictor: CorrectedPredictor, tp: int, *segments: _Segments) -> Floats:

@@ -51,16 +51,17 @@ class Paths:
         every = np.arange(len(degrees))
         costs_s = switch_s + margin_s + ROUNDING_S * np.arange(len(at), 0, -1)[:, None, None]  # later ones cost less
         costs_s[:, every, every] = 0.0
-        self._steps_s = np.empty_like(run_s)
-        self._others_s = np.empty_like(run_s)
+        self._rest_s = np.empty((len(run_s), 2, len(degrees)))
+        """From each moment on: of steps, and of switches, margins and the end."""
         self._next = np.empty(run_s.shape, np.int64)
-        steps_s, others_s = np.zeros(len(degrees)), end_s
+        left_s = np.stack([np.zeros(len(degrees)), end_s])
         for moment in range(len(run_s) - 1, -1, -1):
-            self._steps_s[moment], self._others_s[moment] = run_s[moment] + steps_s, others_s
-            sums_s = costs_s[moment] + self._steps_s[moment] + self._others_s[moment]
-            following = self._next[moment] = sums_s.argmin(1)
-            steps_s = self._steps_s[moment, following]
-            others_s = costs_s[moment, every, following] + self._others_s[moment, following]
+            self._rest_s[moment] = left_s
+            rest_s = self._rest_s[moment]
+            rest_s[0] += run_s[moment]
+            following = self._next[moment] = (costs_s[moment] + rest_s[0] + rest_s[1]).argmin(1)
+            left_s = rest_s[:, following]
+            left_s[1] += costs_s[moment, every, following]
 
     def path(self, first: int, seconds: Floats, stretch: Floats) -> Path:
         """The path that begins with this degree.
@@ -70,7 +71,7 @@ class Paths:
             stretch: [S] the factor on seconds of steps after a switch at each moment, above 0.
         """
         degree = self._degrees.index(first)
-        rest_s = stretch[:, None] * self._steps_s + self._others_s
+        rest_s = stretch[:, None] * self._rest_s[:, 0] + self._rest_s[:, 1]
         ways_s = self._switch_s[:, degree] + self._margin_s + seconds[:-1, None] + rest_s
         ways_s[0] = np.inf
         ways_s[:, degree] = np.inf

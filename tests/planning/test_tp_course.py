@@ -15,7 +15,8 @@ from tailrace.planning.tp_course import Course, InOrder, course, moments
 from tailrace.planning.tp_profile import UnevenPoint
 from tests.planning.tp_profiles import StepFormula, made_profile
 
-WORK = st.tuples(st.integers(1, 300), st.integers(1, 60))
+WORK = st.tuples(st.integers(16, 300), st.integers(1, 60))
+"""Contexts of at least the shortest that the profile has: steps of shorter ones take as long."""
 REPLICAS = st.lists(st.lists(WORK, max_size=6), min_size=4, max_size=4)
 
 
