@@ -357,7 +357,8 @@ class Workers:
         self._weights.set_result(await trainer.call("weights_address"))
 
     async def _tell_weights_address(self, rollout: WorkerHandle) -> None:
-        await rollout.call("receive_weights", await self._weights)
+        address = await asyncio.shield(self._weights)  # which others wait for, too
+        await rollout.call("receive_weights", address)
 
     async def _take_back(self, handle: WorkerHandle) -> None:
         """Give back the claims of a dead worker at once."""
