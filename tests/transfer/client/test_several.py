@@ -292,6 +292,29 @@ def test_a_put_that_one_controller_refuses_may_be_repeated(tmp_path: Path, face:
         assert queue.stats().rows == 2
 
 
+@pytest.mark.parametrize("is_put_alone", [False, True])
+def test_a_group_that_is_lost_before_its_put_is_repeated_enters_again(
+    tmp_path: Path, face: Face, is_put_alone: bool
+) -> None:
+    rows = [row for number in range(4) for row in group(number)]
+    with serving_several(tmp_path, singles, max_rows=2) as (address, _), face(address) as queue:
+        queue.put(group(5))
+        with pytest.raises(QueueTimeout, match="rows"):
+            queue.put(rows, timeout=0.05)
+        claims = {claim.rows[0].group_id: claim for claim in (queue.claim("only", timeout=LIMIT_S) for _ in range(3))}
+        queue.remake(claims[0], [0], most=3)
+        queue.ack(claims[5], outputs(claims[5]))
+        if is_put_alone:
+            queue.put(group(0))
+        ids = queue.put(rows, timeout=LIMIT_S)
+        assert ids[2] == claims[2].rows[0].id
+        assert ids[0] != claims[0].rows[0].id
+        assert queue.stats().lost_groups == 0
+        queue.nack(claims[2])
+        again = [queue.claim("only", timeout=LIMIT_S) for _ in range(4)]
+        assert {claim.rows[0].group_id: claim.rows[0].id for claim in again} == dict(enumerate(ids))
+
+
 def test_other_rows_are_not_taken_for_those_of_a_put_that_one_controller_refused(tmp_path: Path, face: Face) -> None:
     rows = [row for number in range(4) for row in group(number)]
     others = [replace(row, cells={**row.cells, "prompt_ids": tokens(7)}) for row in rows]
@@ -384,17 +407,22 @@ def test_a_queue_goes_on_from_a_snapshot_with_another_number_of_controllers(
         queue.put(group(9))
 
 
-def test_a_controller_that_is_silent_holds_up_no_claim_of_rows_that_others_have(tmp_path: Path, face: Face) -> None:
-    """The client's limit is longer than any test."""
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_controller_that_is_silent_holds_up_no_claim_of_rows_that_others_have(
+    tmp_path: Path, face: Face, place: int
+) -> None:
+    """The client's limit is longer than any test. `place`: that of the controller that lives."""
     for name in "ab":
         (tmp_path / name).mkdir()
     with serving(tmp_path / "a", tasks=singles(), controllers=2) as alive:
         with serving(tmp_path / "b", tasks=singles(), controllers=2) as dead:
             pass
-        with face(joined([alive.address, dead.address]), limit_s=3600.0) as queue:
-            queue.put([row for number in (0, 2, 4) for row in group(number)])
+        addresses = [alive.address, dead.address] if place == 0 else [dead.address, alive.address]
+        with face(joined(addresses), limit_s=3600.0) as queue:
+            numbers = range(place, 6, 2)
+            queue.put([row for number in numbers for row in group(number)])
             claims = [queue.claim("only", timeout=LIMIT_S) for _ in range(3)]
-            assert Counter(number for claim in claims for number in groups_of(claim)) == Counter((0, 2, 4))
+            assert Counter(number for claim in claims for number in groups_of(claim)) == Counter(numbers)
 
 
 def test_a_dead_unit_of_one_controller_is_noticed_though_another_has_never_known_it(tmp_path: Path, face: Face) -> None:

@@ -35,3 +35,23 @@ def test_rows_of_a_stopped_consumer_go_to_another_and_its_late_ack_is_refused(tm
         assert (work.expired, work.leased) == (1, 0)
         os.kill(workers.pids["stopped"], signal.SIGCONT)
         until(lambda: not workers.is_alive("stopped"))
+
+
+def test_a_consumer_that_was_stopped_while_it_waited_gets_rows_when_it_goes_on(tmp_path: Path) -> None:
+    with (
+        QueueProcesses(ServiceQueueConfig(), TABLE, tmp_path) as processes,
+        Workers(processes.connection, {"consumer": "consume"}, silence_s=SILENCE_S) as workers,
+    ):
+
+        def waiting() -> int:
+            return read_stats(processes.address, name="test", limit_s=TIMEOUT_S).tasks["work"].claims
+
+        until(lambda: waiting() == 1)
+        os.kill(workers.pids["consumer"], signal.SIGSTOP)
+        until(lambda: waiting() == 0)
+        workers.start("producer", f"produce {GROUPS}")
+        os.kill(workers.pids["consumer"], signal.SIGCONT)
+        auditor = Auditor(processes.address, silence_s=SILENCE_S)
+        while len(auditor.groups) < GROUPS:
+            auditor.audit()
+        auditor.close()

@@ -61,6 +61,11 @@ class Session:
         """The time in seconds, by the session's clock."""
         return self._clock()
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the queue's table is known."""
+        return self._prepared
+
     def prepare(self, *, otherwise: Sequence[Call] = ()) -> Operation[None]:
         """Read the queue's table from the controller, once."""
         if self._prepared:

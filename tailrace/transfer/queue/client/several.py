@@ -20,7 +20,7 @@ given back. A controller that is silent does not hold up claims of rows that oth
 import hashlib
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tailrace.errors import GroupExists, LeaseError, PeerLost, QueueError, QueueTimeout, TailraceError, on_failure
@@ -44,6 +44,7 @@ from tailrace.transfer.queue.messages import (
     Later,
     Lost,
     Nack,
+    ReadTable,
     Renew,
     Stats,
     pack,
@@ -79,6 +80,8 @@ class _Wanted:
     task: str
     limit: int | None
     rank: int | None
+    gathers: bool
+    """Whether the task gathers rows; see `Policy.gathers`."""
 
     def message(self, wait_s: float, window: int) -> ClaimMessage:
         """The request to a controller that may wait `wait_s` seconds."""
@@ -110,8 +113,13 @@ class SeveralControllers(Operations):
         """Each group that one controller took of a put that another one did not take."""
 
     def prepared(self) -> Operation[Session]:
-        """See `Operations.prepared`."""
-        session = self._sessions[0]
+        """See `Operations.prepared`. The session is that of the first controller that has answered."""
+        known = next((session for session in self._sessions if session.is_prepared), None)
+        if known is not None:
+            return known
+        first = yield from _first_reply(self._calls(ReadTable()), (), is_last=True)
+        assert first is not None, "no other try is due"
+        session = self._sessions[first[0]]
         yield from session.prepare()
         return session
 
@@ -129,10 +137,11 @@ class SeveralControllers(Operations):
         for row in rows:
             groups.setdefault(row.group_id, []).append(row)
         before = {group_id: self._entered.pop(group_id) for group_id in groups.keys() & self._entered.keys()}
+        lost = (yield from self._lost_at({self._shards.of_group(group_id) for group_id in before})) if before else set()
         entered = {
             group_id: iter(own.ids)
             for group_id, own in before.items()
-            if own.digest == _digest(session, groups[group_id])
+            if group_id not in lost and own.digest == _digest(session, groups[group_id])
         }
         ids: dict[int, RowId] = {}
         missing: dict[int, list[int]] = {}
@@ -143,7 +152,18 @@ class SeveralControllers(Operations):
                 missing.setdefault(self._shards.of_group(row.group_id), []).append(place)
         with on_failure(self._remember, session, groups, rows, ids):
             yield from self._put(rows, missing, ids, session.tries(timeout))
+        # a lost one that is put alone is put again with the others of its first put
+        self._remember(session, {group_id: groups[group_id] for group_id in before}, rows, ids)
         return [ids[place] for place in range(len(rows))]
+
+    def _lost_at(self, controllers: Collection[int]) -> Operation[set[int]]:
+        """The lost groups of these controllers, as far as they say so now."""
+        calls = [Call(self._sessions[controller].controller, Lost(0.0)) for controller in sorted(controllers)]
+        lost: set[int] = set()
+        for outcome in (yield Step(calls)):
+            if not isinstance(outcome, (QueueTimeout, PeerLost)):
+                lost |= {group_id for group_id, _ in unpack(expect(outcome, Groups).ids, 2).tolist()}
+        return lost
 
     def _put(
         self, rows: Sequence[NewRow], missing: Mapping[int, Sequence[int]], ids: dict[int, RowId], tries: Tries
@@ -171,10 +191,11 @@ class SeveralControllers(Operations):
         rows: Sequence[NewRow],
         ids: Mapping[int, RowId],
     ) -> None:
-        """Remember the groups that have entered of a put, for when it is repeated. `ids`: by the places of `rows`."""
+        """Remember those of `groups` that have entered, for when their put is repeated. `ids`: by places of `rows`."""
         taken: dict[int, list[RowId]] = {}
         for place in sorted(ids):
-            taken.setdefault(rows[place].group_id, []).append(ids[place])
+            if rows[place].group_id in groups:
+                taken.setdefault(rows[place].group_id, []).append(ids[place])
         for group_id, own in taken.items():
             self._entered[group_id] = _Entered(own, _digest(session, groups[group_id]))
         while len(self._entered) > _UNFINISHED:
@@ -188,13 +209,14 @@ class SeveralControllers(Operations):
         session = yield from self.prepared()
         session.schema.task(task)
         tries = session.tries(timeout)
-        if task in session.gathering and limit is not None:
-            return (yield from self._gather(task, limit, rank, tries))
-        part = yield from self._part(_Wanted(task, limit, rank), tries, ())
+        wanted = _Wanted(task, limit, rank, gathers=task in session.gathering)
+        if wanted.gathers and limit is not None:
+            return (yield from self._gather(wanted, limit, tries))
+        part = yield from self._part(wanted, tries, ())
         assert part is not None, "no part of it is held"
         return self._shards.join([part])
 
-    def _gather(self, task: str, limit: int, rank: int | None, tries: Tries) -> Operation[Claim]:
+    def _gather(self, wanted: _Wanted, limit: int, tries: Tries) -> Operation[Claim]:
         """Claim parts until there are `limit` rows, the next group does not fit, or the window has no more."""
         for session in self._sessions:
             yield from session.prepare()
@@ -202,7 +224,7 @@ class SeveralControllers(Operations):
         left = limit
         while left:
             try:
-                part = yield from self._part(_Wanted(task, left, rank), tries, parts)
+                part = yield from self._part(replace(wanted, limit=left), tries, parts)
             except TailraceError as error:
                 if parts and type(error) is QueueError:  # not one of its kinds: the limit has no room for a group
                     break
@@ -239,7 +261,7 @@ class SeveralControllers(Operations):
             waits_at: list[int] = []
             later: list[int] = []
             may_have_rows = False
-            for controller in self._in_turn(gathers=bool(held) or wanted.task in self._sessions[0].gathering):
+            for controller in self._in_turn(gathers=wanted.gathers):
                 outcome = yield from self._ask_at_once(controller, wanted, window, held)
                 if isinstance(outcome, Claimed):
                     return controller, outcome
@@ -524,7 +546,7 @@ def _digest(session: Session, rows: Sequence[NewRow]) -> bytes:
     """What tells the rows of a group from others."""
     batch = Batch(session.codec.measure_rows(row.cells for row in rows))
     runs = [(run.rows, run.columns, run.lengths) for run in batch.runs]
-    heads = [(row.group_size, row.order, row.not_before) for row in rows]
+    heads = [(row.group_size, row.order) for row in rows]
     return hashlib.sha256(repr((runs, heads)).encode() + batch.to_bytes()).digest()
 
 
