@@ -1,6 +1,6 @@
 """`make bench-modes`: what the modes of a run learn in equal time, and from equally many samples.
 
-    python benchmarks/bench_modes.py [--steps 24] [--seeds 3] [--processes 2] [--model tiny] [--only two]
+    python benchmarks/bench_modes.py [--steps 24] [--seeds 3] [--processes 2] [--model tiny] [--only two] [--again]
 
 The model of small_model.py learns to answer with digits, by GRPO. With `--model smollm2`, SmolLM2 learns the problems
 of the quickstart, in one process. Engines and trainer take a set time for what they compute (paced.py), so a machine
@@ -13,8 +13,8 @@ on. Of three engines one takes twice the time for each step.
     s1_delayed, …       asynchronous: the staleness that is allowed, and how new weights get into engines
 
 The rewards are those of held-out prompts. The seconds are counted from the start of the first step. Curves are left in
-`build/bench-modes`, where plot_learning.py finds them. The last line is JSON, with means over the seeds, by fleet and
-mode:
+`build/bench-modes`, where plot_learning.py finds them. A run whose curve is there is not made again without `--again`.
+The last line is JSON, with means over the seeds, by fleet and mode:
 
     reward          after the last step: the mode learns from as many samples as all others
     reward_then     when the quickest mode of the fleet and seed has made its last step
@@ -24,6 +24,7 @@ mode:
 """
 
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -144,12 +145,17 @@ def recipe(job: Job, base: Path) -> tuple[str, list[str]]:
     ]
 
 
+def run_directory(job: Job, base: Path) -> Path:
+    """The directory of a run, until its curve is kept."""
+    return base / "-".join(map(str, job))
+
+
 def overrides(job: Job, base: Path) -> list[str]:
     """What makes a recipe a run of so many engines in a mode."""
     pace = PACES[job.model]
     backend = {"type": "adapter", "path": "paced.make_trainer", "options": {"token_s": pace.token_s}}
     return [
-        f"output_dir={base / '-'.join(map(str, job))}",
+        f"output_dir={run_directory(job, base)}",
         f"algorithm.group_size={GROUP_SIZE}",
         f"trainer.train_batch_size={GROUPS * GROUP_SIZE}",
         "trainer.micro_batch_tokens=400",
@@ -195,21 +201,43 @@ def figures(of_fleet: Mapping[str, Sequence[Curve]]) -> dict[str, dict[str, floa
     }
 
 
+def kept(job: Job) -> Path:
+    """The file with the curve of a run that is done."""
+    return BUILD / "runs" / f"{'-'.join(map(str, job))}.json"
+
+
+def keep(job: Job, base: Path) -> None:
+    """Train, and keep the curve alone: all checkpoints together would take tens of GiB."""
+    made = curve(job, base)
+    kept(job).write_bytes(msgspec.json.encode(made))
+    shutil.rmtree(run_directory(job, base))
+
+
 def main(
-    steps: int = 24, seeds: int = 3, processes: int = 2, model: str = "tiny", only: str = ",".join(FLEETS)
+    steps: int = 24,
+    seeds: int = 3,
+    processes: int = 2,
+    model: str = "tiny",
+    only: str = ",".join(FLEETS),
+    *,
+    again: bool = False,
 ) -> None:
-    """Train all, and print the figures."""
+    """Train all that is not there from before, or `again`, and print the figures."""
     jobs = [
         Job(model, fleet, mode, seed, steps) for fleet in only.split(",") for seed in range(seeds) for mode in MODES
     ]
-    curves: dict[str, dict[str, list[Curve]]] = {}
+    (BUILD / "runs").mkdir(parents=True, exist_ok=True)
+    missing = [job for job in jobs if again or not kept(job).exists()]
     with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(processes) as pool:
         small_model.prepare(Path(directory), seeds)
-        for job, run in [(job, pool.submit(curve, job, Path(directory))) for job in jobs]:
-            made = run.result()
-            curves.setdefault(job.fleet, {}).setdefault(job.mode, []).append(made)
+        for job, run in [(job, pool.submit(keep, job, Path(directory))) for job in missing]:
+            run.result()
+            made = msgspec.json.decode(kept(job).read_bytes(), type=Curve)
             print(f"{job.fleet} {job.mode} {job.seed}: {made.final:.3f} in {made.seconds[-1]:.1f} s", flush=True)
-    BUILD.mkdir(parents=True, exist_ok=True)
+    curves: dict[str, dict[str, list[Curve]]] = {}
+    for job in jobs:
+        made = msgspec.json.decode(kept(job).read_bytes(), type=Curve)
+        curves.setdefault(job.fleet, {}).setdefault(job.mode, []).append(made)
     CURVES[model].write_bytes(msgspec.json.encode(curves))
     found = {fleet: figures(of_fleet) for fleet, of_fleet in curves.items()}
     print(json.dumps({"bench": "modes", "steps": steps, "seeds": seeds, model: found}))
