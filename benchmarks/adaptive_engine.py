@@ -2,9 +2,10 @@
 hand.
 
 {"task": "stage", "prompts": [[…]], "lengths": […], "group_size": 8}   generate responses of these lengths
-{"task": "switch", …, "steps": n, "target": tp}                        after n steps of that, change TP and back
-{"task": "restart", …, "steps": n, "target": tp}                       the same by tearing the engine down
-{"task": "measure", "decode": [[replicas, B, L], …], "prefill": [[B, L], …]}   single steps of so many sequences
+{"task": "switch", …, "left": n, "target": tp}                         when n of them are left, change TP and back
+{"task": "restart", …, "left": n, "target": tp}                        the same by tearing the engine down
+{"task": "warm"}                                                      write all of the cache, as a profile does first
+{"task": "measure", "decode": [[replicas, B, L], …], "prefill": [[B, L], …], "steps": n}   steps of so many sequences
 """
 
 import json
@@ -107,9 +108,9 @@ def run_stage(core: EngineCore, batch: list[Request]) -> dict[str, Any]:
 
 def measure(core: EngineCore, model: Path, task: dict[str, Any]) -> list[float]:
     """Measure the seconds of decode steps and prefills, as a profile does."""
-    bench = Bench(core.arrangement, read_architecture(model), seed=0)
+    bench, steps = Bench(core.arrangement, read_architecture(model), seed=0), task.get("steps", MEASURED_STEPS)
     decode = [
-        bench.decode_s(replicas, size, max(length, shortest_length(MEASURED_STEPS)), steps=MEASURED_STEPS)
+        bench.decode_s(replicas, size, max(length, shortest_length(steps)), steps=steps)
         for replicas, size, length in task.get("decode", ())
     ]
     prefill = [bench.prefill_s(size, length) for size, length in task.get("prefill", ())]
@@ -117,11 +118,11 @@ def measure(core: EngineCore, model: Path, task: dict[str, Any]) -> list[float]:
     return [*decode, *prefill]
 
 
-def advance(core: EngineCore, batch: list[Request], steps: int) -> None:
-    """Bring a batch forward by so many steps."""
+def advance(core: EngineCore, batch: list[Request], left: int) -> None:
+    """Bring a batch forward until so many of its responses are left."""
     for request in batch:
         core.add(request)
-    for _ in range(steps):
+    while core.arrangement.unfinished > left:
         core.step()
     core.settle()
 
@@ -143,10 +144,10 @@ def peak_rss(core: EngineCore, *, reset: bool) -> int:
     return total
 
 
-def measure_switch(core: EngineCore, batch: list[Request], steps: int, target: int) -> dict[str, Any]:
+def measure_switch(core: EngineCore, batch: list[Request], left: int, target: int) -> dict[str, Any]:
     """Measure a switch in the middle of a batch."""
     source = core.arrangement.config.tp
-    advance(core, batch, steps)
+    advance(core, batch, left)
     assert core.adaptive_tp is not None
     (predicted,) = (c for c in core.adaptive_tp.decide().candidates if c.tp == target)
     before = peak_rss(core, reset=True)
@@ -171,7 +172,7 @@ def measure_switch(core: EngineCore, batch: list[Request], steps: int, target: i
 
 def restart(core: EngineCore, config: NativeEngineConfig, model: Path, task: dict[str, Any]) -> dict[str, Any]:
     """Measure a change of TP without a switch: new processes, weights from disk, everything prefilled again."""
-    advance(core, batch_of(task), task["steps"])
+    advance(core, batch_of(task), task["left"])
     unfinished = [sequence for lane in core.lanes for sequence in lane.scheduler.sequences]
     began = time.perf_counter()
     core.close()
@@ -203,15 +204,20 @@ def main(model: Path, config: NativeEngineConfig) -> None:
     try:
         for task in gate.turns():
             match task["task"]:
+                case "warm":
+                    blocks = core.lanes[0].scheduler.blocks.total
+                    Bench(core.arrangement, read_architecture(model), seed=0).write_cache(blocks)
+                    gate.done()
                 case "measure":
                     gate.done(seconds=measure(core, model, task))
                 case "stage":
                     gate.done(**run_stage(core, batch_of(task)))
                 case "switch":
-                    gate.done(**measure_switch(core, batch_of(task), task["steps"], task["target"]))
+                    gate.done(**measure_switch(core, batch_of(task), task["left"], task["target"]))
                 case "restart":
-                    gate.done(**restart(core, config, model, task))
+                    figures = restart(core, config, model, task)
                     core = EngineCore(config, model, device=CPU)
+                    gate.done(**figures)
     finally:
         core.close()
 

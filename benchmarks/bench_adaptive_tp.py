@@ -1,8 +1,7 @@
 """`make bench-adaptive-tp`: adaptive tensor parallelism on a long-tailed workload, beside DP 2 and TP 2 that stay.
 
-Two ranks of one thread each, a model of 113M random weights, in bf16 where the CPU multiplies it. The engines that are
-compared live at the same time and take turns, each in a process of its own that is blocked while another works. The
-last line is JSON.
+Two ranks of one thread each, a model of 113M random weights in bf16. The engines that are compared live at the same
+time and take turns, each in a process of its own that is blocked while another works. The last line is JSON.
 
 - Natural: the machine as it is. Profile, then rounds of one batch each under DP 2, TP 2 and adaptive TP. The static
   runs also show how far the profile's predictions are from what their steps took, and how much of that is the
@@ -16,8 +15,10 @@ last line is JSON.
 - End to end: iterations of training (adaptive_run.py). With `--end-to-end` this is all.
 
 Response lengths are those of DAPO training steps (PolyTrace's workloads, in the folder $TAILRACE_DATA). Where these are
-missing, they are log-normal with the same median and 99th percentile. They are scaled so that the longest has 1,024
-tokens.
+missing, they are log-normal with the same median and 99th percentile. They are scaled so that the longest of all
+batches has 1,024 tokens.
+
+What is known is printed as it comes, one JSON line for each part.
 """
 
 import json
@@ -38,11 +39,9 @@ from eight_ranks import LONGEST as LONGEST_OF_EIGHT
 from eight_ranks import SEQUENCES as SEQUENCES_OF_EIGHT
 from eight_ranks import decision_ms, eight_ranks
 from gate import Contestant
-from predictor import STATIC, Turns
+from predictor import Turns
 from random_model import SMALL, model_of
 
-from tailrace.host.cpu import multiplies_bfloat16
-from tailrace.models.info import describe_model
 from tailrace.planning.drain import drain, drain_s
 from tailrace.planning.latency import LatencyPredictor
 from tailrace.planning.tp_merge import merge
@@ -55,16 +54,21 @@ GROUPS, GROUP_SIZE = 8, 8
 LONGEST = 1024
 PROMPT_TOKENS = 96
 UNIFORM_TOKENS = 160
-DTYPE, ELEMENT_BYTES = ("bfloat16", 2) if multiplies_bfloat16() else ("float32", 4)
-KV_CACHE_GIB = 0.375 * ELEMENT_BYTES
-"""KV cache on each rank: 32 sequences of the longest length."""
-SWITCH_STEPS = 400
-"""Steps of a batch before a switch: only a few of its responses are unfinished then."""
+DTYPE = "bfloat16"
+"""The C++ decoder computes it on any CPU, also where the engine's default is float32."""
+KV_CACHE_GIB = 0.75
+"""KV cache on each rank: 43 sequences of the longest length."""
+SWITCH_LEFT = 8
+"""Responses of a batch that are unfinished at a switch."""
 SWITCH_ROUNDS = 5
 RUN_STEPS = 3
 """Steps of a run end to end; the first warms up."""
-EXCHANGES = 2 * SMALL.num_hidden_layers + 1
-"""Sums in a step of a replica; drawing tokens adds three exchanges of a few bytes."""
+SUMS = 2 * SMALL.num_hidden_layers + 1
+"""Sums in a step of a replica."""
+EXCHANGES = SUMS + 3
+"""With those of a few bytes in which tokens are drawn."""
+MOST_BANDWIDTH = 1e6
+"""GiB a second of a link that has no bound."""
 FULL_BATCH_COST, SINGLE_COST = 1.26, 0.63
 """Costs of TP 2: over DP 2 at the full batch, over TP 1 at batch 1 (PAT, section 3.2)."""
 
@@ -81,7 +85,7 @@ class Batch(NamedTuple):
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, after one of warm-up.")] = 7,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, after one of warm-up.")] = 5,
     runs: Annotated[int, typer.Option(min=1, help="Of each arm, end to end.")] = 3,
     *,
     only_end_to_end: Annotated[bool, typer.Option("--end-to-end", help="Compare training runs alone.")] = False,
@@ -96,42 +100,39 @@ def main(
     uniform = [Batch(batch.prompts, [UNIFORM_TOKENS] * len(batch.lengths)) for batch in batches]
     print(f"lengths: {source}", flush=True)
 
+    result: dict[str, object] = {"bench": "adaptive-tp", "lengths": source}
+
+    def note(**figures: object) -> None:
+        """Keep figures, and print them at once: the whole takes hours."""
+        result.update(figures)
+        print(json.dumps(figures), flush=True)
+
+    note(**by_table())
     profile = make_profile(model, "natural", None)
     natural = compare(model, "natural", profile, batches, None, predicts=True)
-    switch = compare_switch(model, batches, profile)
+    note(**natural.predictor, natural={**natural.ratios(), "foreseen": foreseen(profile, batches[1:])})
+    note(**compare_switch(model, batches, profile))
     link = calibrate(profile)
     print(f"link: {link}", flush=True)
     linked_profile = make_profile(model, "link", link)
     linked = compare(model, "link", linked_profile, batches, link, bound=True)
-    level = compare(model, "uniform", linked_profile, uniform, link)
     (BUILD / "drain.json").write_text(json.dumps(linked.typical_drain))
-    result = {
-        "bench": "adaptive-tp",
-        **natural.predictor,
-        **switch,
-        "natural": {**natural.ratios(), "foreseen": foreseen(profile, batches[1:])},
-        "emulated_link": {
-            **linked.ratios(),
-            "foreseen": foreseen(linked_profile, batches[1:]),
-            "link": link,
-            "tp2_cost": link_cost(linked_profile),
-        },
-        "uniform_overhead": level.vs_best_static,
-        "uniform_switches": level.switches,
-        "seconds": {
-            name: those.seconds for name, those in (("natural", natural), ("link", linked), ("uniform", level))
-        },
-        "lengths": source,
-        **by_table(),
-        "end_to_end": end_to_end(runs, RUN_STEPS),
-    }
+    foreseen_linked = foreseen(linked_profile, batches[1:])
+    costs = {"foreseen": foreseen_linked, "link": link, "tp2_cost": link_cost(linked_profile)}
+    note(emulated_link={**linked.ratios(), **costs})
+    level = compare(model, "uniform", linked_profile, uniform, link)
+    note(uniform_overhead=level.vs_best_static, uniform_switches=level.switches)
+    parts = {"natural": natural, "link": linked, "uniform": level}
+    note(seconds={name: those.seconds for name, those in parts.items()})
+    note(end_to_end=end_to_end(runs, RUN_STEPS))
     print(json.dumps(result))
 
 
 def by_table() -> dict[str, object]:
     """Return the figures of eight ranks whose steps take what a table says."""
     drawn, _ = response_lengths(random.Random(1), 5, SEQUENCES_OF_EIGHT // GROUP_SIZE)
-    batches = [[max(1, round(LONGEST_OF_EIGHT * length / max(lengths))) for length in lengths] for lengths in drawn]
+    scale = LONGEST_OF_EIGHT / max(map(max, drawn))
+    batches = [[max(1, round(scale * length)) for length in lengths] for lengths in drawn]
     return {"eight_ranks": eight_ranks(batches), "decision_ms_8x256": decision_ms(batches[0])}
 
 
@@ -211,15 +212,17 @@ def compare(
         turns = Turns(TPProfile.read(profile), engines) if predicts else None
         for number, batch in enumerate(batches):
             for key in sorted(engines, reverse=number % 2 == 0):
+                if turns is not None and number:
+                    turns.before(key)
                 figures = engines[key].step(timeout_s=1200, **batch.task("stage"))
+                if turns is not None and number:
+                    turns.after(key, figures["steps"])
                 if figures["tokens"] != sum(batch.lengths):
                     raise RuntimeError(f"{key} made {figures['tokens']} tokens instead of {sum(batch.lengths)}")
                 switches = [f"{s['from']}→{s['to']} at {s['unfinished']}" for s in figures["switches"]]
                 print(f"{name} {number}: {key:>8} {figures['seconds']:7.2f} s {', '.join(switches)}", flush=True)
                 if number:
                     seen[key].append(figures)
-            if turns is not None and number:
-                turns.measure({key: seen[key][-1]["steps"] for key in STATIC.values()})
         if turns is not None:
             predictor = turns.figures()
     return Comparison(
@@ -240,7 +243,7 @@ def compare_switch(model: Path, batches: Sequence[Batch], profile: Path) -> dict
         naive = start(stack, "restart", model, {"dp": 2})
         for number in range(SWITCH_ROUNDS + 1):
             batch = batches[number % len(batches)]
-            task = {"steps": SWITCH_STEPS, "target": 2}
+            task = {"left": SWITCH_LEFT, "target": 2}
             switched = engine.step(**batch.task("switch", **task))
             restarted = naive.step(**batch.task("restart", **task))
             print(f"switch {number}: {switched['seconds']:.3f} s, restart {restarted['seconds']:.3f} s", flush=True)
@@ -250,7 +253,7 @@ def compare_switch(model: Path, batches: Sequence[Batch], profile: Path) -> dict
                 restarts.append(restarted["seconds"])
     median = statistics.median(figures["seconds"] for figures in switches)
     # the new shards and both caches
-    full_state = describe_model(model).parameters * ELEMENT_BYTES + 2 * KV_CACHE_GIB * 2**30
+    full_state = (model / "model.safetensors").stat().st_size + 2 * KV_CACHE_GIB * 2**30
     return {
         "switch_vs_naive": round(median / statistics.median(restarts), 4),
         "switch_s": round(median, 4),
@@ -262,22 +265,24 @@ def compare_switch(model: Path, batches: Sequence[Batch], profile: Path) -> dict
         "switch_predicted_over_measured": round(
             statistics.median(figures["predicted_s"] / figures["seconds"] for figures in switches), 3
         ),
+        "switch_unfinished": statistics.median(figures["unfinished"] for figures in switches),
         "peak_extra_memory_fraction": round(max(extra_bytes) / full_state, 4),
     }
 
 
 def calibrate(path: Path) -> dict[str, float]:
-    """Return the link that gives TP 2 its two costs, as far as there is one: latency is never below zero."""
+    """Return the link that gives TP 2 its two costs, as far as there is one. A link adds time and never takes any."""
     steps = LatencyPredictor(TPProfile.read(path))
     sequences, context = GROUPS * GROUP_SIZE, PROMPT_TOKENS
     full = FULL_BATCH_COST * steps.step_s(1, sequences / 2, sequences / 2 * context, 2)
     full -= steps.step_s(2, sequences, sequences * context, 1)
     single = SINGLE_COST * steps.step_s(1, 1, LONGEST / 2, 1) - steps.step_s(2, 1, LONGEST / 2, 1)
     row = 4 * SMALL.hidden_size  # bytes of a token in a sum
-    # full = exchanges · (latency + sequences · row / bandwidth); single = exchanges · (latency + row / bandwidth)
-    s_per_byte = max(0.0, full - max(single, 0.0)) / (EXCHANGES * row * (sequences - 1))
-    latency = max(0.0, single / EXCHANGES - row * s_per_byte)
-    return {"latency_us": round(latency * 1e6, 2), "bandwidth_gib_per_s": round(1 / (s_per_byte * 2**30), 3)}
+    # full = exchanges · latency + sums · sequences · row / bandwidth, and single has one sequence
+    s_per_byte = max(0.0, full - max(single, 0.0)) / (SUMS * row * (sequences - 1))
+    latency = max(0.0, single - SUMS * row * s_per_byte) / EXCHANGES
+    bandwidth = min(MOST_BANDWIDTH, 1 / (s_per_byte * 2**30)) if s_per_byte else MOST_BANDWIDTH
+    return {"latency_us": round(latency * 1e6, 2), "bandwidth_gib_per_s": round(bandwidth, 3)}
 
 
 def link_cost(path: Path) -> dict[str, float]:
@@ -291,8 +296,11 @@ def link_cost(path: Path) -> dict[str, float]:
 
 
 def foreseen(path: Path, batches: Sequence[Batch]) -> dict[str, float]:
-    """Return the best ratios that a switch at the best time could reach on this machine. All lengths are taken as known
-    beforehand, and steps take what was profiled. They are median ratios to the better of DP 2 and TP 2, and to DP 2."""
+    """Return the best ratios that a switch at the best time could reach on this machine, if caches moved for nothing.
+
+    All lengths are taken as known beforehand, and steps take what was profiled. They are median ratios to the better of
+    DP 2 and TP 2, and to DP 2.
+    """
     profile = TPProfile.read(path)
     steps = LatencyPredictor(profile)
     (cost,) = (cost for cost in profile.switches if (cost.source_tp, cost.target_tp) == (1, 2))
@@ -337,7 +345,8 @@ def workload(count: int) -> tuple[list[Batch], str]:
     """Return batches, and the source of their lengths."""
     rng = random.Random(0)
     raw, source = response_lengths(rng, count, GROUPS)
-    return [batch(rng, lengths) for lengths in raw], source
+    scale = LONGEST / max(map(max, raw))
+    return [batch(rng, [scale * length for length in lengths]) for lengths in raw], source
 
 
 def response_lengths(rng: random.Random, count: int, groups: int) -> tuple[list[list[float]], str]:
@@ -357,10 +366,9 @@ def response_lengths(rng: random.Random, count: int, groups: int) -> tuple[list[
 
 
 def batch(rng: random.Random, lengths: Sequence[float]) -> Batch:
-    """Return random prompts with responses of these lengths, scaled."""
-    scale = LONGEST / max(lengths)
+    """Return random prompts with responses of about these lengths."""
     prompts = [rng.choices(range(SMALL.vocab_size), k=PROMPT_TOKENS) for _ in range(GROUPS)]
-    return Batch(prompts, [max(1, round(length * scale)) for length in lengths])
+    return Batch(prompts, [max(1, round(length)) for length in lengths])
 
 
 if __name__ == "__main__":
