@@ -301,8 +301,7 @@ def round_trip(degrees: Sequence[int]) -> list[int]:
 
 def _engine(config: TPProfileConfig, plan: Plan) -> NativeEngineConfig:
     """Arrange the engine for the first degree. Its groups are the fewest of all, and are made with the ranks."""
-    engines = None if config.engine.adaptive_tp is None else config.engine.adaptive_tp.engines
-    adaptive_tp = AdaptiveTPConfig(degrees=plan.degrees, engines=engines)
+    adaptive_tp = AdaptiveTPConfig(degrees=plan.degrees, engines=config.engine.engines_here)
     first = plan.degrees[0]
     return config.engine.model_copy(update={"dp": plan.ranks // first, "tp": first, "adaptive_tp": adaptive_tp})
 

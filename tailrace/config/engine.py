@@ -193,6 +193,11 @@ class NativeEngineConfig(AnyEngineConfig):
         return self.dp * self.tp
 
     @property
+    def engines_here(self) -> int:
+        """Number of engines that are at work on the machine at the same time; see `AdaptiveTPConfig.engines`."""
+        return 1 if self.adaptive_tp is None else self.adaptive_tp.engines or 1
+
+    @property
     def divisors(self) -> tuple[int, ...]:
         """The TP degrees that its ranks can be arranged in; a model may not allow all of them."""
         return tuple(degree for degree in range(1, self.ranks + 1) if self.ranks % degree == 0)

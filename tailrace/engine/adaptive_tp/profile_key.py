@@ -48,7 +48,7 @@ def profile_key(
         backend=_backend(config, a, device),
         collectives=resolve_collectives(config, device).collectives,
         link=_link(config.link),
-        engines=1 if config.adaptive_tp is None else config.adaptive_tp.engines or 1,
+        engines=config.engines_here,
     )
 
 

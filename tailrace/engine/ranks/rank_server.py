@@ -116,8 +116,7 @@ class RankServer:
         """
         torch.set_num_threads(start.threads)
         self._config = config = NativeEngineConfig.model_validate_json(start.config)
-        engines = 1 if config.adaptive_tp is None else config.adaptive_tp.engines or 1
-        self._ranks_here = engines * config.ranks
+        self._ranks_here = config.engines_here * config.ranks
         """Of all engines on this machine, which may all change at the same time."""
         self._number = start.rank
         self._shard = shard = Layout(dp=config.dp, tp=config.tp).shard(start.rank)
