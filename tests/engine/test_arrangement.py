@@ -88,17 +88,22 @@ def test_eight_ranks_change_between_all_degrees(tmp_path: Path) -> None:
     assert_same(samples, run_core(make_core(model), requests))
 
 
-def test_what_runs_on_a_few_of_eight_ranks_is_shared_out_over_all(model: Path) -> None:
-    lengths = [6, 6, 6, 30, 6, 6, 30, 30] * 3  # the first finish on most ranks, and leave others with three each
-    requests = [make_request(number, max_new_tokens=n, ignore_eos=True) for number, n in enumerate(lengths)]
+@pytest.mark.parametrize("cache", ["move", "recompute"])
+def test_what_runs_on_a_few_of_eight_ranks_is_shared_out_over_all(model: Path, cache: Cache) -> None:
+    groups = [6, 6, 6, 30, 6, 6, 30, 30]  # three of each; most finish soon, and leave ranks with a whole group
+    requests = [
+        make_request(3 * group + member, group_id=group, prompt=5 + group, max_new_tokens=n, ignore_eos=True)
+        for group, n in enumerate(groups)
+        for member in range(3)
+    ]
     with closing(make_switching_core(model, dp=8)) as core:
         for request in requests:
             core.add(request)
         samples = steps(core, 12)
         for tp in (2, 1, 4):
-            samples += switch(core, tp)[0]
-            running = sorted((lane.scheduler.running for lane in core.lanes), reverse=True)
-            assert max(running) - min(running) <= 1
+            samples += switch(core, tp, cache=cache)[0]
+            shares = [lane.scheduler.running + lane.scheduler.waiting for lane in core.lanes]
+            assert max(shares) - min(shares) <= 1
             samples += steps(core, 2)
         samples += run_core(core, []).values()
     assert_same({sample.request_id: sample for sample in samples}, run_core(make_core(model), requests))

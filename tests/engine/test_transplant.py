@@ -173,15 +173,19 @@ class TransplantMachine(RuleBasedStateMachine):
         node = self.node
         before = [{s: s.order for s in scheduler.sequences} for scheduler in node.schedulers]
         held = [{s: list(s.blocks) for s in scheduler.sequences} for scheduler in node.schedulers]
+        ran = [s for s in node.sequences if s.cached]
         plan = node.switch(data.draw(st.sampled_from([tp for tp in DEGREES[node.ranks] if tp != node.tp])), move=move)
         now = {s: number for number, scheduler in enumerate(node.schedulers) for s in scheduler.sequences}
         assert sorted(s.request.request_id for s in now) == sorted(self.open), "no sequence is lost or doubled"
         assert all(scheduler.running <= self.batch for scheduler in node.schedulers)
-        assert move or not plan.places
+        assert move or not plan.blocks
+        homes = [now[s] for s in ran]
+        shares = [homes.count(number) for number in range(len(node.schedulers))]
+        assert max(shares) - min(shares) <= 1, "what ran is shared out, also where it is computed again"
         for orders, blocks in zip(before, held, strict=True):
             for one, other in ((a, b) for a in orders for b in orders if orders[a] < orders[b] and now[a] == now[b]):
                 assert one.order < other.order
-            moved = [s for s in orders if s in plan.places]
+            moved = [s for s in orders if s in plan.blocks]
             for one, other in ((a, b) for a in moved for b in moved if now[a] == now[b]):
                 for index, shared in enumerate(set(pair) for pair in zip(blocks[one], blocks[other], strict=False)):
                     assert len(shared) > 1 or one.blocks[index] == other.blocks[index], "what was shared stays so"
@@ -316,7 +320,7 @@ def test_sequences_are_shared_out_over_all_replicas_of_the_new_degree(target: in
     node = uneven([5, 4, 3, 0, 0, 0, 0, 0])
     plan = node.switch(target)
     assert [scheduler.running for scheduler in node.schedulers] == sizes
-    assert len(plan.places) == 12, "all caches have moved"
+    assert len(plan.blocks) == 12, "all caches have moved"
     assert {len(migrations) for migrations in plan.migrations} == {1 if target == 8 else 2}
     assert len(node.run()) == 12
 

@@ -2,7 +2,7 @@
 
 `planning.tp_merge.merge` chooses the new replica that goes on with a running sequence. The sequence's cache moves
 along: each block once for each new replica that needs it, under a new number. A sequence that finds no room in its new
-replica waits and is computed again, as all do when nothing moves.
+replica waits there and is computed again, as all do when nothing moves.
 
     old schedulers ──plan──▶ Transplant ──(the ranks move what it says)──▶ commit ──▶ new schedulers
 
@@ -32,21 +32,23 @@ class Transplant:
     """The blocks that move to each new replica: from the ranks that it exchanges weights with and, where any sequence
     goes further, from all ranks.
     """
-    places: dict[Sequence, tuple[Scheduler, list[int]]] = field(default_factory=dict)
-    """The new scheduler and blocks of each sequence that runs on."""
+    homes: dict[Sequence, Scheduler] = field(default_factory=dict)
+    """The new scheduler of each running sequence."""
+    blocks: dict[Sequence, list[int]] = field(default_factory=dict)
+    """The new blocks of each sequence whose cache moves, so that it runs on."""
 
     def commit(self, old: Series[Scheduler], choose: Callable[[int], Scheduler]) -> None:
         """Hand the sequences over. The cache must have been moved. The old schedulers are of no further use.
 
-        choose: Returns the new scheduler of a request of a group that waits.
+        choose: Returns the new scheduler of a sequence that waits, by its group.
         """
         for sequence in sorted((sequence for scheduler in old for sequence in scheduler.sequences), key=_order):
-            if sequence in self.places:
-                scheduler, blocks = self.places[sequence]
-                scheduler.resume(sequence, blocks)
+            home = self.homes[sequence] if sequence in self.homes else choose(sequence.request.group_id)
+            if sequence in self.blocks:
+                home.resume(sequence, self.blocks[sequence])
             else:
                 sequence.drop_cache()
-                choose(sequence.request.group_id).give([sequence])
+                home.give([sequence])
 
 
 def plan_transplant(
@@ -59,15 +61,16 @@ def plan_transplant(
         move: Whether the cache moves. If not, all sequences wait.
     """
     running = [
-        [_Runner(index, sequence) for sequence in scheduler.sequences if sequence.cached and move]
+        [_Runner(index, sequence) for sequence in scheduler.sequences if sequence.cached]
         for index, scheduler in enumerate(old)
     ]
     transplant = Transplant([])
     homes = [_Home(scheduler) for scheduler in new]
     for home, runners in zip(homes, merge(running, source_tp, target_tp, tokens=_tokens).replicas, strict=True):
         for runner in sorted(runners, key=lambda runner: runner.sequence.order):
-            if home.fits(runner):
-                transplant.places[runner.sequence] = home.scheduler, home.take(runner)
+            transplant.homes[runner.sequence] = home.scheduler
+            if move and home.fits(runner):
+                transplant.blocks[runner.sequence] = home.take(runner)
     transplant.migrations = _migrations(homes, len(old), lcm(source_tp, target_tp) // source_tp)
     return transplant
 
