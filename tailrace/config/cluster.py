@@ -40,7 +40,8 @@ class PoolConfig(Config):
     resources: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
     """Further Ray resources that each worker reserves, such as the name of a kind of machine."""
     threads: Processes | None = None
-    """PyTorch threads of each worker; by default as many as `cpus`, but at least one."""
+    """PyTorch threads of each worker; by default as many as `cpus`, but at least one. The ranks of an engine share them
+    on CPUs."""
     cores: Annotated[Listed[Annotated[int, Field(ge=0, lt=10**6)]], Field(min_length=1)] | None = None
     """CPU cores of its machine that each worker is bound to; by default it is bound to none."""
     datacentre: str | None = Field(default=None, min_length=1)

@@ -158,7 +158,8 @@ class NativeEngineConfig(AnyEngineConfig):
     tp: Processes = 1
     """Number of ranks that hold one copy together. The DP × TP ranks are worker processes, unless there is only one."""
     threads_per_rank: Processes | None = None
-    """CPU threads of each worker process; by default the cores divided by the ranks."""
+    """CPU threads of each rank's process. By default the ranks share the `threads` of their pool in `cluster`, or with
+    `pipeline.placement: colocated` those of the recipe; elsewhere, and on GPUs, the cores that they may use."""
     adaptive_tp: AdaptiveTPConfig | None = None
     """Rearrange the dp · tp ranks while responses finish; dp and tp are then the arrangement at the start."""
     collectives: Literal["auto", "shared_memory", "gloo", "nccl"] = "auto"

@@ -64,19 +64,21 @@ class RunConfig(OnDevice):
 
     @property
     def engines(self) -> dict[str, EngineConfig]:
-        """The engines of each pool of rollout workers, by its name; without separate workers there is one."""
-        pools = self.cluster.rollout.each if self.pipeline.placement == "separated" else {ROLLOUT: None}
-        own = {name: pool.engine for name, pool in pools.items() if isinstance(pool, NamedPoolConfig)}
-        return {name: self._beside_others(own.get(name) or self.engine) for name in pools}
+        """The engines of each pool of rollout workers, by its name; without separate workers there is one.
 
-    def _beside_others(self, engine: EngineConfig) -> EngineConfig:
-        """The engine with the number of engines on its machine, where that is left open and known."""
-        adaptive_tp = engine.adaptive_tp if isinstance(engine, NativeEngineConfig) else None
-        here = self.pipeline.placement == "separated" and self.cluster.address is None and self.device == "cpu"
-        if adaptive_tp is None or adaptive_tp.engines is not None or not here:
-            return engine
-        filled = adaptive_tp.model_copy(update={"engines": self.cluster.rollout.total})
-        return engine.model_copy(update={"adaptive_tp": filled})
+        On CPUs, the threads of its worker and the engines beside it are filled in, where the recipe leaves them open.
+        """
+        if self.pipeline.placement != "separated":
+            return {ROLLOUT: _with_threads(self.engine, self.threads) if self.device == "cpu" else self.engine}
+        pools = self.cluster.rollout.each
+        own = {name: pool.engine for name, pool in pools.items() if isinstance(pool, NamedPoolConfig)}
+        engines = {name: own.get(name) or self.engine for name in pools}
+        if self.device != "cpu":
+            return engines
+        engines = {name: _with_threads(engine, pools[name].threads_each) for name, engine in engines.items()}
+        if self.cluster.address is not None:  # the number of engines on a machine is not known
+            return engines
+        return {name: _beside_others(engine, self.cluster.rollout.total) for name, engine in engines.items()}
 
     @property
     def mini_batch_size(self) -> int:
@@ -320,6 +322,21 @@ class RunConfig(OnDevice):
         if self.pipeline.in_order and not self.pipeline.streaming:
             raise ValueError("pipeline.in_order needs pipeline.streaming: true (without, it is always in order)")
         return self
+
+
+def _with_threads(engine: EngineConfig, threads: int | None) -> EngineConfig:
+    """The engine whose ranks share the threads of its process, where these are known and the ranks' are left open."""
+    if not isinstance(engine, NativeEngineConfig) or engine.ranks == 1 or engine.threads_per_rank or threads is None:
+        return engine
+    return engine.model_copy(update={"threads_per_rank": max(1, threads // engine.ranks)})
+
+
+def _beside_others(engine: EngineConfig, engines: int) -> EngineConfig:
+    """The engine with the number of engines on its machine, where that is left open."""
+    adaptive_tp = engine.adaptive_tp if isinstance(engine, NativeEngineConfig) else None
+    if adaptive_tp is None or adaptive_tp.engines is not None:
+        return engine
+    return engine.model_copy(update={"adaptive_tp": adaptive_tp.model_copy(update={"engines": engines})})
 
 
 def _placement(values: Mapping[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from tailrace.config.load import load_as, parse_as
 from tailrace.config.run import RunConfig
 from tailrace.config.written import written
 from tailrace.errors import ConfigError
-from tailrace.run.workers.pools import run_pools
+from tailrace.run.workers.pools import check_whole_steps, run_pools
 
 POOLS = "cluster.rollout.pools"
 
@@ -65,6 +65,36 @@ def test_adaptive_tp_knows_how_many_engines_share_the_machine_of_a_run(given: st
     pools = [] if "colocated" in given else [f"{POOLS}.spare.workers=1"]
     config = recipe("engine.dp=2", "engine.adaptive_tp={}", *pools, given)
     assert {engine(config, pool).adaptive_tp.engines for pool in config.engines} == {engines}
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"),
+    [
+        ([], 1),
+        (["cluster.rollout.cpus=4"], 2),
+        (["cluster.rollout.threads=6", "cluster.address=auto"], 3),
+        (["cluster.rollout.cpus=4", "engine.threads_per_rank=1"], 1),
+        (["cluster.rollout.cpus=4", "engine.dp=1"], None),
+        (["cluster.rollout.cpus=4", "device=cuda", "cluster.rollout.gpus=2", "cluster.trainer.gpus=1"], None),
+        (["pipeline.placement=colocated", "threads=8"], 4),
+        (["pipeline.placement=colocated"], None),
+    ],
+)
+def test_ranks_share_the_threads_of_their_engine(given: list[str], threads: int | None) -> None:
+    assert engine(recipe("engine.dp=2", *given), "rollout").threads_per_rank == threads
+
+
+@pytest.mark.parametrize(("algorithm", "workers"), [("ppo", 1), ("grpo", 2)])
+def test_whole_steps_are_claimed_from_several_controllers_by_one_worker(algorithm: str, workers: int) -> None:
+    config = recipe(f"algorithm.type={algorithm}", f"cluster.reward.workers={workers}")
+    check_whole_steps(config, 2)
+
+
+def test_several_workers_that_claim_whole_steps_from_several_controllers_are_refused() -> None:
+    config = recipe("algorithm.type=ppo", "cluster.reward.workers=2")
+    check_whole_steps(config, 1)
+    with pytest.raises(ConfigError, match=r"cluster\.reward has 2 workers, whose task advantage claims whole steps"):
+        check_whole_steps(config, 2)
 
 
 def test_a_recipe_that_is_written_and_read_again_is_the_same() -> None:
