@@ -3,7 +3,7 @@
     algorithm   its table, and the pools that the recipe gives for it           make_algorithm, run_pools
     device      it exists, and pools that compute on a GPU reserve one          check_gpus, prepare_torch
     sinks       the sinks that observe the run can be opened                    check_sinks
-    queue       it can be served here, or the running one has this table        check_queue
+    queue       it can be served here, or the running one has this table        check_queue, check_whole_steps
     inputs      engine, sampling, model, trainer, prompts, room in the cache    load_inputs
     best        the run's evaluations can say which checkpoint is the best      check_keep_best
 
@@ -22,7 +22,7 @@ from tailrace.report.sinks import check_sinks
 from tailrace.run.inputs import Inputs, load_inputs
 from tailrace.run.keep_best import check_keep_best
 from tailrace.run.queue import check_queue, run_table
-from tailrace.run.workers.pools import run_pools
+from tailrace.run.workers.pools import check_whole_steps, run_pools
 from tailrace.run.workers.settings import check_gpus
 from tailrace.transfer.weights.segments import check_shared_memory
 
@@ -44,7 +44,7 @@ def check_recipe(config: RunConfig, lent: Mapping[str, PoolConfig] | None = None
         prepare_torch(config.device, config.threads)
     if lent is None:
         check_sinks(config.observe)
-    check_queue(config.queue, run_table(config))
+    check_whole_steps(config, check_queue(config.queue, run_table(config)))
     inputs = load_inputs(config, here=here)
     if lent is None:
         check_keep_best(config, list(inputs.prompts.evaluated))

@@ -61,8 +61,11 @@ def _by_steps(policy: PolicyConfig, step_rows: int) -> PolicyConfig:
     return policy
 
 
-def check_queue(config: QueueConfig, table: TableConfig) -> None:
+def check_queue(config: QueueConfig, table: TableConfig) -> int:
     """Check that a run can have this queue: that this machine can serve it, or that the running one fits.
+
+    Returns:
+        The number of its controllers.
 
     Raises:
         UserError: no row could pass the table; the queue cannot be served here; or a running one is missing, does not
@@ -71,11 +74,13 @@ def check_queue(config: QueueConfig, table: TableConfig) -> None:
     match config:
         case LocalQueueConfig():
             _check_policies(table, 1)
+            return 1
         case ServiceQueueConfig():
             _check_policies(table, config.controllers)
             check_service(config)
+            return config.controllers
         case RemoteQueueConfig():
-            _check_running(config, table)
+            return _check_running(config, table)
 
 
 def _check_policies(table: TableConfig, controllers: int) -> None:
@@ -85,7 +90,7 @@ def _check_policies(table: TableConfig, controllers: int) -> None:
         raise UserError(f"algorithm: {error}") from None
 
 
-def _check_running(config: RemoteQueueConfig, table: TableConfig) -> None:
+def _check_running(config: RemoteQueueConfig, table: TableConfig) -> int:
     address = QueueAddress.read(config.path)
     _check_policies(table, len(address.each))
     try:
@@ -103,6 +108,7 @@ def _check_running(config: RemoteQueueConfig, table: TableConfig) -> None:
             f"one run (or one --resume); serve another with `tailrace queue serve` and a new --directory, and give its "
             f"queue.connection"
         )
+    return len(address.each)
 
 
 class ClientOptions(TypedDict):

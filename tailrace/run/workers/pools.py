@@ -35,6 +35,24 @@ def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
     return {name: pool for kind in kinds for name, pool in config.cluster.named(kind).items()}
 
 
+def check_whole_steps(config: RunConfig, controllers: int) -> None:
+    """Check that one worker alone claims whole steps from several controllers. Of two, each could wait with a part.
+
+    Raises:
+        ConfigError: there are more.
+    """
+    if controllers == 1 or config.pipeline.placement != "separated":
+        return
+    for task in make_run_algorithm(config).tasks:
+        workers = config.cluster.pool(task.pool).workers
+        if isinstance(task.work, Compute) and task.work.of == "step" and workers > 1:
+            raise ConfigError(
+                f"{pool_key(task.pool)} has {workers} workers, whose task {task.name} claims whole steps, and the "
+                f"queue has {controllers} controllers: each worker could wait with a part of a step; use 1 worker, or "
+                "1 controller"
+            )
+
+
 def factory_of(algorithm: Algorithm, pool: str) -> str:
     """The name of the function that makes the pool's workers, for `WorkerSpec.factory`."""
     kind = pool_in_table(pool)
