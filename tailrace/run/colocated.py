@@ -17,6 +17,7 @@ from pathlib import Path
 from tailrace.activity import Activity, TimedExecutor
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_run_algorithm
+from tailrace.config.cluster import ROLLOUT
 from tailrace.config.run import RunConfig
 from tailrace.engine.base import Engine
 from tailrace.engine.checks import check_context
@@ -77,7 +78,7 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     device = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
     engine_work = TimedExecutor(device)
     executor = engine_work.during("generation")
-    engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
+    engine = await open_engine(config.engines[ROLLOUT], inputs.model_dir, device=config.device, executor=executor)
     stack.push_async_callback(engine.close)
     check_context(engine, longest_prompt=inputs.longest_prompt)
     trainer = await asyncio.get_running_loop().run_in_executor(
@@ -130,7 +131,8 @@ async def build_pipeline(
     }
     generation = _generation(config, inputs, parts, queue, log, pools["rollout"].activity)
     if (http := config.rollout.http) is not None:
-        run, newest = Path(config.output_dir), lambda: learner.trained_steps
+        # The engine's version: an evaluation may hold back what is trained already.
+        run, newest = Path(config.output_dir), lambda: parts.engine.stats().version
         serving = endpoint(http, generation.service, inputs.model_dir, inputs.decode, newest, run)
         await stack.enter_async_context(serving)
     engines = generation.service.newest(lambda: learner.trained_steps)
