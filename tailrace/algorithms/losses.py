@@ -39,12 +39,11 @@ def policy_loss(
     per_token = _of_surrogate(tokens)
     loss = tokens.loss_N
     if correction.type != "none":
-        weights = importance_weights(inputs, correction)
-        weight = torch.where(trained.mask_N > 0, weights.weight_N, 1.0)  # that of a rejected token may be NaN
-        loss = loss * weight
+        weights = importance_weights(trained, correction)
+        loss = loss * weights.weight_N
         per_token |= {
-            "correction_weight": weight,
-            "correction_weight_squared": weight.square(),
+            "correction_weight": weights.weight_N,
+            "correction_weight_squared": weights.weight_N.square(),
             f"correction_{correction.type}": weights.bounded_N,
         }
     if kl.coefficient:

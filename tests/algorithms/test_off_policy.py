@@ -30,6 +30,14 @@ from tailrace.run.train import train
 from tests.conftest import TinyModel
 from tests.helpers.runs import learned, small_run, steps_of, write_prompts
 
+CORRECTIONS: tuple[RolloutCorrection, ...] = (
+    NoCorrection(),
+    TruncatedCorrection(),
+    TruncatedCorrection(level="geometric"),
+    TruncatedCorrection(level="sequence"),
+    MaskedCorrection(),
+    MaskedCorrection(level="sequence"),
+)
 MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 
 
@@ -146,7 +154,7 @@ def test_rejection_of_tokens_and_responses(reject: RolloutRejection, kept: list[
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("make", [GrpoConfig, GspoConfig])
-@pytest.mark.parametrize("correction", [NoCorrection(), TruncatedCorrection(), MaskedCorrection()], ids=str)
+@pytest.mark.parametrize("correction", CORRECTIONS, ids=str)
 @pytest.mark.parametrize("reject", [RatioBounds(), RatioBounds(level="token"), KlBound(upper=0.5)], ids=str)
 def test_what_is_rejected_is_as_if_its_mask_had_been_0(
     mode: LossAggMode,
@@ -200,7 +208,7 @@ def test_what_the_engine_cannot_have_sampled_is_rejected_and_leaves_no_trace(
     inputs = stale([1.0, 1.0, 1.0], samples=[0, 0, 1])
     assert inputs.rollout_log_probs_N is not None
     broken = sampled_at(inputs, torch.tensor([value, -2.0, -2.0]))
-    for correction in (NoCorrection(), TruncatedCorrection(), MaskedCorrection()):
+    for correction in CORRECTIONS:
         output = corrected(broken, correction, reject(level=level))
         kept = 2.0 if level == "token" else 1.0
         assert output.denominator == kept
