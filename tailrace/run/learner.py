@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor
+from copy import copy
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -327,12 +328,14 @@ class LocalLearner(Learner):
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def _tell(self, step: int, start: float, result: StepResult) -> Event:
+        """Write the step's event. Returns a copy with all its figures: those that are no numbers are not written."""
         event = self._step_event(step, start, result)
+        whole = copy(event)
         if self._tell_of_process is not None:
             self._tell_of_process()
         self._tell_samples(step, result.rows)
         self._run_log.emit(event)
-        return event
+        return whole
 
     def _tell_samples(self, step: int, rows: tuple[Row, ...]) -> None:
         if samples := self._recorder.of_step(rows, step) if self._recorder else []:

@@ -35,7 +35,7 @@ class SignalCheck:
                 f"step {step + 1} has trained on tokens of weights {age:.0f} versions old, and pipeline.max_staleness "
                 f"is {self.max_staleness:g}: an engine does not take new weights, or gives its tokens wrong versions"
             )
-        if not mismatch <= self.mismatch_error:
+        if _is_above(mismatch, self.mismatch_error):
             return (
                 f"step {step + 1} has on_policy_mismatch {mismatch:.3g} nats, above trainer.mismatch_error "
                 f"{self.mismatch_error:g}: {_CAUSES}; or raise the bound"
@@ -45,9 +45,14 @@ class SignalCheck:
     def warning(self, step: int, metrics: Mapping[str, float]) -> str | None:
         """The text of a warning; None where nothing seems wrong."""
         mismatch = metrics.get("on_policy_mismatch", 0.0)
-        if not mismatch <= self.mismatch_warning:
+        if _is_above(mismatch, self.mismatch_warning):
             return (
                 f"step {step + 1} has on_policy_mismatch {mismatch:.3g} nats, above trainer.mismatch_warning "
                 f"{self.mismatch_warning:g}: maybe {_CAUSES}"
             )
         return None
+
+
+def _is_above(mismatch: float, bound: float) -> bool:
+    """Whether a figure is above a bound, or no number. Nothing is above an infinite bound: there is none."""
+    return bound < math.inf and not mismatch <= bound
