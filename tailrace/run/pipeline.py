@@ -91,6 +91,7 @@ class Pipeline:
                 tasks.create_task(service.run())
             tasks.create_task(put_lost_groups(self._queue, self._feeder.group_again))
             tasks.create_task(self._feeder.run(self._steps))
+            await self._catch_up()
             while (version := self.learner.trained_steps) < self._steps:
                 if version % self._evaluate_every == 0:
                     await self._begin_evaluation(version, tasks)
@@ -150,6 +151,12 @@ class Pipeline:
 
     def _remove_staged(self) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
+
+    async def _catch_up(self) -> None:
+        """Train models that an interrupt left behind the policy, before there are responses for them to score."""
+        if trained := self.learner.trained_steps:
+            for model in self._models.values():
+                await model.train(trained - 1)
 
     async def _train(self, step: int) -> None:
         """Train every model for one step, at the same time."""
