@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from typing import TypeVar
 
 from tailrace.algorithms.table import Cells, Compute
@@ -30,6 +32,10 @@ class ComputeTask(Task):
         self._function = work.function
         self._of_step = of_step
         self._remake = work.remake
+        self._oldest = context.config.pipeline.max_staleness
+        """The age in steps of the oldest one that may come again while another is computed."""
+        self._known: dict[int, dict[int, Row]] = {}
+        """The newest rows of these steps, by step and place, where the function gets whole steps."""
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
         """Call the function for each group of the claim, or for all of it, in a thread: it may take any time.
@@ -66,10 +72,24 @@ class ComputeTask(Task):
             raise AlgorithmError(f"task {self._name!r} of the algorithm has failed: {describe(error)}") from error
 
     def _of_rows(self, rows: list[Row]) -> Outputs:
-        cells = self._call(lambda of_rows: list(self._function(of_rows)), rows)
-        if len(cells) != len(rows):
+        given = self._with_others(rows) if self._of_step else rows
+        cells = self._call(lambda of_rows: list(self._function(of_rows)), given)
+        if len(cells) != len(given):
             raise AlgorithmError(
                 f"task {self._name!r} of the algorithm returned cells for {len(cells)} rows, and it was "
-                f"called with {len(rows)}; return one mapping for each"
+                f"called with {len(given)}; return one mapping for each"
             )
-        return {row.id: own for row, own in zip(rows, cells, strict=True)}
+        wanted = {row.id for row in rows}
+        return {row.id: own for row, own in zip(given, cells, strict=True) if row.id in wanted}
+
+    def _with_others(self, rows: list[Row]) -> list[Row]:
+        """The rows, among those of their step that were computed before, in the order of the run.
+
+        A part of a step comes again when a unit of the queue dies. It gets what it has as a part of the step.
+        """
+        step = rows[0].order // self._samples_per_step
+        known = self._known.setdefault(step, {})
+        # Copies, since the queue's own memory is used again.
+        known.update((row.order, replace(row, cells=deepcopy(dict(row.cells)))) for row in rows)
+        self._known = {number: of_step for number, of_step in self._known.items() if number >= step - self._oldest}
+        return [known[place] for place in sorted(known)]

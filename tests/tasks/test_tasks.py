@@ -2,16 +2,17 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.algorithms.table import REWARD
+from tailrace.algorithms.table import REWARD, Cells, Compute
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.rewards import FunctionReward, RewardsConfig
 from tailrace.config.transfer import LocalQueueConfig
@@ -19,13 +20,14 @@ from tailrace.errors import ColumnError
 from tailrace.events import Event, EventLog
 from tailrace.rewards.pool import GraderPool
 from tailrace.tasks.base import Outputs, Task
+from tailrace.tasks.compute import ComputeTask
 from tailrace.tasks.reward import RewardTask
-from tailrace.transfer.queue.base import Claim, NewRow
+from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId
 from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.rows.table import QueueTask
-from tailrace.types import FloatArray, TaskSpec
+from tailrace.types import FloatArray, TaskSpec, Value
 from tests.helpers.contexts import make_context
 from tests.helpers.runs import small_run
 from tests.tasks.schedules import advantage_task
@@ -115,6 +117,32 @@ async def test_a_stated_failure_reward_takes_the_place_of_nan(log: EventLog) -> 
     cells = await run_tasks(log, grader("fails_on_even_length", failure_reward=-1.0), ["1", "ab", "a"])
     assert [cell["reward"] for cell in cells] == [1.0, -1.0, 0.0]
     assert cells[1]["reward_error"] == "ArithmeticError: even (tests/helpers/graders.py, line 14)"
+
+
+async def test_what_comes_again_of_a_step_is_computed_with_the_rest_of_it(log: EventLog) -> None:
+    def centred(rows: Sequence[Cells]) -> list[Cells]:
+        mean = fmean(row["reward"] for row in rows)
+        return [{"advantages": row["reward"] - mean} for row in rows]
+
+    queue = LocalQueue([QueueTask(ADVANTAGE, FirstIn(8))], LocalQueueConfig())
+    task = ComputeTask(make_context(queue, log), "advantage", Compute(centred, of="step"))
+
+    async def computed(first_id: int, rewards: Mapping[int, float]) -> list[Value]:
+        rows = tuple(
+            Row(id=RowId(first_id + place, 0), group_id=place // 4, order=place, cells={"reward": reward})
+            for place, reward in rewards.items()
+        )
+        claim = Claim(lease_id=0, lease_s=9.0, task="advantage", rows=rows)
+        outputs = await task.compute(claim, Event(task="advantage", actor="advantage", start=0.0, end=0.0))
+        assert outputs.keys() == {row.id for row in rows}
+        return [outputs[row.id]["advantages"] for row in rows]
+
+    whole = dict(enumerate([1.0, 0.0, 0.0, 3.0, 4.0, 4.0, 0.0, 4.0]))
+    assert await computed(0, whole) == [-1.0, -2.0, -2.0, 1.0, 2.0, 2.0, -2.0, 2.0]
+    later = {8 + place: reward for place, reward in whole.items()}
+    assert await computed(0, later) == [-1.0, -2.0, -2.0, 1.0, 2.0, 2.0, -2.0, 2.0]
+    # the second group of the later step is lost, and its new responses have other rewards
+    assert await computed(100, {12: 4.0, 13: 8.0, 14: 4.0, 15: 4.0}) == [1.0, 5.0, 1.0, 1.0]
 
 
 async def test_an_error_in_a_task_reaches_the_caller_and_gives_its_rows_back(log: EventLog) -> None:
