@@ -98,6 +98,14 @@ class Chaos:
             return False
         return [unit.rows for unit in stats.units if unit.alive] == [stats.rows] * 2
 
+    def has_rows(self, unit: str) -> bool:
+        """Whether the unit has rows; False while a controller is away."""
+        try:
+            stats = read_stats(self._processes.address, name="test", limit_s=1.0)
+        except PeerLost:
+            return False
+        return any(each.rows for each in stats.units if each.name == unit)
+
     def _audit(self, groups: int) -> None:
         while groups > 0:
             groups -= self.auditor.audit()

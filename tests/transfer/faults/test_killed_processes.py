@@ -77,22 +77,26 @@ def test_rows_outlive_all_but_their_unit_and_groups_that_died_with_it_are_put_ag
         assert hand.feeder.lost
 
 
-def test_rows_of_two_controllers_outlive_all_but_their_unit_while_another_joins_and_leaves(
+def test_rows_of_two_controllers_outlive_all_but_their_unit_while_others_join_and_leave(
     tmp_path: Path, shared: Path
 ) -> None:
-    rounds = effort(60, 16)
+    rounds, visits = effort(60, 16), 4
     storage = ArenaStorageConfig(directory=str(shared))
     two = settings(storage, unit_limit_s=2 * SILENCE_S, controllers=2)
-    config, log = AddedUnitConfig(storage=storage), tmp_path / "added.log"
+    config = AddedUnitConfig(storage=storage)
+    had_rows = 0
     with queue_processes(two, TABLE, tmp_path) as processes, chaos(processes, groups=4 * rounds, seed=5) as hand:
-        with add_unit(processes.address, config, log=log, name="added"):
-            for _ in range(rounds // 2):
-                hand.round()
-        for _ in range(rounds // 2):
-            hand.round()
+        for visit in range(visits):
+            name = f"added-{visit}"
+            with add_unit(processes.address, config, log=tmp_path / f"{name}.log", name=name):
+                for _ in range(rounds // visits):
+                    hand.round()
+                    had_rows += hand.has_rows(name)
         check(hand, 4 * rounds)
         assert hand.deaths["controller-0"]
         assert hand.deaths["controller-1"]
+        assert any(hand.deaths[unit] for unit in UNITS)
+        assert had_rows, "added units hand rows on"
 
 
 def test_no_group_is_lost_with_a_unit_when_there_are_two_of_each_row(tmp_path: Path, shared: Path) -> None:
