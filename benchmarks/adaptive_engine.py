@@ -5,7 +5,7 @@ hand.
 {"task": "switch", …, "left": n, "target": tp}                         when n of them are left, change TP and back
 {"task": "restart", …, "left": n, "target": tp}                        the same by tearing the engine down
 {"task": "warm"}                                                      write all of the cache, as a profile does first
-{"task": "measure", "decode": [[replicas, B, L], …], "prefill": [[B, L], …], "steps": n}   steps of so many sequences
+{"task": "measure", "decode": [[replicas, B, L, others], …], "prefill": [[B, L], …], "steps": n}   see `Bench`
 """
 
 import json
@@ -110,8 +110,8 @@ def measure(core: EngineCore, model: Path, task: dict[str, Any]) -> list[float]:
     """Measure the seconds of decode steps and prefills, as a profile does."""
     bench, steps = Bench(core.arrangement, read_architecture(model), seed=0), task.get("steps", MEASURED_STEPS)
     decode = [
-        bench.decode_s(replicas, size, max(length, shortest_length(steps)), steps=steps)
-        for replicas, size, length in task.get("decode", ())
+        bench.decode_s(replicas, size, max(length, shortest_length(steps)), steps=steps, others=others)
+        for replicas, size, length, others in task.get("decode", ())
     ]
     prefill = [bench.prefill_s(size, length) for size, length in task.get("prefill", ())]
     forget_steps(core)

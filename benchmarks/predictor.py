@@ -1,19 +1,19 @@
 """How far predictions of step times are off, apart from the drift of the machine.
 
-Engines measure the points of a profile again, right before and right after each of their batches. Five figures come of
-that:
-
-- Drift: by how much the points measured again differ from the profile, as a mean over the points.
+- Error: how far the profile is off from the steps of whole batches.
+- Drift: by how much its points differ from the same points, measured again before and after each batch.
 - Repeat: by how much they differ before and after a batch, so what the same measurement differs by.
-- Model error: how far predictions are off that rest on the points measured again, in the mean of before and after the
-  batch that they predict. So it is what interpolation misses, and noise.
-- At any size: how far a line between the batch sizes of the profile is off at each size between them, with 96 tokens a
-  sequence, in sweeps over all sizes. Each error is of one sweep, and the median of all sweeps counts.
-- Prefills: the same at lengths between those of the profile.
+- Model error: what interpolation misses. A step of a batch is measured again, in turns with the few points that its
+  prediction rests on, all within half a second. The prediction by these points is compared with it. The median of all
+  turns counts, since even then a measurement differs by several per cent from the one before.
+- At any size: the same of each batch size between those of the profile, with 96 tokens a sequence.
+- Prefills: how far prefills between the lengths of the profile are off, in sweeps over all lengths. Each error is of
+  one sweep, and the median of all sweeps counts.
 
 All errors are in per cent of what was measured.
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -23,15 +23,18 @@ import msgspec
 import numpy as np
 from gate import Contestant
 
-from tailrace.planning.curves import Floats
 from tailrace.planning.latency import CorrectedPredictor, DecodedStep, LatencyPredictor, Prefills
-from tailrace.planning.tp_profile import TPProfile
+from tailrace.planning.tp_profile import DecodePoint, TPProfile
 
 WINDOW = 16
 """Number of steps whose median is compared with a prediction."""
-HALF = 4
-"""Steps of a point before a batch, and of one after it."""
-SWEEPS = 4
+SHORT_STEPS = 4
+"""Steps of a measurement that is repeated soon."""
+STATES = 24
+"""Steps of the batches of each degree that are measured again."""
+TURNS = 12
+"""Turns of each of these steps, and half as many of each batch size."""
+SWEEPS = 9
 
 STATIC = {1: "dp2", 2: "tp2"}
 """The engine that keeps each degree."""
@@ -57,7 +60,8 @@ class Turns:
         """Measure the points of an engine's degree, if it is a static one, before its batch."""
         for tp, key in STATIC.items():
             if key == engine:
-                self._points[tp].append(self._seconds(tp, decode=_points(self._profile, tp), steps=HALF))
+                points = [_point(point) for point in self._profile.decode if point.tp == tp]
+                self._points[tp].append(self._seconds(tp, decode=points, steps=SHORT_STEPS))
 
     def after(self, engine: str, steps: Sequence[Sequence[Any]]) -> None:
         """Measure them again after the batch, whose steps these are."""
@@ -67,14 +71,14 @@ class Turns:
                 self._steps[tp].append([DecodedStep(*step) for step in steps])
 
     def figures(self) -> dict[str, object]:
-        """All figures of the module. Those at any batch size, and of prefills, are measured now."""
+        """All figures of the module. The last two are measured now."""
         return {
-            "predictor_error_pct": self._of_trajectories([self._profile] * self._rounds, corrected=False),
-            "predictor_error_pct_corrected": self._of_trajectories([self._profile] * self._rounds, corrected=True),
+            "predictor_error_pct": self._of_trajectories(corrected=False),
+            "predictor_error_pct_corrected": self._of_trajectories(corrected=True),
             "predictor_drift_pct": self._drift(),
             "predictor_repeat_pct": self._repeat(),
             "predictor_model_error_pct": {
-                **self._of_trajectories(self._again, corrected=False),
+                **{str(tp): _pct(self._model_error(state, TURNS) for state in self._states(tp)) for tp in STATIC},
                 "any_size": self._at_any_size(),
             },
             "prefill_error_pct": self._prefills(),
@@ -84,26 +88,12 @@ class Turns:
         seconds: list[float] = self._engines[STATIC[tp]].step(timeout_s=1200, task="measure", **points)["seconds"]
         return seconds
 
-    @property
-    def _rounds(self) -> int:
-        return min(map(len, self._steps.values()))
-
-    @property
-    def _again(self) -> list[TPProfile]:
-        """The profile with the seconds of each round."""
-        found = []
-        for number in range(self._rounds):
-            own = {tp: points[2 * number : 2 * number + 2] for tp, points in self._points.items()}
-            left = {tp: iter(np.mean(points, axis=0).tolist()) for tp, points in own.items()}
-            decode = (msgspec.structs.replace(point, seconds=next(left[point.tp])) for point in self._profile.decode)
-            found.append(msgspec.structs.replace(self._profile, decode=tuple(decode)))
-        return found
-
     def _drift(self) -> float:
         return _pct(
-            abs(then.seconds - at_first.seconds) / then.seconds
-            for again in self._again
-            for then, at_first in zip(again.decode, self._profile.decode, strict=True)
+            abs(again - point.seconds) / again
+            for tp, measured in self._points.items()
+            for all_again in measured
+            for again, point in zip(all_again, (p for p in self._profile.decode if p.tp == tp), strict=True)
         )
 
     def _repeat(self) -> float:
@@ -114,36 +104,48 @@ class Turns:
             for before, after in zip(first, second, strict=True)
         )
 
-    def _of_trajectories(self, profiles: Sequence[TPProfile], *, corrected: bool) -> dict[str, float]:
-        """The mean over the windows of all batches, by degree. `profiles`: that of each round."""
+    def _of_trajectories(self, *, corrected: bool) -> dict[str, float]:
+        """The mean over the windows of all batches, by degree."""
         return {
             str(tp): _pct(
-                error
-                for profile, steps in zip(profiles, self._steps[tp], strict=True)
-                for error in window_errors(profile, steps, corrected=corrected)
+                error for steps in batches for error in window_errors(self._profile, steps, corrected=corrected)
             )
-            for tp in STATIC
+            for tp, batches in self._steps.items()
         }
+
+    def _states(self, tp: int) -> list[DecodedStep]:
+        """Steps of a degree's batches, as far from each other as they can be."""
+        steps = [step for batch in self._steps[tp] for step in batch]
+        return [steps[int(place)] for place in np.linspace(0, len(steps) - 1, STATES)]
 
     def _at_any_size(self) -> dict[str, float]:
         """The mean over all batch sizes between those of the profile, and the worst.
 
         That is at the size `at` of TP `tp` and so many `replicas`.
         """
-        errors: list[float] = []
-        worst = (0.0, 0, 0, 0)
+        found: list[tuple[float, DecodedStep]] = []
         for tp, replicas in sorted({(point.tp, point.replicas) for point in self._profile.decode}):
             own = (point for point in self._profile.decode if (point.tp, point.replicas) == (tp, replicas))
             kept = sorted({point.batch_size for point in own})
-            sizes = list(range(kept[0], kept[-1] + 1))
-            sweeps = self._sweeps(tp, "decode", [(replicas, size, SHORT) for size in sizes])
-            lines = [np.interp(sizes, kept, seconds[np.array(kept) - kept[0]]) for seconds in sweeps]
-            off = np.abs(np.median(np.array(lines) / sweeps - 1, axis=0))
-            between = [(float(off[size - kept[0]]), size) for size in sizes if size not in kept]
-            errors += [error for error, _ in between]
-            worst = max(worst, *((error, size, tp, replicas) for error, size in between))
-        error, size, tp, replicas = worst
-        return {"mean": _pct(errors), "worst": _pct([error]), "at": size, "tp": tp, "replicas": replicas}
+            for size in sorted({*range(kept[0], kept[-1])} - {*kept}):
+                state = DecodedStep(tp, size, size * SHORT, replicas, seconds=0.0)
+                found.append((self._model_error(state, TURNS // 2), state))
+        error, worst = max(found)
+        where = {"at": worst.batch_size, "tp": worst.tp, "replicas": worst.replicas}
+        return {"mean": _pct(error for error, _ in found), "worst": _pct([error]), **where}
+
+    def _model_error(self, state: DecodedStep, turns: int) -> float:
+        """The part by which the prediction of a step is off that rests on points measured at the same time."""
+        decode = self._profile.decode
+        bearing = [number for number in range(len(decode)) if _bears(self._profile, number, state)]
+        points = [*(_point(decode[number]) for number in bearing), _point(state)]
+        off = []
+        for turn in range(turns):
+            order = -1 if turn % 2 else 1
+            *those, seconds = self._seconds(state.tp, decode=points[::order], steps=SHORT_STEPS)[::order]
+            again = _with_seconds(self._profile, dict(zip(bearing, those, strict=True)))
+            off.append(_predicted_s(again, state) / seconds - 1)
+        return abs(statistics.median(off))
 
     def _prefills(self) -> dict[str, float]:
         """The mean by degree, and the worst, at lengths in the middle between those of the profile, a prompt at a
@@ -155,8 +157,10 @@ class Turns:
             between = [(low + high) // 2 for low, high in pairwise(sorted(known))]
             lengths = sorted([*known, *between])
             off = []
-            for sweep in self._sweeps(tp, "prefill", [(1, length) for length in lengths]):
-                seconds = dict(zip(lengths, sweep.tolist(), strict=True))
+            for number in range(SWEEPS):
+                order = -1 if number % 2 else 1
+                sweep = self._seconds(tp, prefill=[(1, length) for length in lengths[::order]])[::order]
+                seconds = dict(zip(lengths, sweep, strict=True))
                 predictor = Prefills(
                     msgspec.structs.replace(point, seconds=seconds[length]) for length, point in known.items()
                 )
@@ -165,14 +169,6 @@ class Turns:
             means[str(tp)] = _pct(errors)
             worst = max(worst, *errors)
         return {**means, "worst": _pct([worst])}
-
-    def _sweeps(self, tp: int, kind: str, points: Sequence[tuple[int, ...]]) -> list[Floats]:
-        """The seconds of these points in sweeps there and back, so that a drift does not bend what is straight."""
-        sweeps = []
-        for number in range(SWEEPS):
-            order = -1 if number % 2 else 1
-            sweeps.append(np.array(self._seconds(tp, **{kind: points[::order]}))[::order])
-        return sweeps
 
 
 def window_errors(profile: TPProfile, steps: Sequence[DecodedStep], *, corrected: bool) -> list[float]:
@@ -191,13 +187,33 @@ def window_errors(profile: TPProfile, steps: Sequence[DecodedStep], *, corrected
     return errors
 
 
-def _points(profile: TPProfile, tp: int) -> list[tuple[int, int, int]]:
-    """The decode points of a degree as the task `measure` has them: replicas, batch size, tokens of each sequence."""
-    return [
-        (point.replicas, point.batch_size, point.context_tokens // point.batch_size)
-        for point in profile.decode
-        if point.tp == tp
-    ]
+def _point(of: DecodePoint | DecodedStep) -> tuple[int, int, int, int | None]:
+    """Replicas, batch size, tokens of each sequence, and the others' batch size, as the task `measure` has them."""
+    others = of.others if isinstance(of, DecodedStep) else None
+    return of.replicas, of.batch_size, of.context_tokens // of.batch_size, None if others is None else round(others)
+
+
+def _predicted_s(profile: TPProfile, state: DecodedStep) -> float:
+    return LatencyPredictor(profile).step_s(
+        state.tp, state.batch_size, state.context_tokens, state.replicas, state.others
+    )
+
+
+def _with_seconds(profile: TPProfile, seconds: Mapping[int, float]) -> TPProfile:
+    """The profile with other seconds of some points, by their number."""
+    decode = tuple(
+        msgspec.structs.replace(point, seconds=seconds.get(number, point.seconds))
+        for number, point in enumerate(profile.decode)
+    )
+    return msgspec.structs.replace(profile, decode=decode)
+
+
+def _bears(profile: TPProfile, number: int, state: DecodedStep) -> bool:
+    """Whether the prediction of a step rests on this point."""
+    if profile.decode[number].tp != state.tp:
+        return False
+    longer = _with_seconds(profile, {number: 1.01 * profile.decode[number].seconds})
+    return not math.isclose(_predicted_s(longer, state), _predicted_s(profile, state), rel_tol=1e-9)
 
 
 def _pct(errors: Iterable[float]) -> float:
