@@ -17,6 +17,7 @@ The rewards are those of held-out prompts. The seconds are counted from the star
 The last line is JSON, with means over the seeds, by fleet and mode:
 
     reward          after the last step: the mode learns from as many samples as all others
+    rewards         the same of each seed
     reward_then     when the quickest mode of the fleet and seed has made its last step
     seconds         of the whole run, beside `sequential`
     tokens          of a response in the last steps
@@ -185,13 +186,14 @@ def curve(job: Job, base: Path) -> Curve:
     )
 
 
-def figures(of_fleet: Mapping[str, Sequence[Curve]]) -> dict[str, dict[str, float]]:
+def figures(of_fleet: Mapping[str, Sequence[Curve]]) -> dict[str, dict[str, float | list[float]]]:
     """The means over the seeds, by mode."""
     soonest = [min(one.seconds[-1] for one in of_seed) for of_seed in zip(*of_fleet.values(), strict=True)]
     waiting = of_fleet["sequential"]
     return {
         mode: {
             "reward": round(fmean(one.final for one in of), 3),
+            "rewards": [round(one.final, 3) for one in of],
             "reward_then": round(fmean(one.reward_at(then) for one, then in zip(of, soonest, strict=True)), 3),
             "seconds": round(fmean(a.seconds[-1] / b.seconds[-1] for a, b in zip(of, waiting, strict=True)), 3),
             "tokens": round(fmean(tokens for one in of for tokens in one.tokens[-LAST:]), 1),

@@ -47,8 +47,8 @@ class TorchDecoder(Decoder):
 
     def reshaped(self, architecture: Architecture, collective: Collective) -> "TorchDecoder":
         """See `Decoder`."""
-        # Graphs are captured again, each size when it first occurs. After a switch that is small batches alone (PAT,
-        # section 4.4).
+        # Graphs are captured again, each size when it first occurs. While a batch drains these are small (PAT, section
+        # 4.4); after the return to the first degree they are all that the next batch has.
         return TorchDecoder(
             architecture,
             cache=self.cache.reshaped(architecture),
