@@ -18,7 +18,7 @@ count. The method follows PAT, section 4.2 (Offline Profiler). Nothing is writte
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -44,7 +44,7 @@ from tailrace.errors import UserError, counted
 from tailrace.host.compute import prepare_torch
 from tailrace.models.architecture import read_architecture
 from tailrace.models.resolve import resolve_model
-from tailrace.planning.bends import bends_of, measure_bends, noise
+from tailrace.planning.bends import Sweeps, bends_of, measure_bends
 from tailrace.planning.tp_profile import (
     DecodePoint,
     PrefillPoint,
@@ -61,13 +61,12 @@ LOG_PERIOD_S = 10.0
 ALL_REDUCES = 100
 """Number of all-reduces that are timed after a switch."""
 TOLERANCE = 0.02
-"""Part of a step by which a line between two batch sizes may be off where a third was measured, unless measurements of
-the same size differ by more."""
-MOST_NOISE = 0.1
-"""A machine that is noisier than this hides no bend that is larger."""
-SEARCH_S = 120.0
+"""Part of a step by which a line between two batch sizes may be off where a third was measured."""
+SWEEPS, SWEEP_STEPS = 5, 4
+"""Sweeps over all batch sizes that are tried, and steps of each size in a sweep."""
+SEARCH_S = 60.0
 MOST_SEARCHED = 64
-"""Seconds, and batch sizes, after which no more sizes are tried."""
+"""Seconds, and batch sizes, after which no more sizes are tried. All are measured again with those that are."""
 
 
 @dataclass(slots=True)
@@ -194,27 +193,29 @@ def search(bench: Bench, plan: Plan, figures: Figures, console: Console, *, most
     ends_at = time.perf_counter() + SEARCH_S
     with _Steps.shown(None, console) as done:
 
-        def row(size: int) -> list[float]:
-            seconds = {}
+        def sweeps_of(sizes: Sequence[int]) -> Mapping[int, Sweeps]:
+            found: dict[int, list[list[float]]] = {size: [[] for _ in range(SWEEPS)] for size in sizes}
             for tp in plan.walk(bench.tp):
                 if tp != bench.tp:
                     _switch(bench, tp, figures)
                 _warm_up(bench, plan, figures)
-                for replicas in plan.replicas(tp):
-                    seconds[tp, replicas] = bench.decode_s(replicas, size, plan.length, steps=plan.steps)
-            done.count(f"searching for bends · decoding {size} × {plan.length}")
-            return [seconds[key] for key in sorted(seconds)]
+                for sweep in range(SWEEPS):
+                    for size in sizes[:: -1 if sweep % 2 else 1]:
+                        found[size][sweep] += [
+                            bench.decode_s(replicas, size, plan.length, steps=SWEEP_STEPS)
+                            for replicas in plan.replicas(tp)
+                        ]
+                        done.count(f"searching for bends · TP {tp}, decoding {size} × {plan.length}")
+            return found
 
-        repeated = [[row(size) for _ in range(max(2, plan.rounds))] for size in (1, plan.largest)]
-        tolerance = max(TOLERANCE, min(MOST_NOISE, max(map(noise, repeated))))
         found = measure_bends(
-            row,
+            sweeps_of,
             plan.largest,
-            tolerance=tolerance,
+            tolerance=TOLERANCE,
             most=MOST_SEARCHED,
             goes_on=lambda: time.perf_counter() < ends_at,
         )
-    return bends_of(found, tolerance=tolerance, most=most)
+    return bends_of(found, tolerance=TOLERANCE, most=most)
 
 
 def measure(bench: Bench, plan: Plan, figures: Figures, key: ProfileKey, console: Console) -> TPProfile:

@@ -1,12 +1,13 @@
 """Batch sizes at which steps bend, found by bisection."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.planning.bends import bends_of, error_at, measure_bends, noise
+from tailrace.planning.bends import Sweeps, bends_of, error_at, measure_bends
 from tailrace.planning.latency import LatencyPredictor
 from tailrace.planning.tp_profile import DecodePoint, TPProfile
 from tests.planning.tp_profiles import made_profile
@@ -15,17 +16,17 @@ Seconds = Callable[[int], float]
 TOLERANCE = 0.01
 
 
-def searched(
-    *functions: Seconds, largest: int = 64, most: int = 1000
-) -> tuple[Mapping[int, Sequence[float]], list[int]]:
+def searched(*functions: Seconds, largest: int = 64, most: int = 1000) -> tuple[Mapping[int, Sweeps], list[int]]:
     """What was measured, and the sizes that were kept."""
-    found = measure_bends(lambda size: [f(size) for f in functions], largest, tolerance=TOLERANCE, most=most)
+    found = measure_bends(
+        lambda sizes: {size: [[f(size) for f in functions]] for size in sizes}, largest, tolerance=TOLERANCE, most=most
+    )
     return found, bends_of(found, tolerance=TOLERANCE, most=most)
 
 
 def errors(kept: Sequence[int], *functions: Seconds, largest: int = 64) -> list[float]:
     """The error of the lines at each batch size."""
-    seconds = {size: [f(size) for f in functions] for size in range(1, largest + 1)}
+    seconds = {size: [[f(size) for f in functions]] for size in range(1, largest + 1)}
     return [error_at(seconds, kept, size) for size in seconds]
 
 
@@ -80,14 +81,15 @@ def test_a_bound_on_sizes_leaves_the_worst_bends() -> None:
 
 
 def test_the_search_ends_when_there_is_no_more_time() -> None:
-    asked: list[int] = []
+    asked: list[Sequence[int]] = []
 
-    def measured(size: int) -> list[float]:
-        asked.append(size)
-        return [10.0 + -(-size // 2)]
+    def measured(sizes: Sequence[int]) -> dict[int, Sweeps]:
+        asked.append(sizes)
+        return {size: [[10.0 + -(-size // 2)]] for size in sizes}
 
-    found = measure_bends(measured, 64, tolerance=TOLERANCE, most=1000, goes_on=lambda: len(asked) < 20)
-    assert len(found) == len(asked) <= 21, "and no size is measured twice"
+    found = measure_bends(measured, 64, tolerance=TOLERANCE, most=1000, goes_on=lambda: len(asked) < 2)
+    assert len(asked) == 2
+    assert set(asked[0]) < set(asked[1]) == set(found)
 
 
 @given(st.integers(1, 6))
@@ -95,8 +97,27 @@ def test_few_sizes_are_all_measured(largest: int) -> None:
     assert sorted(searched(lambda size: 1.0 + size * size, largest=largest)[0]) == list(range(1, largest + 1))
 
 
-def test_the_noise_is_how_far_measurements_of_a_size_differ() -> None:
-    assert noise([[10.0, 5.0, 1.0], [10.2, 5.0, 2.0], [10.1, 5.0, 1.0]]) == pytest.approx(0.02)
+def swept(step: Seconds, *, drift: float, noise: float, sweeps: int = 5) -> list[int]:
+    """The sizes that are kept of a machine that drifts between sweeps, and whose measurements differ."""
+    chance = random.Random(0)
+
+    def measured(sizes: Sequence[int]) -> dict[int, Sweeps]:
+        paces = [1 + drift * chance.uniform(-1, 1) for _ in range(sweeps)]
+        return {size: [[pace * step(size) * (1 + noise * chance.uniform(-1, 1))] for pace in paces] for size in sizes}
+
+    found = measure_bends(measured, 64, tolerance=0.02, most=1000)
+    return bends_of(found, tolerance=0.02, most=12)
+
+
+def test_a_drift_between_sweeps_hides_no_bend_and_makes_none() -> None:
+    assert swept(lambda size: 10.0 + size, drift=0.3, noise=0.0) == [1, 64]
+    assert swept(lambda size: 10.0 + 0.5 * (size > 5), drift=0.3, noise=0.0) == [1, 5, 6, 64]
+
+
+def test_noise_hides_no_bend_that_is_larger() -> None:
+    kept = swept(lambda size: 10.0 + 2.0 * (size > 5) + 0.1 * size, drift=0.3, noise=0.03)
+    assert {5, 6} <= set(kept)
+    assert len(kept) <= 8
 
 
 @st.composite
