@@ -57,6 +57,8 @@ COST = SwitchCost(source_tp=1, target_tp=2, reshard_s=0.05, rest_s=0.01, kv_byte
 FIGURE_4 = {1: (15.37, 24.41), 2: (9.64, 30.87)}
 FOUR_RANKS = {1: (15.37, 24.41), 2: (12.0, 25.0), 4: (9.64, 30.87)}
 """As the figure has it with TP 2 and TP 8; TP 4 is made up in between."""
+EIGHT_RANKS = {1: (21.0, 22.5), 2: (15.37, 24.41), 4: (11.5, 26.5), 8: (9.64, 30.87)}
+"""TP 2 and TP 8 are those of the figure; the others are made up."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,10 @@ def clock(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ta
     return clock
 
 
-TWO, FOUR = Table(FIGURE_4), Table(FOUR_RANKS)
+TWO, FOUR, EIGHT = Table(FIGURE_4), Table(FOUR_RANKS), Table(EIGHT_RANKS)
 BY_TWO = pytest.mark.parametrize("clock", [TWO], indirect=True, ids=["two ranks"])
 BY_FOUR = pytest.mark.parametrize("clock", [FOUR], indirect=True, ids=["four ranks"])
+BY_EIGHT = pytest.mark.parametrize("clock", [EIGHT], indirect=True, ids=["eight ranks"])
 
 
 def responses(lengths: Sequence[int]) -> list[Request]:
@@ -221,25 +224,30 @@ def test_the_bytes_that_a_switch_moves_were_foreseen_where_groups_share_their_pr
     assert chosen(switch.decision).move_s * COST.kv_bytes_per_s == pytest.approx(switch.report.kv_bytes, rel=0.1)
 
 
-def replayed(controller: SwitchController, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+def replayed(table: Table, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
     """The switches that planning alone makes of the batch, where nothing is measured; as `Stage.switches`.
 
     It begins after the first step, which computes the prompts and a token of each response.
     """
-    tables, tp, made = LatencyPredictor(FOUR.profile()), 1, []
-    replicas: list[list[Work]] = [[(PROMPT + 1, n - 1) for n in lengths[first::4]] for first in range(4)]
+    controller = SwitchController(
+        table.profile(), Ranked(), max_batch_size=128, least_gain=0.005, steps_between=10_000, look_ahead=True
+    )
+    tables, tp, made = LatencyPredictor(table.profile()), 1, []
+    replicas: list[list[Work]] = [
+        [(PROMPT + 1, n - 1) for n in lengths[first :: table.ranks]] for first in range(table.ranks)
+    ]
     home: int | None = None
     controller.due(len(lengths))
     while unfinished := sum(map(len, replicas)):
         if controller.due(unfinished):
-            rows = tuple(tuple(unfinished_of(*work) for work in running) for running in replicas)
+            rows = tuple(tuple(unfinished_of(*work, most=max(lengths)) for work in running) for running in replicas)
             decision = controller.decide(
                 Snapshot(
                     tp=tp,
-                    degrees=(1, 2, 4),
+                    degrees=tuple(table.ms),
                     replicas=rows,
                     kv_bytes_per_token=KV_BYTES,
-                    groups=frozenset({2, 4}),
+                    groups=frozenset(table.ms) - {1},
                     home_tp=home,
                 )
             )
@@ -251,9 +259,26 @@ def replayed(controller: SwitchController, lengths: Sequence[int]) -> list[tuple
     return [*made, (0, tp, home)] if home not in (None, tp) else made
 
 
-def unfinished_of(held: int, remaining: int) -> Unfinished:
+def unfinished_of(held: int, remaining: int, *, most: int) -> Unfinished:
     made = held - PROMPT
-    return Unfinished(context=held, generated=made, most=400 - made, expected=made + remaining)
+    return Unfinished(context=held, generated=made, most=most - made, expected=made + remaining)
+
+
+def check_path(
+    model: Path, folder: Path, clock: TableTime, table: Table, lengths: Sequence[int], path: list[int]
+) -> None:
+    """Assert that the ranks take the path that planning alone takes, in the time that it foresaw, below all others."""
+    ranks, longest = table.ranks, max(lengths)
+    ranked = settings(model, folder, table.profile(), estimate="ranked", least_gain=0.005, max_response_tokens=longest)
+    ours = run(model, clock, responses(lengths), dp=ranks, tp=1, adaptive=ranked)
+    assert ours.switches == replayed(table, lengths)
+    assert [target for _, _, target in ours.switches] == path
+    first_step_s = table.step_s(1, len(lengths) // ranks)
+    assert ours.seconds == pytest.approx(first_step_s + chosen(ours.decisions[0]).total_s, rel=0.02)
+    for tp in table.ms:
+        dealt = [[(PROMPT, n) for n in lengths[first :: ranks // tp]] for first in range(ranks // tp)]
+        assert ours.seconds < drain_s(LatencyPredictor(table.profile()), tp, dealt, (), slots=128)
+    assert same_tokens(ours.samples, run(model, clock, responses(lengths), dp=ranks, tp=1).samples)
 
 
 @BY_FOUR
@@ -261,16 +286,13 @@ def test_four_ranks_take_the_path_that_planning_alone_takes_in_the_time_that_it_
     model: Path, tmp_path: Path, clock: TableTime
 ) -> None:
     lengths = [20] * 56 + [160] * 56 + [400] * 16
-    ranked = settings(model, tmp_path, FOUR.profile(), estimate="ranked", least_gain=0.005, max_response_tokens=400)
-    ours = run(model, clock, responses(lengths), dp=4, tp=1, adaptive=ranked)
-    controller = SwitchController(
-        FOUR.profile(), Ranked(), max_batch_size=128, least_gain=0.005, steps_between=10_000, look_ahead=True
-    )
-    assert ours.switches == replayed(controller, lengths)
-    assert [target for _, _, target in ours.switches] == [2, 4, 1], "and back for the next batch"
-    first_step_s = FOUR.step_s(1, 32)
-    assert ours.seconds == pytest.approx(first_step_s + chosen(ours.decisions[0]).total_s, rel=0.02)
-    for tp in FOUR.ms:
-        dealt = [[(PROMPT, n) for n in lengths[first :: 4 // tp]] for first in range(4 // tp)]
-        assert ours.seconds < drain_s(LatencyPredictor(FOUR.profile()), tp, dealt, (), slots=128)
-    assert same_tokens(ours.samples, run(model, clock, responses(lengths), dp=4, tp=1).samples)
+    check_path(model, tmp_path, clock, FOUR, lengths, [2, 4, 1])  # and back for the next batch
+
+
+@BY_EIGHT
+def test_eight_ranks_take_the_path_that_planning_alone_takes_in_the_time_that_it_foresaw(
+    tmp_path: Path, clock: TableTime
+) -> None:
+    model = write_tiny_model("llama", tmp_path / "llama", query_heads=8)
+    lengths = [15] * 64 + [110] * 44 + [180] * 16 + [240] * 4
+    check_path(model, tmp_path, clock, EIGHT, lengths, [4, 8, 1])
