@@ -202,12 +202,13 @@ def _retrieve(task: Task[Any]) -> None:
 
 
 class LocalCluster(Cluster):
-    """Starts workers in this event loop."""
+    """Starts workers in this event loop, one after another: a process loads one model at a time with transformers."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
         self.handles: list[LocalHandle] = []
         """The handles of all workers that were started."""
+        self._opening = asyncio.Lock()
 
     @property
     def address(self) -> str:
@@ -226,7 +227,8 @@ class LocalCluster(Cluster):
         """See `Cluster`."""
         handle = LocalHandle(spec)
         self.handles.append(handle)
-        await handle.open(self._config.start_limit_s)
+        async with self._opening:
+            await handle.open(self._config.start_limit_s)
         return handle
 
     async def close(self) -> None:

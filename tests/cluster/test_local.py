@@ -53,3 +53,10 @@ async def test_a_call_ends_though_the_kill_of_its_worker_is_given_up() -> None:
                 await handle.kill()
         with pytest.raises(WorkerDied, match="killed"):
             await call
+
+
+async def test_workers_open_one_after_another() -> None:
+    """Each may load a model with transformers, which changes state of the process meanwhile."""
+    async with asyncio.timeout(20), LocalCluster(CONFIG) as cluster:
+        workers = [servant(f"rollout-{index}", kind="Alone") for index in range(3)]
+        await asyncio.gather(*map(cluster.start, workers))

@@ -24,6 +24,30 @@ class UserModelError(ModelError):
         super().__init__(f"{model}: {problem}")
 
 
+class Alone(Worker):
+    """A worker that cannot open while another of its process opens."""
+
+    opening = 0
+
+    def __init__(self, settings: bytes, context: WorkerContext) -> None:
+        pass
+
+    async def open(self) -> dict[str, Any]:
+        Alone.opening += 1
+        await asyncio.sleep(0)
+        alone = Alone.opening == 1
+        Alone.opening -= 1
+        if not alone:
+            raise ModelError("another opens")
+        return {}
+
+    async def run(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+
 class Servant(Worker):
     """A worker that runs until it is told to stop, and does as it is told."""
 
