@@ -188,8 +188,9 @@ class Connection:
                 self._send(number)
 
     def release(self, number: int) -> None:
-        """End the hold on a request whose answer has been used."""
-        self._open.pop(number, None)
+        """End the hold on a request whose answer has been used. One that is being undone stays open until it is."""
+        if self._open.get(number) is not None:
+            del self._open[number]
 
     def cancel(self, number: int) -> None:
         """Have a request undone; `then` is not called any more. Harmless if it has ended and is not held.
@@ -205,9 +206,12 @@ class Connection:
             return
         # the request stays open until the server has heard: its answer must still be known, to be undone
         self._open[number] = None
-        undo = self._add(Call(self._endpoint, Cancel(number)), lambda _: self.release(number))
+        undo = self._add(Call(self._endpoint, Cancel(number)), lambda _: self._forget(number))
         if self._known:
             self._send(undo)
+
+    def _forget(self, number: int) -> None:
+        self._open.pop(number, None)
 
     def close(self) -> None:
         """Undo all requests under way, which end with QueueClosed. The last messages may take a second to leave.

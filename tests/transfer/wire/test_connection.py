@@ -374,6 +374,23 @@ def test_what_is_cancelled_while_the_connection_is_made_anew_is_taken_back_after
     assert (QUEUE.decode_request(header), header.oldest) == (Cancel(number), number)
 
 
+def test_what_was_given_up_is_undone_by_the_server_that_comes_back(known: Stage) -> None:
+    number = known.start(Claim("actor", None, None, 5.0), held=True)
+    assert known.arrived().number == number
+    while number not in known.results:
+        known.pass_time(known.now + PATIENCE.tick_s)
+    assert isinstance(known.results[number], PeerLost)
+    known.connection.release(number)
+    while QUEUE.decode_request(header := known.arrived()) != Cancel(number):
+        pass  # the claim, sent again and again
+    known.say(header.number, Stranger())
+    known.greet()
+    header = known.arrived()
+    assert (QUEUE.decode_request(header), header.oldest) == (Cancel(number), number), "its answer is still known"
+    known.say(header.number, Accepted())
+    assert known.start(Renew(2)) == known.arrived().oldest, "nothing else is open"
+
+
 def test_a_cancelling_that_is_lost_on_the_way_is_sent_again(known: Stage) -> None:
     number = known.start(Claim("actor", None, None, 5.0))
     assert known.arrived().number == number
