@@ -190,6 +190,8 @@ class Claimed(Message, frozen=True):
     """[n, columns]: the tag of the part that holds the valid cell."""
     cells: Inline | None = None
     """All cells, where the controller has copies of them."""
+    window: Count = 0
+    """The window of the run that the first row is in; see `Policy.window_of`."""
 
 
 class Ack(Message, frozen=True):

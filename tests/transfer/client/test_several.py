@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from tailrace.errors import ColumnError, GroupExists, LeaseError, QueueClosed, QueueError, QueueTimeout, StaleRowError
-from tailrace.transfer.queue.base import Claim, NewRow
+from tailrace.transfer.queue.base import Claim, NewRow, RowId
 from tailrace.transfer.queue.client.base import operations_of
 from tailrace.transfer.queue.client.look import fullest, read_stats, retire_unit
 from tailrace.transfer.queue.client.remote import RemoteQueue
+from tailrace.transfer.queue.client.shards import PartedClaim
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.messages import QUEUE
 from tailrace.transfer.queue.policies.first_in import FirstIn
@@ -247,6 +248,32 @@ def test_what_comes_again_of_a_step_is_claimed_without_rows_of_the_next(tmp_path
             queue.ack(claim, outputs(claim))
 
 
+@pytest.mark.parametrize("comes_again", [0, 1, 2])
+def test_what_comes_again_while_the_next_step_is_claimed_is_a_claim_of_its_own(
+    tmp_path: Path, face: Face, comes_again: int
+) -> None:
+    with serving_several(tmp_path, steps) as (address, _), face(address) as queue:
+        queue.put([row for number in range(4) for row in group(number, 2)])
+        first = queue.claim("only", limit=8, timeout=LIMIT_S)
+        queue.put([row for number in range(4, 8) for row in group(number, 2)])
+        queue.nack(second := queue.claim("only", limit=8, timeout=LIMIT_S))
+        assert groups_of(second) == [4, 4, 5, 5, 6, 6, 7, 7], "the client asks for rows of the second step by now"
+        queue.nack(first, [row.id for row in first.rows if row.group_id == comes_again])
+        for expected in ([comes_again] * 2, [4, 4, 5, 5, 6, 6, 7, 7]):
+            claim = queue.claim("only", limit=8, timeout=LIMIT_S)
+            assert groups_of(claim) == expected
+            queue.ack(claim, outputs(claim))
+
+
+def test_the_parts_of_a_claim_keep_no_cells(tmp_path: Path, face: Face) -> None:
+    with serving_several(tmp_path, steps) as (address, _), face(address) as queue:
+        queue.put([row for number in range(4) for row in group(number)])
+        claim = queue.claim("only", limit=4, timeout=LIMIT_S)
+        assert isinstance(claim, PartedClaim)
+        assert all(row.cells for row in claim.rows)
+        assert not any(row.cells for part in claim.parts for row in part.claim.rows)
+
+
 def test_an_ack_with_a_bad_cell_for_one_controller_changes_nothing(tmp_path: Path, face: Face) -> None:
     with serving_several(tmp_path, steps) as (address, _), face(address) as queue:
         queue.put([row for number in range(4) for row in group(number)])
@@ -275,6 +302,30 @@ def test_groups_are_remade_and_put_again_at_their_controllers(tmp_path: Path, fa
         assert groups_of(again) == [1, 1, 2, 2]
         with pytest.raises(QueueError, match="0 rows of group 7 are under lease"):
             queue.remake(again, [7], most=3)
+
+
+def test_a_repeated_put_that_is_broken_off_may_be_repeated_again(tmp_path: Path) -> None:
+    rows = [row for number in range(4) for row in group(number)]
+
+    def broken_off() -> Operation[list[RowId]]:
+        operations = operations_of(address, shared_memory=False)
+        with pytest.raises(QueueTimeout, match="rows"):
+            yield from operations.put(rows, timeout=0.05)
+        for _ in range(3):
+            claim = consumer.claim("only", timeout=LIMIT_S)
+            consumer.ack(claim, outputs(claim))
+        repeated = operations.put(rows, timeout=LIMIT_S)
+        next(repeated)  # which of the groups that entered were lost?
+        repeated.close()
+        return (yield from operations.put(rows, timeout=LIMIT_S))
+
+    with (
+        serving_several(tmp_path, singles, max_rows=2) as (address, _),
+        SyncQueue(address, name="consumer") as consumer,
+        SyncClient("tester", address.token, QUEUE) as client,
+    ):
+        consumer.put(group(5))
+        assert len(set(client.run(broken_off()))) == 4
 
 
 def test_a_put_that_one_controller_refuses_may_be_repeated(tmp_path: Path, face: Face) -> None:

@@ -20,6 +20,7 @@ from tailrace.transfer.queue.rows.control_plane import ControlPlane
 from tailrace.transfer.queue.rows.groups import Standing
 from tailrace.transfer.queue.rows.state import ControlState, LeaseRecord, RowRecord, TaskState
 from tailrace.transfer.queue.rows.table import QueueTask
+from tailrace.types import TaskSpec
 from tests.transfer.machine import LEASE_S, QueueMachine
 from tests.transfer.tables import group, headers, one_task, table
 
@@ -286,6 +287,31 @@ def test_a_lost_group_bars_later_windows_in_a_restored_queue_too() -> None:
     again = stored_on(restored, 9, group(1, 2))
     assert worked(restored, "only", limit=2) == again
     assert len(worked(restored, "only", limit=2)) == 2
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_part_of_a_step_that_comes_again_is_handed_out_by_itself_in_a_restored_queue_too(restored: bool) -> None:
+    def tasks() -> list[QueueTask]:
+        return [
+            QueueTask(TaskSpec(name=name, reads=reads, writes=writes), TokenBudget(None, window=200))
+            for name, reads, writes in (
+                ("advantages", ("prompt_ids",), ("advantages",)),
+                ("actor", ("advantages",), ()),
+            )
+        ]
+
+    plane, _ = plane_of(tasks())
+    for group_id in range(4):
+        stored_on(plane, group_id, group(group_id))
+    assert len(worked(plane, "advantages", limit=2, advantages=1)) == 2
+    if restored:
+        before = plane.export()
+        plane, _ = plane_of(tasks())
+        plane.restore(before)
+    plane.lose(1)
+    again = stored_on(plane, 9, group(1))
+    assert worked(plane, "advantages", limit=2, advantages=1) == again
+    assert len(worked(plane, "advantages", limit=2, advantages=1)) == 2
 
 
 def test_a_row_that_every_task_had_consumed_leaves_at_once_when_its_lost_group_comes_again() -> None:

@@ -136,8 +136,10 @@ class SeveralControllers(Operations):
         groups: dict[int, list[NewRow]] = {}
         for row in rows:
             groups.setdefault(row.group_id, []).append(row)
-        before = {group_id: self._entered.pop(group_id) for group_id in groups.keys() & self._entered.keys()}
+        before = {group_id: self._entered[group_id] for group_id in groups.keys() & self._entered.keys()}
         lost = (yield from self._lost_at({self._shards.of_group(group_id) for group_id in before})) if before else set()
+        for group_id in before:
+            self._entered.pop(group_id, None)
         entered = {
             group_id: iter(own.ids)
             for group_id, own in before.items()
@@ -217,7 +219,7 @@ class SeveralControllers(Operations):
         return self._shards.join([part])
 
     def _gather(self, wanted: _Wanted, limit: int, tries: Tries) -> Operation[Claim]:
-        """Claim parts until there are `limit` rows, the next group does not fit, or the window has no more."""
+        """Claim parts of one window until there are `limit` rows, the next group does not fit, or it has no more."""
         for session in self._sessions:
             yield from session.prepare()
         parts: list[Part] = []
@@ -232,6 +234,9 @@ class SeveralControllers(Operations):
                 raise
             if part is None:
                 break
+            if parts and part.window < parts[0].window:  # rows of it have come again: they are a claim of their own
+                yield Step(self._give_back(parts))
+                parts, left = [], limit
             parts.append(part)
             left -= len(part.claim.rows)
         return self._shards.join(parts)
@@ -250,14 +255,14 @@ class SeveralControllers(Operations):
             session = self._sessions[controller]
             try:
                 claim = yield from fetch_or_give_back(session, wanted.task, claimed, otherwise=otherwise)
-                return Part(controller, claim)
+                return Part(controller, claim, claimed.window)
             except PASSING as error:
                 yield from tries.again(error, otherwise=otherwise)
 
     def _lease(self, wanted: _Wanted, tries: Tries, held: Sequence[Part]) -> Operation[tuple[int, Claimed] | None]:
         next_window: int | None = None
         while True:
-            window = self._windows.get(wanted.task, 0)
+            window = held[0].window if held else self._windows.get(wanted.task, 0)
             waits_at: list[int] = []
             later: list[int] = []
             may_have_rows = False

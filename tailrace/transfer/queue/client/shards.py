@@ -17,6 +17,8 @@ class Part:
 
     controller: int
     claim: Claim
+    window: int
+    """The window of the run that its first row is in; see `Policy.window_of`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,7 @@ class PartedClaim(Claim):
     """A claim of rows of one controller or several."""
 
     parts: tuple[Part, ...]
+    """Without the cells of their rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Shards:
             lease_s=min(part.claim.lease_s for part in parts),
             task=first.claim.task,
             rows=tuple(rows),
-            parts=tuple(parts),
+            parts=tuple(map(_bare, parts)),
         )
 
     def _row(self, row: Row, controller: int) -> Row:
@@ -88,6 +91,12 @@ class Shards:
 
     def _unit(self, unit: UnitStats, controller: int) -> UnitStats:
         return replace(unit, number=self.outside(unit.number, controller))
+
+
+def _bare(part: Part) -> Part:
+    """A part whose rows have no cells: these would hold memory of units for as long as the claim is kept."""
+    rows = tuple(replace(row, cells={}) for row in part.claim.rows)
+    return replace(part, claim=replace(part.claim, rows=rows))
 
 
 def _task(stats: Iterable[TaskStats]) -> TaskStats:

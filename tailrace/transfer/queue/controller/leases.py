@@ -255,6 +255,7 @@ class Leases:
             list(spec.reads),
             pack(tags),
             cells,
+            control.window_of(lease.task, next(iter(lease.rows.values())).order),
         )
 
     def _ended(self, leases: Sequence[Ended], *, expired: bool) -> None:

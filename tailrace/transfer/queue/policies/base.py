@@ -71,6 +71,10 @@ class Policy(ABC):
         """
         return 0
 
+    def window_of(self, order: int) -> int:
+        """The window of the run that a row of this `order` is in; 0 for a policy without windows."""
+        return 0
+
     @property
     def ranks(self) -> Sequence[int | None]:
         """The ranks that claims may name, where batches are split among ranks; else None alone: claims name no rank."""
@@ -114,6 +118,9 @@ class Policy(ABC):
 
         This happens when a storage unit dies, and may take time in proportion to all rows.
         """
+
+    def begun(self, order: int) -> None:  # noqa: B027 - only a policy with windows has anything to note
+        """Note that rows of the window of this `order` were handed out before this policy was made."""
 
     def was_lost(self, rows: Sequence[RowMeta]) -> None:
         """Note the rows of a group that was lost before this policy was made and will come again; may be empty."""

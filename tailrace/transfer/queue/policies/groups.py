@@ -64,13 +64,21 @@ class GroupLine:
         group_id = rows[0].group_id
         window = self._lost.pop(group_id, None)
         if window is None:
-            window = 0 if self._window is None else min(row.order for row in rows) // self._window
+            window = self.window_of(min(row.order for row in rows))
         group = self._groups[group_id] = Group(id=group_id, window=window, remaining=len(rows))
         if leased:
             self._newest = max(self._newest, window)
             self._close(group)
         else:
             self._reopen(group)
+
+    def window_of(self, order: int) -> int:
+        """The window that a row of this `order` is in."""
+        return 0 if self._window is None else order // self._window
+
+    def begun(self, order: int) -> None:
+        """Note that rows of the window of this `order` were handed out."""
+        self._newest = max(self._newest, self.window_of(order))
 
     def ready(self, row: RowMeta) -> None:
         """Add a ready row to its group."""
@@ -184,9 +192,17 @@ class GroupPolicy(Policy):
     def __init__(self, line: GroupLine) -> None:
         self._line = line
 
+    def window_of(self, order: int) -> int:
+        """See `Policy.window_of`."""
+        return self._line.window_of(order)
+
     def added(self, rows: Sequence[RowMeta], *, leased: bool = False) -> None:
         """See `Policy.added`."""
         self._line.added(rows, leased=leased)
+
+    def begun(self, order: int) -> None:
+        """See `Policy.begun`."""
+        self._line.begun(order)
 
     def ready(self, row: RowMeta) -> None:
         """See `Policy.ready`."""

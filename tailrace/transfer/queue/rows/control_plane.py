@@ -251,6 +251,10 @@ class ControlPlane:
         """See `Policy.next_window`."""
         return self._task(task).entry.policy.next_window
 
+    def window_of(self, task: str, order: int) -> int:
+        """See `Policy.window_of`."""
+        return self._task(task).entry.policy.window_of(order)
+
     def claim(self, task: str, *, limit: int | None, rank: int | None = None, now: float) -> Lease | None:
         """Lease the rows that the task's policy chooses; None where it has to wait for more.
 
@@ -548,6 +552,8 @@ class ControlPlane:
     def _announce(self, rows: Sequence[_Row], task: _Task, held: Collection[tuple[str, RowId]]) -> None:
         """Announce a group to a task's policy, then its rows that are ready already. Rows in `held` are leased."""
         left = [row for row in rows if row.states[task.index] is TaskState.WAITING]
+        if len(left) < len(rows):
+            task.entry.policy.begun(rows[0].meta.order)
         if not left:
             return
         task.counts[TaskState.WAITING] += len(left)
