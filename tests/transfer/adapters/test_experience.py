@@ -12,7 +12,10 @@ from tailrace.errors import ColumnError, GroupExists, PeerLost, QueueError, Queu
 from tailrace.transfer.queue.adapters.experience import Experience
 from tailrace.transfer.queue.adapters.tensors import Column, PackedTensor, Pad, PaddedTensor
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tests.transfer.client.servers import LIMIT_S, serving_several
 from tests.transfer.processes.served import serving
+from tests.transfer.tables import group, one_task, outputs
 
 TABLE = TableConfig(
     tasks=(
@@ -74,12 +77,39 @@ def test_a_put_that_was_not_answered_is_done_once_by_a_second_one(
     assert experience.put_prompts_data(PROMPTS, group_size=2, samples=SEEDS) == [first + 2, first + 3]
 
 
+@pytest.mark.parametrize(("first", "went_in"), [(520, True), (530, False)])
 def test_other_prompts_come_after_those_whose_put_was_not_answered(
-    shared: SyncQueue, monkeypatch: pytest.MonkeyPatch
+    shared: SyncQueue, monkeypatch: pytest.MonkeyPatch, first: int, went_in: bool
 ) -> None:
-    experience = Experience(shared, first_group=520)
-    lose_one_answer(experience, monkeypatch, True)
-    assert experience.put_prompts_data({"prompt_ids": [np.array([8])]}, group_size=1, samples={"seed": [0]}) == [522]
+    experience = Experience(shared, first_group=first)
+    before = shared.stats().rows
+    lose_one_answer(experience, monkeypatch, went_in)
+    other: dict[str, Column] = {"prompt_ids": [np.array([8])]}
+    assert experience.put_prompts_data(other, group_size=1, samples={"seed": [0]}) == [first + 2]
+    assert shared.stats().rows == before + 5
+
+
+def test_prompts_that_one_of_several_controllers_had_no_room_for_are_put_once(tmp_path: Path) -> None:
+    prompts: dict[str, Column] = {"prompt_ids": [np.array([number]) for number in range(4)]}
+    other: dict[str, Column] = {"prompt_ids": [np.array([9])]}
+    with (
+        serving_several(tmp_path, lambda: one_task(FirstIn(1)), max_rows=2) as (address, _),
+        SyncQueue(address, name="trainer") as queue,
+    ):
+        queue.put(group(1))
+        experience = Experience(queue, first_group=10)
+        with pytest.raises(QueueTimeout, match="rows"):
+            experience.put_prompts_data(prompts, group_size=1, timeout=0.05)
+        assert queue.stats().rows == 3
+        claimed: list[int] = []
+        while len(claimed) < 6:
+            claim = queue.claim("only", timeout=LIMIT_S)
+            claimed += [row.group_id for row in claim.rows]
+            queue.ack(claim, outputs(claim))
+            if len(claimed) == 3:
+                assert experience.put_prompts_data(other, group_size=1, timeout=LIMIT_S) == [14]
+        assert sorted(claimed) == [1, 10, 11, 12, 13, 14]
+        assert queue.stats().rows == 0
 
 
 def lose_one_answer(experience: Experience, monkeypatch: pytest.MonkeyPatch, went_in: bool) -> None:

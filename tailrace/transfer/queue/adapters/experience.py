@@ -8,11 +8,12 @@ calls of the interface start engines and give them weights: `tailrace.Trainer.in
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 import numpy as np
 
-from tailrace.errors import GroupExists, PeerLost, QueueError, on_failure
+from tailrace.errors import GroupExists, PeerLost, QueueError, QueueTimeout, on_failure
 from tailrace.transfer.queue.adapters.tensors import (
     Column,
     Layout,
@@ -49,8 +50,8 @@ class Experience:
         """
         self._queue = queue
         self._next_group = first_group
-        self._doubtful: tuple[int, bytes] | None = None
-        """For rows whose put was not answered, so that they may be in the queue: the next group_id, and a digest."""
+        self._doubtful: list[NewRow] = []
+        """The rows of a put that has failed, though some or all of them may be in the queue."""
 
     def put_prompts_data(
         self,
@@ -61,10 +62,12 @@ class Experience:
         not_before: WeightVersion = 0,
         timeout: float | None = None,
     ) -> list[int]:
-        """Put `group_size` rows for each prompt, all or none; wait until there is room. Return the group_ids.
+        """Put `group_size` rows for each prompt; wait until there is room. Return the group_ids.
 
-        If the queue can never hold so many rows at once, put them in several calls. After PeerLost, put the same
-        prompts again: they are then in the queue once, even if the first put had succeeded.
+        If the queue can never hold so many rows at once, put them in several calls. A put enters all rows or none,
+        unless it raises PeerLost, or the queue has several controllers, each of which takes its rows. Put the same
+        prompts again then: they are in the queue once, even if the first put had succeeded. Where other prompts are
+        put instead, those of the failed put enter before them.
 
         `prompts`: columns with a cell for each prompt. `samples`: columns whose cells differ within a group, such as
         seeds. They have a cell for each row: the rows of the first prompt, then of the second, and so on.
@@ -92,21 +95,22 @@ class Experience:
             for place, (group_id, cells) in enumerate(zip(groups, own, strict=True))
             for sample in range(group_size)
         ]
+        if self._doubtful:
+            is_again = _digest(rows) == _digest(self._doubtful)
+            with suppress(GroupExists):  # they are in
+                self._queue.put(self._doubtful, timeout=timeout)
+            self._next_group, self._doubtful = self._doubtful[-1].group_id + 1, []
+            if is_again:
+                return groups
+            return self.put_prompts_data(
+                prompts, group_size=group_size, samples=samples, not_before=not_before, timeout=timeout
+            )
         try:
             self._queue.put(rows, timeout=timeout)
-        except PeerLost:
-            self._doubtful = self._next_group + len(groups), _digest(rows)
+        except (PeerLost, QueueTimeout) as error:
+            if isinstance(error, PeerLost) or self._queue.controllers > 1:
+                self._doubtful = rows
             raise
-        except GroupExists:
-            if self._doubtful is None:
-                raise
-            (following, digest), self._doubtful = self._doubtful, None
-            if _digest(rows) != digest:  # a put is whole, so the earlier rows are in, and these come after them
-                self._next_group = following
-                return self.put_prompts_data(
-                    prompts, group_size=group_size, samples=samples, not_before=not_before, timeout=timeout
-                )
-        self._doubtful = None
         self._next_group += len(groups)
         return groups
 

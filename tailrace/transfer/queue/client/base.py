@@ -63,6 +63,11 @@ class QueueClient(Generic[C]):
         self._operations = operations_of(address, shared_memory=shared_memory)
         self._client = self._connect()
 
+    @property
+    def controllers(self) -> int:
+        """The number of the queue's controllers."""
+        return len(self._address.each)
+
     def _connect(self) -> C:
         peers, patience = LivenessCheck(self._address.controllers), Patience.within(self._limit_s)
         return self._kind(self._name, self._address.token, QUEUE, peers=peers, patience=patience)
