@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tailrace.config.engine import VllmEngineConfig
 from tailrace.conformance.requests import make_request, same_tokens
@@ -91,6 +92,26 @@ def test_a_group_computes_its_whole_blocks_once(core: VllmCore) -> None:
     assert after.prefilled_tokens - before.prefilled_tokens == 2 * BLOCK + 3 * 5
     assert after.shared_tokens - before.shared_tokens == 2 * 2 * BLOCK
     assert (after.used_blocks, after.total_blocks) == (0, 5)
+
+
+@needs_vllm
+def test_a_request_that_waits_during_an_update_shares_no_block_of_older_weights(
+    core: VllmCore, model_dir: Path
+) -> None:
+    begun, waiting = (
+        make_request(i, group_id=0, prompt=2 * BLOCK + 5, max_new_tokens=9, ignore_eos=True) for i in range(2)
+    )
+    before = core.stats()
+    core.add(begun)
+    core.step()
+    core.add(waiting)
+    core.load_weights(before.version + 1, load_file(model_dir / "model.safetensors").items())
+    samples: list[Sample] = []
+    while core.has_work:
+        samples += core.step()
+    after = core.stats()
+    assert after.shared_tokens == before.shared_tokens
+    assert {sample.request_id: sample.weight_versions[0] for sample in samples} == {0: before.version, 1: after.version}
 
 
 @needs_vllm

@@ -4,8 +4,8 @@ vLLM schedules, caches and samples, one step at a time. Our stop rules end the r
 step that made it, with its log-probability and the version of the weights.
 
 Prefix sharing across an update: vLLM finds cached blocks by a hash that covers the request's `cache_salt`. The salt of
-a request is the number of updates before it. So it shares blocks with its group and never finds one of older weights,
-while unfinished sequences keep theirs.
+a request is the number of updates before it begins: those that still wait are submitted again at an update. So it
+shares blocks with its group and never finds one of older weights, while unfinished sequences keep theirs.
 
 vLLM's state belongs to the process: there can be one such engine at a time, and it makes torch's default process group.
 """
@@ -125,13 +125,17 @@ class VllmCore(Core):
     def add(self, request: Request) -> None:
         """Queue a request."""
         rule = self._stop_rules.rule(request)
+        self._responses[request.request_id] = _Response(request, rule, self._submit(request, rule))
+
+    def _submit(self, request: Request, rule: StopRule) -> Any:
+        """Give vLLM a request, which shares blocks of the newest weights. Return vLLM's own."""
         vllm_id = self._vllm.add_request(
             str(request.request_id),
             _prompt(request, salt=self._updates),
             _sampling_params(request.sampling, seed=request.seed, max_tokens=rule.max_tokens),
             priority=-request.priority,
         )
-        self._responses[request.request_id] = _Response(request, rule, self._scheduler.requests[vllm_id])
+        return self._scheduler.requests[vllm_id]
 
     def abort(self, request_ids: Iterable[int]) -> list[Sample]:
         """Finish these requests with what they have; unknown ids are ignored."""
@@ -172,6 +176,15 @@ class VllmCore(Core):
         self.weights_are_whole = True
         self._updates += 1
         self._version = version
+        for response in self._responses.values():
+            if not response.tokens and not response.state.num_computed_tokens:
+                self._submit_again(response)
+
+    def _submit_again(self, response: _Response) -> None:
+        """Have a request that has not begun share blocks of the new weights."""
+        self._vllm.abort_request([str(response.request.request_id)])
+        self._preemptions += response.state.num_preemptions
+        response.state = self._submit(response.request, response.rule)
 
     def stats(self) -> EngineStats:
         """Return the counts. vLLM keeps one block for itself."""
