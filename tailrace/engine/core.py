@@ -222,7 +222,7 @@ class EngineCore(Core):
             if (step := lane.decoded) is not None:
                 observed.decoded(step.sequences, step.context_tokens, step.seconds)
             elif (prefill := lane.prefilled) is not None:
-                observed.prefilled(prefill.tokens, prefill.seconds)
+                observed.prefilled(prefill.tokens, prefill.sequences, prefill.context_tokens, prefill.seconds)
 
     def _unless_failed(self, samples: list[Sample]) -> list[Sample]:
         """Return the samples. Where there is none, raise the failure, if there is one."""

@@ -36,6 +36,10 @@ class Prefilled:
 
     tokens: int
     """In chunks of several."""
+    sequences: int
+    """That decoded beside them."""
+    context_tokens: int
+    """Cached, of these sequences."""
     seconds: float
 
 
@@ -197,7 +201,8 @@ def _decoded(step: StepInput, seconds: float) -> Decoded | None:
 
 def _prefilled(step: StepInput, seconds: float) -> Prefilled | None:
     tokens = sum(len(chunk.tokens) for chunk in step.chunks if len(chunk.tokens) > 1)
-    return Prefilled(tokens, seconds) if tokens else None
+    decoded = [chunk.start for chunk in step.chunks if len(chunk.tokens) == 1]
+    return Prefilled(tokens, len(decoded), sum(decoded), seconds) if tokens else None
 
 
 def first_done(lanes: Sequence[Lane], *, timeout_s: float) -> list[Lane]:

@@ -23,11 +23,26 @@ def drained(costs: StepCosts, *, seed: int = 0, noise: float = 0.0, begun: int =
 
 def test_without_noise_the_fit_is_exact() -> None:
     steps = drained(TRUE)
-    steps.prefilled(100, 100 * TRUE.prefill)
+    steps.prefilled(100, 0, 0, 100 * TRUE.prefill)
     costs = steps.costs
     assert costs is not None
     for name in ("base", "each", "context", "prefill"):
         assert getattr(costs, name) == pytest.approx(getattr(TRUE, name), rel=1e-4)
+
+
+def test_the_cost_of_prompts_is_without_that_of_sequences_beside_them() -> None:
+    decoded_s = TRUE.step_s(1, 64, 9000, 1)
+    early = ObservedSteps()
+    early.prefilled(30, 64, 9000, 30 * TRUE.prefill + decoded_s)
+    assert early.costs is None
+    for steps in (drained(TRUE), early):
+        for size in range(1, 20):
+            context = 90 * size + size * size
+            steps.decoded(size, context, TRUE.step_s(1, size, context, 1))
+        steps.prefilled(30, 64, 9000, 30 * TRUE.prefill + decoded_s)
+        costs = steps.costs
+        assert costs is not None
+        assert costs.prefill == pytest.approx(TRUE.prefill, rel=1e-3)
 
 
 def test_with_noise_the_steps_are_predicted_within_a_few_percent() -> None:

@@ -73,8 +73,15 @@ class ObservedSteps:
         sums += np.multiply.outer(row, row)
         self._decodes += 1
 
-    def prefilled(self, tokens: int, seconds: float) -> None:
-        """Take in a step that also computed prompts."""
+    def prefilled(self, tokens: int, batch_size: int, context_tokens: int, seconds: float) -> None:
+        """Take in a step that computed tokens of prompts, beside sequences that decoded.
+
+        The share of these is taken from its seconds. Before that is known, such a step says nothing.
+        """
+        if batch_size:
+            if (costs := self.costs) is None:
+                return
+            seconds = max(0.0, seconds - costs.step_s(1, batch_size, context_tokens, 1))
         self._prefill_s = self._prefill_s * _FORGET + seconds
         self._prefill_tokens = self._prefill_tokens * _FORGET + tokens
 
