@@ -77,9 +77,12 @@ class Foresight:
         log: EventLog,
         *,
         samples_per_step: int,
+        max_staleness: int = 0,
         executor: Executor | None = None,
     ) -> None:
         """`history`: gets the length of every response.
+
+        `max_staleness`: training steps by which a step may be overtaken.
 
         `executor`: for checks and the slow work of the predictor; by default threads of the loop's.
         """
@@ -90,6 +93,7 @@ class Foresight:
         self._history = history
         self._log = log
         self._samples_per_step = samples_per_step
+        self._max_staleness = max_staleness
         self._executor = executor
         self._steps: defaultdict[int, list[Ended]] = defaultdict(list)
         """What has finished of each step that is being generated."""
@@ -202,8 +206,9 @@ class Foresight:
             self._new.clear()
         if not whole:
             return None
-        for other in [other for other in self._steps if other <= step]:
-            del self._steps[other]  # an earlier one was resumed, and its first responses came before
+        del self._steps[step]
+        for other in [other for other in self._steps if other < step - self._max_staleness]:
+            del self._steps[other]  # it was resumed, and its first responses came before
         self._whole += 1
         return of_step if self._whole % self._config.check_every == 0 else None
 

@@ -87,6 +87,7 @@ class Generation:
                 history,
                 log,
                 samples_per_step=config.trainer.train_batch_size,
+                max_staleness=config.pipeline.max_staleness,
             )
         self.service = GenerationService(
             ports,

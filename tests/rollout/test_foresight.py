@@ -37,10 +37,19 @@ def make_foresight(
     least_gain: float = 0.02,
     limit_s: float = 60,
     policy: Policy | None = None,
+    max_staleness: int = 0,
 ) -> Foresight:
     config = DispatchConfig(policy="skewness_aware", check_every=1, least_gain=least_gain, limit_s=limit_s)
     log = EventLog(sinks=(events.append,))
-    return Foresight(lengths(), policy or Balanced(), config, LengthHistory(), log, samples_per_step=per_step)
+    return Foresight(
+        lengths(),
+        policy or Balanced(),
+        config,
+        LengthHistory(),
+        log,
+        samples_per_step=per_step,
+        max_staleness=max_staleness,
+    )
 
 
 def engines(count: int, *, slots: int = 2, times: StepCosts = COSTS) -> list[EngineState]:
@@ -166,6 +175,17 @@ async def test_lengths_are_learned_from_what_has_finished() -> None:
             foresight.ended(step, prompt, Expectation(1, 1, 1), sample(number, tokens))
     short, long = foresight.expect([asked(0), asked(1)])
     assert short.tokens < 30 < 300 < long.tokens
+
+
+@virtual_time
+async def test_a_step_that_the_next_one_overtakes_is_checked_as_well() -> None:
+    foresight = make_foresight([], lengths=History, per_step=2, max_staleness=1)
+
+    def end(step: int, number: int) -> bool:
+        return foresight.ended(step, asked(number), Expectation(1, 1, 1), sample(number, 10)) is not None
+
+    assert [end(0, 0), end(1, 0), end(1, 1), end(0, 1)] == [False, False, True, True]
+    assert [end(2, 0), end(4, 0), end(4, 1), end(2, 1)] == [False, False, True, False], "two steps later it is given up"
 
 
 class Slow(History):
