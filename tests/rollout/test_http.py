@@ -131,6 +131,19 @@ async def test_the_chunks_of_a_stream_are_the_whole_answer(tiny_model: TinyModel
         assert chunks > 10
 
 
+async def test_the_places_of_tokens_go_on_from_chunk_to_chunk(tiny_model: TinyModel) -> None:
+    async with served(tiny_model("llama")) as server:
+        asked: dict[str, Any] = {"model": "tiny", "prompt": "abc", "max_tokens": 20, "seed": 1, "n": 2, "logprobs": 1}
+        whole = await server.client.completions.create(**asked)
+        offsets: list[list[int]] = [[], []]
+        async for chunk in await server.client.completions.create(**asked, stream=True):
+            for choice in chunk.choices:
+                assert choice.logprobs is not None
+                offsets[choice.index] += choice.logprobs.text_offset or []
+        assert offsets == [choice.logprobs.text_offset for choice in whole.choices if choice.logprobs is not None]
+        assert offsets[0][-1] > 0
+
+
 async def test_a_chat_goes_through_the_template_and_has_log_probabilities(tiny_model: TinyModel) -> None:
     async with served(tiny_model("llama")) as server:
         prompt = server.reader.encode("user: hi\n")
@@ -168,6 +181,12 @@ async def test_a_client_that_goes_away_ends_its_request(tiny_model: TinyModel, s
     ("route", "body", "status", "said"),
     [
         ("completions", b"{", 400, "the body cannot be read"),
+        (
+            "completions",
+            {"model": "tiny", "prompt": "a", "ignore_eos": True, "stop": ["x"]},
+            400,
+            "ignore_eos lets nothing end a response but its length; leave it or stop out",
+        ),
         ("completions", b"\xff", 400, "the body cannot be read"),
         ("completions", {"model": "tiny"}, 400, "missing required field `prompt`"),
         ("completions", {"model": "other", "prompt": "a"}, 404, "the model 'other' is not served; 'tiny' is"),

@@ -6,6 +6,7 @@ newest version that made a token of it.
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ class Answers:
         kind = "chatcmpl" if asked.is_chat else "cmpl"
         self._id = f"{kind}-{uuid.uuid4().hex}"
         self._created = int(time.time())
+        self._told: Counter[int] = Counter()
+        """The characters of each choice's tokens that earlier chunks have told."""
 
     def whole(self, choices: Sequence[tuple[str, Sample]]) -> bytes:
         """The answer. `choices`: the text and the sample of each, in order."""
@@ -75,7 +78,7 @@ class Answers:
         return {
             "index": index,
             **said,
-            "logprobs": self._log_probs(tokens, log_probs),
+            "logprobs": self._log_probs(tokens, log_probs, choice=index),
             "finish_reason": _REASONS[sample.finish_reason],
             **({"token_ids": tokens} if self._asked.token_ids else {}),
             "weight_versions": _versions(sample),
@@ -88,12 +91,12 @@ class Answers:
         return {
             "index": index,
             **said,
-            "logprobs": self._log_probs(tokens, log_probs),
+            "logprobs": self._log_probs(tokens, log_probs, choice=index),
             "finish_reason": reason,
             **({"token_ids": list(tokens)} if self._asked.token_ids else {}),
         }
 
-    def _log_probs(self, tokens: Sequence[int], log_probs: Sequence[float]) -> dict[str, Any] | None:
+    def _log_probs(self, tokens: Sequence[int], log_probs: Sequence[float], *, choice: int) -> dict[str, Any] | None:
         if not self._asked.log_probs:
             return None
         texts = [self._token_text(token) for token in tokens]
@@ -103,10 +106,10 @@ class Answers:
                 for text, value in zip(texts, log_probs, strict=True)
             ]
             return {"content": content, "refusal": None}
-        offsets, at = [], 0
+        offsets = []
         for text in texts:
-            offsets.append(at)
-            at += len(text)
+            offsets.append(self._told[choice])
+            self._told[choice] += len(text)
         return {"tokens": texts, "token_logprobs": list(log_probs), "top_logprobs": None, "text_offset": offsets}
 
 

@@ -210,6 +210,9 @@ class Reader:
         if given.stream_options is not None and not given.stream:
             raise Refusal("stream_options is for streams alone; leave it out, or set stream", param="stream_options")
         stop = [given.stop] if isinstance(given.stop, str) else given.stop or []
+        if given.ignore_eos and (stop or given.stop_token_ids):
+            name = "stop" if stop else "stop_token_ids"
+            raise Refusal(f"ignore_eos lets nothing end a response but its length; leave it or {name} out", param=name)
         try:
             sampling = SamplingConfig(
                 max_new_tokens=most[1],
