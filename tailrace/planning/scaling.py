@@ -26,7 +26,8 @@ class SeenStep:
     generated: list[tuple[float, float]] = field(default_factory=list)
     """The start and the end of each sample."""
     jobs: list[Job] = field(default_factory=list)
-    training_s: float = 0.0
+    trained: list[tuple[float, float]] = field(default_factory=list)
+    """The start and the end of each computation on it, by all models that are trained."""
     since: float = float("-inf")
     """The end of the newest sample of the steps before it; see `StepTime`."""
 
@@ -34,6 +35,11 @@ class SeenStep:
     def generation_s(self) -> float:
         """Seconds in which samples of it were generated, and none of an earlier step any more."""
         return covered_s(self.generated, self.since)
+
+    @property
+    def training_s(self) -> float:
+        """Seconds in which a model was trained on it. Several may be at the same time."""
+        return covered_s(self.trained)
 
 
 class StepWatch:
@@ -57,7 +63,7 @@ class StepWatch:
                 Job(group=int(event.info["group"]), samples=1, prompt_tokens=prompt, expected_tokens=tokens)
             )
         elif event.task in TRAINED:
-            self._steps[event.step].training_s += event.end - event.start
+            self._steps[event.step].trained.append((event.start, event.end))
         elif event.task == EventKind.STEP:
             return self._ended(event.step)
         return None

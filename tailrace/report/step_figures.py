@@ -106,7 +106,8 @@ def _of_responses(responses: Sequence[Event], steps: int) -> dict[str, float]:
 
 def _arrival_s(run: RunData, steps: Sequence[Event]) -> float:
     """Seconds from an update until engines had its weights, of those that came during some steps; 0 where none did."""
-    updated = {step_of(event) + 1: event.end for event in run.of(EventKind.OPTIMIZER) if event.step is not None}
+    updates = (event for event in run.of(EventKind.OPTIMIZER) if event.actor == "trainer" and event.step is not None)
+    updated = {step_of(event) + 1: event.end for event in updates}
     arrived = [
         event.end - updated[event.version]
         for event in run.of(EventKind.UPDATE_WEIGHTS)

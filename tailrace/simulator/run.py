@@ -106,13 +106,14 @@ class SimulatedRun:
         """Of deaths."""
         self.engines: list[SimulatedEngine] = []
         """All that there have been."""
-        for kind in scenario.engines:
-            for _ in range(kind.engines):
-                self._make_engine(kind)
+        for kind in (each for each in scenario.engines for _ in range(each.engines)):
+            self._make_engine(kind)
         self._service = self._make_service()
         self._admitted = 0
         """The version whose prompts have been let in last; all models have been trained so far."""
         self._advanced = Change(self.agenda)
+        self._model_logs: list[VirtualLog] = []
+        """Of the models that are trained."""
         devices = Devices(self.agenda, self._service.engines) if scenario.placement == "colocated" else None
         trainer_log = self._log_of("trainer-0")
         self._trainer = self._make_trainer(scenario.trainer, trainer_log, "trainer", devices)
@@ -121,8 +122,6 @@ class SimulatedRun:
         )
         self._activities = [self._trainer.activity]
         """Those of all workers but engines."""
-        if scenario.elastic is not None:
-            self._follow(scenario.elastic, trainer_log)
         self._free_graders = [0.0] * scenario.graders
         self._groups: dict[int, Group] = {}
         self._advantages = SimulatedAdvantages(self.agenda, scenario, self._let_train, self._remake)
@@ -131,6 +130,7 @@ class SimulatedRun:
         self._critic: SimulatedTrainer | None = None
         self._scorers: list[SimulatedScorer] = []
         self._make_others(devices)
+        self._follow(scenario.elastic)
 
     def _make_service(self) -> SimulatedService:
         scenario = self._scenario
@@ -144,18 +144,22 @@ class SimulatedRun:
             group_size=scenario.group_size,
             splits=scenario.knows_lengths == "lengths" and policy.plans,
             may_move=scenario.moves and scenario.weights not in ONE_VERSION,
+            may_go_on=scenario.weights not in ONE_VERSION,
         )
 
-    def _follow(self, elastic: Elastic, trainer_log: VirtualLog) -> None:
-        """Have the number of engines follow the events."""
+    def _follow(self, elastic: Elastic | None) -> None:
+        """Have the number of engines follow the events, where the run chooses it."""
+        if elastic is None:
+            return
         name = elastic.joining.name
         prefix = f"{name}: " if any(kind.name != name for kind in self._scenario.engines) else ""
         fleet = SimulatedFleet(self.agenda, elastic, self._service, self.log, self._join, prefix=prefix)
         self._tells_samples = True  # decisions need them
-        for log in (self.log, trainer_log):
+        for log in (self.log, *self._model_logs):
             log.listen(fleet.see)
 
     def _make_trainer(self, kind: TrainerKind, log: VirtualLog, name: str, devices: Devices | None) -> SimulatedTrainer:
+        self._model_logs.append(log)
         return SimulatedTrainer(
             self.agenda,
             self._scenario,

@@ -136,6 +136,12 @@ def test_times_of_a_step_are_those_in_which_it_was_generated_and_trained_on() ->
     assert shown["training on it"]["x"] == [6, 21]  # the ends of the steps
 
 
+def test_models_that_are_trained_at_the_same_time_take_no_longer_than_one() -> None:
+    critic = Event(task="actor", actor="critic", start=4.5, end=5.5, step=0)
+    (time,) = step_times(run_of([*step_events(0, 0), critic]))
+    assert time.training_s == 2
+
+
 def test_time_in_which_two_steps_are_generated_counts_for_the_earlier_one() -> None:
     events = [*step_events(0, 0, generation_s=8), *step_events(1, 5, generation_s=8)]  # until 8, from 5 to 13
     assert [time.generation_s for time in step_times(run_of(events))] == [8, 5]

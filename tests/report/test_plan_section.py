@@ -74,6 +74,18 @@ def test_the_figures_of_a_step_are_those_of_its_events() -> None:
     assert found.trained_token_s == pytest.approx(2.5 / 120)
 
 
+def test_new_weights_are_awaited_from_the_update_of_the_policy_on() -> None:
+    events = []
+    for step in range(3):
+        start = 10.0 * step
+        arrival = Event(task="update_weights", actor="engine", start=start + 8.5, end=start + 9, version=step + 1)
+        critic = work("optimizer", start + 7, start + 8.9, step, "critic")
+        events += [*one_step(step, start), critic, arrival]
+    found = figures_of(run_of(*events))
+    assert found is not None
+    assert found.arrival_s == pytest.approx(1.0)
+
+
 def test_a_run_that_has_not_told_where_its_time_went_has_no_figures() -> None:
     assert figures_of(run_of()) is None
     assert figures_of(run_of(*resumed_run())) is None
