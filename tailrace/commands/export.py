@@ -84,8 +84,10 @@ def _missing(store: CheckpointStore, step: int | None) -> str:
 
 
 @contextmanager
-def exported_checkpoint(run: Path, step: int) -> Iterator[Path]:
+def exported_checkpoint(run: Path, step: int, *, device: str, threads: int | None) -> Iterator[Path]:
     """Yield a model directory of the checkpoint of `step`, for as long as the block lasts.
+
+    `device` and `threads`: of the export, in place of the run's.
 
     Raises:
         UserError: see `export`.
@@ -94,7 +96,7 @@ def exported_checkpoint(run: Path, step: int) -> Iterator[Path]:
     config, checkpoint = run_config(directory), find_checkpoint(directory, step)
     with TemporaryDirectory(prefix="tailrace-eval-") as temporary:
         target = Path(temporary) / "model"
-        _export(config, checkpoint, target)
+        _export(config.model_copy(update={"device": device, "threads": threads}), checkpoint, target)
         yield target
 
 

@@ -13,6 +13,9 @@ from tailrace.config.task_source import task_sources
 from tailrace.errors import ConfigError, UserError, quoted
 from tailrace.registers import run_files
 
+_ALL = "evaluation.max_prompts=null"
+"""The bound of a recipe is for its own prompts."""
+
 
 def evaluated_config(
     model: str, arguments: Sequence[str] = (), *, recipe: Path | None, prompts: Path | None, step: int | None
@@ -55,7 +58,7 @@ def evaluated_config(
         return load_as(EvalConfig, recipe, [chosen, *overrides])
     if any(override.startswith("prompts.validation") for override in overrides):
         raise ConfigError(f"--prompts {prompts} takes the place of the recipe's prompts; leave prompts.validation out")
-    whole = [f"prompts.source={file_source(prompts)}", "prompts.held_out=null"]
+    whole = [f"prompts.source={file_source(prompts)}", "prompts.held_out=null", _ALL]
     config = load_as(EvalConfig, recipe, [chosen, *whole, *overrides])
     return config.model_copy(update={"prompts": config.prompts.model_copy(update={"validation": {}})})
 
@@ -79,7 +82,7 @@ def _of_tasks(tasks: Sequence[str], recipe: Path | None, overrides: Collection[s
     prompts = values.get("prompts")
     source = prompts.get("source") if isinstance(prompts, dict) else None
     sources = task_sources(tasks, source if isinstance(source, dict) else {})
-    changes = ["prompts.source=null", "prompts.validation=null"]
+    changes = ["prompts.source=null", "prompts.validation=null", _ALL]
     changes += [f"prompts.validation.{name}={json.dumps(section)}" for name, section in sources.items()]
     if "rewards" in values or any(override.startswith("rewards") for override in overrides):
         return changes

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -75,7 +76,9 @@ def test_a_checkpoint_does_what_the_evaluation_of_its_step_says(
     output = tmp_path / "answers.jsonl"
     told = tailrace_here("eval", str(run), "--step", "1", "--output", str(output), *GREEDY, "--json")
     assert told.returncode == 0, told.stderr
-    greedy = json.loads(told.stdout)["figures"]
+    result = json.loads(told.stdout)
+    assert result["model"] == f"{run} at step 1"
+    greedy = result["figures"]
     assert greedy == {name: value for name, value in evaluations(run)[1].items() if "sampled" not in name}
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert {(line["set"], line["way"]) for line in lines} == {("held_out", "greedy"), ("mine", "greedy")}
@@ -92,6 +95,17 @@ def test_a_file_takes_the_place_of_all_prompts_of_the_recipe(run: Path, tmp_path
     assert f"{run}/model: 6 answers to 3 of source" in told.stdout
     assert "pass@2" in told.stdout
     assert "sampled/" not in told.stdout  # an evaluation that is the only one has no prefix
+
+
+def test_the_bound_of_a_recipe_is_for_its_own_prompts(run: Path, tmp_path: Path, tailrace_here: Command) -> None:
+    recipe = tmp_path / "bounded.yaml"
+    recipe.write_text(yaml.safe_dump(yaml.safe_load((run / RECIPE).read_text()) | {"evaluation": {"max_prompts": 2}}))
+    prompts = write_prompts(tmp_path / "mine.jsonl", 5)
+    for given in (["--prompts", str(prompts)], [str(prompts)]):
+        for bound, answered in ([], 5), (["evaluation.max_prompts=3"], 3):
+            told = tailrace_here("eval", str(run), "--recipe", str(recipe), *given, *bound, *GREEDY, "--json")
+            assert told.returncode == 0, told.stderr
+            assert sum(json.loads(told.stdout)["prompts"].values()) == answered
 
 
 def test_several_tasks_take_the_place_of_the_recipes_prompts(run: Path, tmp_path: Path, tailrace_here: Command) -> None:
