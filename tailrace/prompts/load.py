@@ -8,12 +8,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from tailrace.config.prompts import EvaluatedPromptsConfig, PromptsConfig, PromptSets, PromptSource
 from tailrace.errors import PromptError
-from tailrace.prompts.order import permutation
 from tailrace.prompts.presentation import present
 from tailrace.prompts.sources.factory import source_rows
 from tailrace.types import Prompt
@@ -26,8 +24,6 @@ _log = logging.getLogger(__name__)
 HELD_OUT = "held_out"
 WHOLE_SOURCE = "source"
 SOURCE = "prompts.source"
-_SPLIT_EPOCH = -1
-"""The epoch of the split's permutation; no epoch of training has this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -187,16 +183,20 @@ def _without(prompts: Sequence[Prompt], validation: Mapping[str, Sequence[Prompt
 
 
 def _split(prompts: Sequence[Prompt], held_out: int, seed: int) -> PromptSet:
-    """Hold out the first `held_out` different texts of a seeded order; train on every prompt with another text."""
+    """Hold out the first `held_out` different texts of a seeded order; train on every prompt with another text.
+
+    A text has its place by itself, so those that are held out stay so where other prompts of the source are left out.
+    """
     distinct: dict[str, int] = {}
-    for index in permutation(len(prompts), seed, _SPLIT_EPOCH):
-        distinct.setdefault(prompts[index].text, int(index))
+    for index, prompt in enumerate(prompts):
+        distinct.setdefault(prompt.text, index)
     if held_out >= len(distinct):
         raise PromptError(
             f"prompts.held_out {held_out} leaves nothing to train on: the source has {len(distinct)} different "
             f"prompts; set it to {len(distinct) - 1} or less"
         )
-    chosen = sorted(islice(distinct.values(), held_out))
+    order = sorted(distinct, key=lambda text: blake2b(repr((seed, text)).encode(), digest_size=16).digest())
+    chosen = sorted(distinct[text] for text in order[:held_out])
     texts = {prompts[index].text for index in chosen}
     return PromptSet(
         train=tuple(prompt for prompt in prompts if prompt.text not in texts),

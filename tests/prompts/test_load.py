@@ -89,6 +89,21 @@ def test_split_loses_only_repeats_of_held_out_texts(
     assert [p.prompt_id for p in split().held_out] == [p.prompt_id for p in found.held_out]
 
 
+@settings(max_examples=30)
+@given(st.integers(0, 29), st.integers(0, 99))
+def test_no_prompt_becomes_another_that_is_trained_on_or_held_out_where_one_is_left_out(
+    tmp_path_factory: pytest.TempPathFactory, out: int, seed: int
+) -> None:
+    def texts(prompts: list[str]) -> tuple[set[str], set[str]]:
+        found = load(tmp_path_factory.mktemp("split"), TOKENIZER, prompts, held_out=5, split_seed=seed)
+        return {prompt.text for prompt in found.train}, {prompt.text for prompt in found.held_out}
+
+    prompts = [f"p{number}" for number in range(30)]
+    (train, held_out), (fewer, left) = texts(prompts), texts(prompts[:out] + prompts[out + 1 :])
+    assert len(left & train) == len(held_out - left) <= 1
+    assert fewer <= train
+
+
 def test_seed_chooses_the_held_out_prompts(tmp_path: Path, tokenizer: Any) -> None:
     prompts = [f"p{n}" for n in range(100)]
     choices = {

@@ -76,6 +76,7 @@ def test_the_task_of_each_prompt_reaches_the_predictor(
         rollout={"lengths": lengths},
         pipeline={"placement": placement},
         prompts__shuffle=False,
+        prompts__held_out=0,
     )
     train(config, resume=False)
     sums = sums_of(tmp_path / "run" / "checkpoints" / "step_000004")[:, 0].sum(0)
@@ -170,6 +171,13 @@ def test_a_layer_that_the_model_lacks_is_refused(tmp_path: Path, tiny_model: Tin
     rollout = {"lengths": {"type": "model", "layer": 9}}
     with pytest.raises(ModelError, match=r"layer 9 of .* does not exist; it has 1 … 2"):
         load_inputs(small_run(tmp_path / "run", tiny_model("llama"), prompts, rollout=rollout))
+
+
+def test_the_oracle_needs_a_trace(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
+    config = small_run(tmp_path / "run", tiny_model("llama"), prompts, rollout={"lengths": {"type": "oracle"}})
+    with pytest.raises(ConfigError, match=r"oracle takes the lengths of a trace, and pipeline\.replay gives none"):
+        train(config, resume=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_oracle_takes_no_ranker() -> None:

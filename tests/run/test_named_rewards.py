@@ -219,7 +219,7 @@ def test_a_response_counts_only_where_each_grading_succeeded_and_each_failure_ha
     tmp_path: Path, tiny_model: TinyModel, placement: str
 ) -> None:
     graders = {"digits": function("digit_fraction"), "odd": function("fails_on_even_length")}
-    run = config(tmp_path, tiny_model("llama"), rewards={"graders": graders}, **placed(placement))
+    run = config(tmp_path, tiny_model("llama"), rewards={"graders": graders}, prompts__held_out=0, **placed(placement))
     train(run, resume=False)
     failed = sum(step.metrics["reward_failures"] for step in steps_of(tmp_path / "run"))
     assert 0 < failed < 16
@@ -238,7 +238,7 @@ def test_a_response_counts_only_where_each_grading_succeeded_and_each_failure_ha
 
 def test_a_failed_grading_may_have_a_reward_of_its_own(tmp_path: Path, tiny_model: TinyModel) -> None:
     graders = {"digits": function("digit_fraction"), "odd": function("fails_on_even_length", failure_reward=-3.0)}
-    train(config(tmp_path, tiny_model("llama"), rewards={"graders": graders}), resume=False)
+    train(config(tmp_path, tiny_model("llama"), rewards={"graders": graders}, prompts__held_out=0), resume=False)
     trained = [sample for sample in samples(tmp_path / "run") if sample.failure and sample.kind == "training"]
     assert trained
     for sample in trained:
