@@ -25,7 +25,7 @@ def trace_of_run(run_dir: Path) -> Trace:
         UserError: it is not the directory of a run, a file of it is broken, or no step has ended yet.
     """
     run = load_run(run_dir)
-    return trace_of_events(run.events, run_provenance(run.name, run.info))
+    return trace_of_events(run.events, run_provenance(run.name, run.events))
 
 
 class TraceSink:
@@ -65,7 +65,7 @@ class TraceSink:
         for event in run.events:
             self._samples.add(event)
         rows = self._samples.take(before_step=run.info["trained_steps"])
-        self._write(header_line(run_provenance(run.name, run.info)), rows, mode="wb")
+        self._write(header_line(run_provenance(run.name, run.events)), rows, mode="wb")
 
     def _append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         self._write(b"", rows, mode="ab")

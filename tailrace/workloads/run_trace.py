@@ -71,15 +71,18 @@ def trace_of_events(events: Iterable[Event], provenance: Provenance) -> Trace:
     return Trace.of(pl.DataFrame(rows, schema={name: COLUMNS[name].dtype for name in _NAMES}), provenance)
 
 
-def run_provenance(name: str, info: Mapping[str, Any]) -> Provenance:
-    """The provenance of the trace of a run. `info`: that of its event `run`."""
+def run_provenance(name: str, events: Iterable[Event]) -> Provenance:
+    """The provenance of the trace of a run: that of its newest attempt, with the greatest limit of all."""
+    infos = [event.info for event in events if event.task == EventKind.RUN]
+    info = infos[-1] if infos else {}
     config = info.get("config") or {}
+    limits = [(one.get("config") or {}).get("sampling", {}).get("max_new_tokens") for one in infos]
     return Provenance(
         source=name,
         model=str(config.get("model", {}).get("path") or ""),
         hardware=str(info.get("machine") or ""),
         algorithm=str(config.get("algorithm", {}).get("type") or ""),
-        max_new_tokens=config.get("sampling", {}).get("max_new_tokens"),
+        max_new_tokens=None if None in limits else max(limits, default=None),
     )
 
 

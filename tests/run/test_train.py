@@ -107,6 +107,22 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     assert ours.drop("start", "end", "reward_s").equals(theirs.drop("start", "end", "reward_s"))
 
 
+def test_a_resumed_run_with_shorter_responses_has_a_trace(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
+    run, changes = tmp_path / "run", {"observe__trace": True, "sampling__ignore_eos": True}
+    train(
+        small_run(run, tiny_model("llama"), prompts, trainer__steps=2, sampling__max_new_tokens=8, **changes),
+        resume=False,
+    )
+    train(
+        small_run(run, tiny_model("llama"), prompts, trainer__steps=3, sampling__max_new_tokens=4, **changes),
+        resume=True,
+    )
+    trace = trace_of_run(run)
+    assert trace.provenance.max_new_tokens == 8
+    assert set(trace.samples["response_tokens"]) == {4, 8}
+    assert read_trace(run / "workload.jsonl").samples.equals(trace.samples)
+
+
 def test_the_texts_of_as_many_groups_as_asked_for_are_kept_and_0_keeps_none(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path
 ) -> None:
@@ -156,7 +172,8 @@ def test_failed_gradings_are_counted_and_leave_the_run_going(
 ) -> None:
     rewards = {"grader": {"type": "function", "path": "tests.helpers.graders.fails_on_even_length"}, "workers": 1}
     run = tmp_path / "run"
-    train(small_run(run, tiny_model("llama"), prompts, rewards=rewards, trainer__steps=2), resume=False)
+    changes: dict[str, Any] = {"rewards": rewards, "prompts__held_out": 0}
+    train(small_run(run, tiny_model("llama"), prompts, trainer__steps=2, **changes), resume=False)
     failures = sum(event.metrics["reward_failures"] for event in steps_of(run))
     kinds = [
         e.info["failures"] for e in read_events(run / "events.jsonl") if e.task == "reward" and "failures" in e.info

@@ -18,7 +18,7 @@ def run_sections(run: RunData) -> list[Section]:
     if not run.samples:
         return []
     try:
-        trace = trace_of_events(run.events, run_provenance(run.name, run.info))
+        trace = trace_of_events(run.events, run_provenance(run.name, run.events))
     except TraceError as error:
         return [Section("Workload", [], note=f"Not shown: {one_line(error)}.")]
     found = workload_sections({run.name: Description.of(trace)})
