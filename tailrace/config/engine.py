@@ -46,7 +46,7 @@ class SamplingConfig(Config):
     """Let neither end-of-sequence nor stops end a response. It then has exactly max_new_tokens, or as many as the
     context has room for (workload replay)."""
     keep_special_tokens: bool = False
-    """Keep special tokens in the text of a response, which graders see, except the end-of-sequence tokens at its end. A
+    """Keep special tokens in the text of a response, which graders see, except those at its end that have ended it. A
     grader that looks for `<think>` needs this where `<think>` is a special token."""
 
     @field_validator("temperature")

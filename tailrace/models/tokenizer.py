@@ -42,9 +42,9 @@ class ResponseText:
         self._tokenizer = tokenizer
         self._keep = sampling.keep_special_tokens
         ends = {tokenizer.eos_token_id, tokenizer.pad_token_id, *read_eos_ids(model_dir, vocab_size=sys.maxsize)}
-        self._ends = ends - {None}
-        marks = {tokenizer.bos_token_id, tokenizer.unk_token_id, *self._ends, *sampling.stop_token_ids}
-        self._words = _special_ids(tokenizer) - marks
+        special = _special_ids(tokenizer)
+        self._ends = (ends - {None}) | special.intersection(sampling.stop_token_ids)
+        self._words = special - {tokenizer.bos_token_id, tokenizer.unk_token_id, *self._ends}
         """Special tokens that mean something in the middle of a response."""
 
     def __call__(self, token_ids: list[int]) -> str:

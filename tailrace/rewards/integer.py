@@ -40,7 +40,8 @@ class IntegerGrader(Grader):
             return verdict(False, None)
         ours, wanted = _sign_and_digits(found), _sign_and_digits(answer)
         reward = 1.0 if ours == wanted else self._partial * _share(ours, wanted)
-        return {**verdict(ours == wanted, found), REWARD: reward}
+        final = f"-{ours[1]}" if ours[0] else ours[1]  # as one text for each integer, since equal ones vote together
+        return {**verdict(ours == wanted, final), REWARD: reward}
 
     def can_be_right(self, request: GradingRequest) -> bool:
         """Whether the answer is an integer."""

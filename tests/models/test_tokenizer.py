@@ -45,6 +45,12 @@ def test_kept_special_tokens_are_all_but_the_ends(tmp_path: Path, tokens: list[i
     assert text(tmp_path, keep_special_tokens=True)(tokens).strip() == kept
 
 
+def test_a_special_token_that_the_recipe_ends_responses_with_is_no_text(tmp_path: Path) -> None:
+    decode = text(tmp_path, keep_special_tokens=True, stop_token_ids=[UNTHINK, B])
+    assert decode([THINK, A, UNTHINK]).strip() == "<think> a"
+    assert decode([THINK, A, B]).strip() == "<think> a b", "a word stays"
+
+
 def test_special_tokens_that_mean_something_are_left_out_with_one_warning(tmp_path: Path) -> None:
     decode = text(tmp_path)
     with pytest.warns(

@@ -193,6 +193,8 @@ def test_reasoning_gym_scorer_is_given_the_problem_without_the_chat_template(
         (RegexReward(pattern=r"answer: *(\d+)"), "answer: 5 or answer: 7", "7"),
         (RegexReward(pattern=r"answer: *(\d+)", match="first"), "answer: 5 or answer: 7", "5"),
         (RegexReward(pattern=r"\d+"), "no number", ""),
+        (IntegerReward(), "it is 007", "7"),
+        (IntegerReward(), "-0", "0"),
         (MathReward(), "It is 0.5.", "1/2"),
         (MathReward(pattern=r"#(.*)"), "1/2", ""),
         (ReasoningGymReward(), " 7 ", "7"),
