@@ -6,6 +6,7 @@ medians count. Tokens are random, so the weights are worth nothing afterwards; t
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tailrace.algorithms.dapo import KEPT
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.algorithms.table import Train
 from tailrace.commands.files import check_new_file
 from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.run import RunConfig
@@ -28,7 +29,7 @@ from tailrace.planning.packing import Lengths, plan_micro_batches
 from tailrace.planning.step_times.trainer_profile import MicroBatchPoint, ProfiledTrainer, TrainerProfile
 from tailrace.report.run_data import write_file
 from tailrace.report.text import number, percent
-from tailrace.trainer.base import Loss, TrainSample
+from tailrace.trainer.base import Loss, Trainer, TrainSample
 from tailrace.trainer.factory import make_run_trainer
 from tailrace.transfer.weights.sender import WeightSender
 
@@ -66,7 +67,7 @@ def measure_trainer(config: RunConfig, *, rounds: int) -> TrainerProfile:
     trainer, loss, columns = make_run_trainer(config, model_dir), *_loss(config)
     vocab = describe_model(model_dir).vocab
     shapes = list(_lengths(config.trainer.micro_batch_tokens))
-    batches = [_samples(lengths, columns, vocab) for lengths in shapes]
+    batches = [_as_sampled(_samples(lengths, columns, vocab), trainer) for lengths in shapes]
     update: list[list[float]] = [[] for _ in shapes]
     score: list[list[float]] = [[] for _ in shapes]
     optimizer: list[float] = []
@@ -96,11 +97,11 @@ def measure_trainer(config: RunConfig, *, rounds: int) -> TrainerProfile:
 
 def _loss(config: RunConfig) -> tuple[Loss, list[str]]:
     """The loss of the policy, and the columns with a number for each token that it reads."""
-    for task in make_algorithm(config.algorithm).tasks:
-        if isinstance(task.work, Train) and task.work.make_trainer is None:
-            of_tokens = [name for name in task.reads if COLUMNS.get(name) is ColumnKind.FLOATS]
-            return task.work.loss, [*of_tokens, "kl_coefficient"]  # a number of the row is one for each token there
-    raise AssertionError("a table has a task that trains the policy")
+    algorithm = make_algorithm(config.resolved_algorithm)
+    task, work = algorithm.policy_task()
+    kinds = {**COLUMNS, **algorithm.columns}
+    of_tokens = [name for name in task.reads if kinds[name] is ColumnKind.FLOATS]
+    return work.loss, [*of_tokens, "kl_coefficient"]  # a number of the row is one for each token there
 
 
 def _lengths(budget: int) -> Iterator[list[Lengths]]:
@@ -117,6 +118,7 @@ def _samples(lengths: Sequence[Lengths], columns: Sequence[str], vocab: int) -> 
 
     def sample(tokens: int) -> TrainSample:
         values = {name: -random.random(tokens).astype(np.float32) for name in columns}
+        values |= {name: np.ones(tokens, np.float32) for name in columns if name == KEPT}
         return TrainSample(
             group_id=0,
             prompt_ids=prompt,
@@ -127,6 +129,18 @@ def _samples(lengths: Sequence[Lengths], columns: Sequence[str], vocab: int) -> 
         )
 
     return [sample(each.response_tokens) for each in lengths]
+
+
+def _as_sampled(samples: Sequence[TrainSample], trainer: Trainer) -> list[TrainSample]:
+    """The samples, as if the trainer's weights had drawn them: a recipe may reject what is far off the policy."""
+    return [
+        replace(
+            sample,
+            old_log_probs=own,
+            columns={name: own if name == "rollout_log_probs" else values for name, values in sample.columns.items()},
+        )
+        for sample, own in zip(samples, trainer.log_probs(samples), strict=True)
+    ]
 
 
 def _timed(work: Callable[[], Any], device: torch.device) -> float:
