@@ -60,6 +60,20 @@ class Setup:
         return self.config.model_copy(update=changes)
 
 
+def load_sized(
+    workload: str, recipe: Path, overrides: Sequence[str], *, resample: bool
+) -> tuple[RunConfig, Trace | None]:
+    """Return the recipe with the sizes of a recorded trace, and the trace; see `make_setup`.
+
+    Raises:
+        UserError: the recipe is wrong, or the trace.
+    """
+    is_recorded = Path(workload).suffix in TRACES and not resample
+    recorded = read_trace(Path(workload)) if is_recorded else None
+    sizes = [] if recorded is None else _sizes(recorded, workload)
+    return load_config(recipe, [*sizes, *overrides]), recorded
+
+
 def make_setup(
     workload: str,
     recipe: Path,
@@ -87,10 +101,7 @@ def make_setup(
         UserError: there is no such workload, the recipe is wrong, a recorded trace is too small for it, or the
             longest prompt and the longest response together exceed the context, also where they are of two samples.
     """
-    is_recorded = Path(workload).suffix in TRACES and not resample
-    recorded = read_trace(Path(workload)) if is_recorded else None
-    sizes = [] if recorded is None else _sizes(recorded, workload)
-    config = load_config(recipe, [*sizes, *overrides])
+    config, recorded = load_sized(workload, recipe, overrides, resample=resample)
     if weights is not None:
         model = ModelConfig(path=str(weights(Path(config.model.path))))
         config = config.model_copy(update={"model": model})

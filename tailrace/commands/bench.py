@@ -10,10 +10,9 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from tailrace.bench.compare import both_arguments, check_arguments, comparisons, run_turns
-from tailrace.bench.setup import Setup, make_setup
+from tailrace.bench.setup import Setup, load_sized, make_setup
 from tailrace.bench.single import Interrupted, check_single, run_single
 from tailrace.bench.tables import print_comparison, print_result, print_setup
-from tailrace.config.load import load_config
 from tailrace.errors import UserError
 from tailrace.host.interrupt import INTERRUPTED
 from tailrace.models.random import random_model, weightless_model
@@ -139,7 +138,8 @@ def _compare(
     as_json: bool,
 ) -> int:
     recipe, overrides = _split(arguments)
-    directory = Path(load_config(recipe, overrides).output_dir)
+    config, _ = load_sized(workload, recipe, overrides, resample=options.resample)
+    directory = Path(config.output_dir)
     if directory.exists():
         raise UserError(f"output_dir {directory} exists; choose another output_dir for the turns of --compare")
     both = both_arguments([workload, *arguments, *options.arguments()], arms)

@@ -130,8 +130,9 @@ def test_a_comparison_is_checked_whole_and_then_run_in_turns(
 
     monkeypatch.setattr(command, "check_arguments", lambda arguments, *, shown: done.append(shlex.join(arguments)))
     monkeypatch.setattr(command, "run_turns", turns)
-    said = tailrace_here("bench", trace, str(recipe), "--compare", "", "a.b=c", "--rounds", "2", "--json")
-    common = shlex.join([trace, str(recipe), *USUAL.arguments()])
+    of_the_trace = "trainer.mini_batch_size=6"  # its steps have 6 samples, and those of the recipe 8
+    said = tailrace_here("bench", trace, str(recipe), of_the_trace, "--compare", "", "a.b=c", "--rounds", "2", "--json")
+    common = shlex.join([trace, str(recipe), of_the_trace, *USUAL.arguments()])
     assert done == [common, f"{common} a.b=c", f"{common} a.b=c in {tmp_path / 'run'}"]
     assert json.loads(said.stdout)[0] == {
         "name": "seconds a step",
