@@ -4,10 +4,11 @@
 - Drift: by how much its points differ from the same points, measured again before and after each batch.
 - Repeat: by how much they differ before and after a batch, so what the same measurement differs by.
 - Model error: what interpolation misses. A step of a batch is measured again, in turns with the few points that its
-  prediction rests on, all within half a second. The prediction by these points is compared with it. The median of all
-  turns counts, since even then a measurement differs by several per cent from the one before.
-- At any size: the same of each batch size between those of the profile, with 96 tokens a sequence. The worst few of
-  them are measured again in many more turns, since the worst of many is mostly noise.
+  prediction rests on, all within half a second. The prediction by these points is compared with it. Even then a
+  measurement differs by several per cent from the one before. So the median of many turns counts: of as many as its
+  standard error takes to fall below half a per cent.
+- At any size: the same of each batch size between those of the profile, with 96 tokens a sequence. A few turns of each
+  tell the worst, which then have as many turns.
 - Prefills: how far prefills between the lengths of the profile are off, in sweeps over all lengths. Each error is of
   one sweep, and the median of all sweeps counts.
 
@@ -33,8 +34,9 @@ SHORT_STEPS = 4
 """Steps of a measurement that is repeated soon."""
 STATES = 24
 """Steps of the batches of each degree that are measured again."""
-TURNS, FEW_TURNS, MANY_TURNS = 12, 3, 24
-"""Turns of each of these steps, of each batch size, and of the worst of them."""
+FEW_TURNS, LEAST_TURNS, MOST_TURNS = 3, 12, 80
+STANDARD_ERROR = 0.005
+"""Of a step's model error. Turns end when it is as small, between the least and the most of them."""
 WORST = 8
 SWEEPS = 9
 
@@ -80,7 +82,7 @@ class Turns:
             "predictor_drift_pct": self._drift(),
             "predictor_repeat_pct": self._repeat(),
             "predictor_model_error_pct": {
-                **{str(tp): _pct(self._model_error(state, TURNS) for state in self._states(tp)) for tp in STATIC},
+                **{str(tp): _pct(self._model_error(state) for state in self._states(tp)) for tp in STATIC},
                 "any_size": self._at_any_size(),
             },
             "prefill_error_pct": self._prefills(),
@@ -131,20 +133,23 @@ class Turns:
             kept = sorted({point.batch_size for point in own})
             for size in sorted({*range(kept[0], kept[-1])} - {*kept}):
                 state = DecodedStep(tp, size, size * SHORT, replicas, seconds=0.0)
-                found.append((self._model_error(state, FEW_TURNS), state))
-        again = [(self._model_error(state, MANY_TURNS), state) for _, state in sorted(found, reverse=True)[:WORST]]
+                found.append((self._model_error(state, most=FEW_TURNS), state))
+        again = [(self._model_error(state), state) for _, state in sorted(found, reverse=True)[:WORST]]
         error, worst = max(again)
         where = {"at": worst.batch_size, "tp": worst.tp, "replicas": worst.replicas}
         return {"mean": _pct(error for error, _ in found), "worst": _pct([error]), **where}
 
-    def _model_error(self, state: DecodedStep, turns: int) -> float:
-        """The part by which the prediction of a step is off that rests on points measured at the same time."""
+    def _model_error(self, state: DecodedStep, *, most: int = MOST_TURNS) -> float:
+        """The part by which the prediction of a step is off that rests on points measured at the same time.
+
+        `most`: turns in which it is measured.
+        """
         decode = self._profile.decode
         bearing = [number for number in range(len(decode)) if _bears(self._profile, number, state)]
         points = [*(_point(decode[number]) for number in bearing), _point(state)]
-        off = []
-        for turn in range(turns):
-            order = -1 if turn % 2 else 1
+        off: list[float] = []
+        while len(off) < most and not (len(off) >= LEAST_TURNS and _error_of_median(off) <= STANDARD_ERROR):
+            order = -1 if len(off) % 2 else 1
             *those, seconds = self._seconds(state.tp, decode=points[::order], steps=SHORT_STEPS)[::order]
             again = _with_seconds(self._profile, dict(zip(bearing, those, strict=True)))
             off.append(_predicted_s(again, state) / seconds - 1)
@@ -218,6 +223,13 @@ def _bears(profile: TPProfile, number: int, state: DecodedStep) -> bool:
         return False
     longer = _with_seconds(profile, {number: 1.01 * profile.decode[number].seconds})
     return not math.isclose(_predicted_s(longer, state), _predicted_s(profile, state), rel_tol=1e-9)
+
+
+def _error_of_median(values: Sequence[float]) -> float:
+    """The standard error of the median of values that are normal but for outliers."""
+    low, high = np.quantile(values, [0.25, 0.75])
+    deviation = (high - low) / 1.349
+    return float(1.2533 * deviation / math.sqrt(len(values)))
 
 
 def _pct(errors: Iterable[float]) -> float:

@@ -134,7 +134,7 @@ def shape_here(config: RunConfig) -> ModelShape:
 
 def _own(run: RunData, config: RunConfig) -> Replay:
     """The lengths of the run's last steps that are whole."""
-    replay = Replay.of(trace_of_events(run.events, run_provenance(run.name, run.info)))
+    replay = Replay.of(trace_of_events(run.events, run_provenance(run.name, run.events)))
     groups, size = config.groups_per_step, config.algorithm.group_size
     whole = [group for group in replay.groups if len(group) == size]
     made = len(whole) // groups
@@ -174,7 +174,7 @@ def _played(problem: Problem, candidate: Candidate) -> Simulation:
             "trainer": candidate.trainer,
             **({} if candidate.critic is None else {"critic": candidate.critic}),
         },
-        trainer_devices=candidate.allocation.trainer_devices,
+        trainer_devices=candidate.allocation.layout.devices,
     )
 
 

@@ -134,7 +134,7 @@ class _Simulation:
         problem, candidate = self._problem, self._candidate
         summary = self._summing.summary(
             preemptions=sum(engine.preemptions for engine in run.engines),
-            graders=problem.config.rewards.least_places,
+            graders=problem.config.grading_places,
         )
         rollout = tuple(replace(one, engines=run.present[one.name]) for one in candidate.allocation.rollout)
         ended = with_allocation(problem, replace(candidate.allocation, rollout=rollout))

@@ -308,6 +308,11 @@ class GradingConfig(_Grading):
         return isinstance(self.grader, GroupFunctionReward)
 
     @property
+    def places(self) -> int:
+        """The responses that its processes grade at a time."""
+        return self.workers * _at_once(self.grader)
+
+    @property
     def batch_size(self) -> int:
         """Maximum number of responses that are graded in one call though they have nothing to do with each other."""
         return self.grader.batch_size if isinstance(self.grader, ModelReward) else 1
@@ -351,22 +356,20 @@ class RewardsConfig(_Grading):
         return {"": GradingConfig.model_construct(**{name: getattr(self, name) for name in GradingConfig.model_fields})}
 
     @property
-    def least_places(self) -> int:
-        """The responses that are graded at a time by the grader that takes the fewest."""
-        return min(grading.workers * _at_once(grading.grader) for grading in self.each.values())
-
-    @property
     def with_one_worker(self) -> Self:
         """The same with one process for each grader."""
         graders = {name: grading.model_copy(update={"workers": 1}) for name, grading in self.graders.items()}
         return self.model_copy(update={"workers": 1, "graders": graders})
 
-    def with_places(self, least: int) -> Self:
-        """The same with processes for so many responses at a time. Graders that take more keep theirs."""
+    def with_places(self, least: Mapping[str, int]) -> Self:
+        """The same with processes for so many responses at a time, of each reward by its name in `each`.
+
+        Of several graders, those that take more keep theirs.
+        """
         if self.grader is not None:
-            return self.model_copy(update={"workers": _processes(self.grader, least)})
+            return self.model_copy(update={"workers": _processes(self.grader, least[""])})
         graders = {
-            name: grading.model_copy(update={"workers": max(_processes(grading.grader, least), grading.workers)})
+            name: grading.model_copy(update={"workers": max(_processes(grading.grader, least[name]), grading.workers)})
             for name, grading in self.graders.items()
         }
         return self.model_copy(update={"graders": graders})

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from tailrace.config.algorithm import AlgorithmConfig, DapoConfig, GrpoConfig, NoCorrection, PolicyGradientConfig
 from tailrace.config.base import Config, Device, PathText, Processes, Seed, is_slow_in_bfloat16, key_of, with_default
-from tailrace.config.cluster import ROLLOUT, ClusterConfig, NamedPoolConfig
+from tailrace.config.cluster import REWARD, ROLLOUT, ClusterConfig, NamedPoolConfig
 from tailrace.config.engine import DType, EngineConfig, NativeEngineConfig, OnDevice, SamplingConfig, in_fast_dtype
 from tailrace.config.evaluation import EvaluationConfig
 from tailrace.config.model import ModelConfig
@@ -79,6 +79,29 @@ class RunConfig(OnDevice):
         if self.cluster.address is not None:  # the number of engines on a machine is not known
             return engines
         return {name: _beside_others(engine, self.cluster.rollout.total) for name, engine in engines.items()}
+
+    @property
+    def grading_places(self) -> int:
+        """The responses that all reward workers together grade at a time, of the reward with the fewest."""
+        return min(self._reward_workers(name) * grading.places for name, grading in self.rewards.each.items())
+
+    def with_grading_places(self, least: int) -> Self:
+        """The same with processes that grade so many responses at a time in all reward workers together."""
+        of_each_worker = {name: -(-least // self._reward_workers(name)) for name in self.rewards.each}
+        return self.model_copy(update={"rewards": self.rewards.with_places(of_each_worker)})
+
+    def _reward_workers(self, name: str) -> int:
+        """The workers that grade for a reward, by its name in `RewardsConfig.each`."""
+        if self.pipeline.placement != "separated":
+            return 1
+        return self.cluster.pool(f"{REWARD}.{name}" if name else REWARD).workers
+
+    def least_rows(self, max_staleness: int) -> int:
+        """The rows that the queue has to hold with such a bound: those of the steps that are under way at once."""
+        size = self.algorithm.group_size
+        controllers = self.queue.controllers if self.queue.type == "service" else 1
+        of_each = -(-(max_staleness + 1) * self.groups_per_step // controllers)  # groups, of the one with most
+        return of_each * size * controllers
 
     @property
     def mini_batch_size(self) -> int:
@@ -274,10 +297,7 @@ class RunConfig(OnDevice):
 
     @model_validator(mode="after")
     def _queue_holds_a_step(self) -> Self:
-        steps, size = self.pipeline.max_staleness + 1, self.algorithm.group_size
-        controllers = self.queue.controllers if self.queue.type == "service" else 1
-        of_each = -(-steps * self.trainer.train_batch_size // (size * controllers))  # groups, of the one with most
-        needed = of_each * size * controllers
+        steps, needed = self.pipeline.max_staleness + 1, self.least_rows(self.pipeline.max_staleness)
         if self.queue.type != "remote" and self.queue.max_rows < needed:
             raise ValueError(
                 f"queue.max_rows {self.queue.max_rows} cannot hold the {needed} rows of "
@@ -302,11 +322,6 @@ class RunConfig(OnDevice):
                     f"rollout.dispatch.{key} {getattr(dispatch, key)} needs to know how long responses will be; give "
                     "rollout.lengths.type, such as siblings"
                 )
-        elif lengths.type == "oracle" and self.pipeline.replay is None:
-            raise ValueError(
-                "rollout.lengths.type oracle takes the lengths of a trace, and pipeline.replay gives none; use "
-                "siblings, history or features"
-            )
         return self
 
     @model_validator(mode="after")

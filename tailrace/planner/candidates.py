@@ -374,7 +374,7 @@ class Candidates:
     def _candidate(self, mode: Mode, engines: Engines, training: Training, others: Others) -> Candidate:
         problem, load, rollout, critic = self._problem, self._problem.load, (engines,), others.critic
         parts = self.parts(mode, rollout, training, others)
-        graders = problem.config.rewards.least_places
+        graders = problem.config.grading_places
         found = bound(mode, problem.table, parts)
         if load.grading_s:
             graders = min(MOST_GRADERS, max(1, math.ceil(_PEAK * load.grading_s / found.seconds)))

@@ -43,7 +43,7 @@ def with_allocation(problem: Problem, allocation: Allocation) -> Candidate:
     """Return the candidate of a recipe with such devices."""
     config = problem.config
     return Candidates(problem).of_allocation(
-        Mode.of(config.pipeline), allocation, config.trainer.micro_batch_tokens, config.rewards.least_places
+        Mode.of(config.pipeline), allocation, config.trainer.micro_batch_tokens, config.grading_places
     )
 
 

@@ -17,7 +17,7 @@ from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError
 from tailrace.planner.modes import Mode, modes_of
 from tailrace.planner.problem import Table
-from tailrace.planner.recipe import without
+from tailrace.planner.recipe import queue_values, without
 from tailrace.planner.trial import summarized
 from tailrace.planning.model_shape.base import ModelShape
 from tailrace.planning.step_times.machine import MachineProfile
@@ -219,6 +219,7 @@ def _values(problem: LocalProblem, mode: Mode, *, tp: int, dp: int, slots: int, 
             "rollout": {"cores": list(engine), "threads": half, "cpus": float(half)},
             "trainer": {"cores": list(trainer), "threads": half, "cpus": float(half)},
         }
+        changes["queue"] = queue_values(problem.config, mode.max_staleness)
     if not mode.streaming:
         values = without(values, "pipeline", "in_order")
     return merged(values, changes)

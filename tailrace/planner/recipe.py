@@ -63,10 +63,22 @@ def _recipe_values(values: Mapping[str, Any], problem: Problem, plan: Plan) -> d
     }
     if not mode.colocated:
         changes["cluster"] = _cluster(problem, plan)
-        changes["queue"] = _queue(config, plan)
-    if candidate.engines.tp * candidate.engines.dp == 1:
+        changes["queue"] = queue_values(config, mode.max_staleness)
+    ranks = candidate.engines.tp * candidate.engines.dp
+    if ranks == 1:
         kept = without(without(kept, "engine", "adaptive_tp"), "engine", "link")
-    return merged(kept, changes)
+    return merged(_with_degrees(kept, ranks, candidate.engines.tp), changes)
+
+
+def _with_degrees(values: Mapping[str, Any], ranks: int, tp: int) -> dict[str, Any]:
+    """The values of a recipe whose engines change to such TP degrees alone as these ranks allow; or not at all."""
+    adaptive = (values.get("engine") or {}).get("adaptive_tp") or {}
+    if adaptive.get("degrees") is None:
+        return dict(values)
+    allowed = [degree for degree in adaptive["degrees"] if ranks % degree == 0]
+    if not {*allowed} - {tp}:
+        return without(values, "engine", "adaptive_tp")
+    return merged(values, {"engine": {"adaptive_tp": {"degrees": allowed}}})
 
 
 def without(values: Mapping[str, Any], *path: str) -> dict[str, Any]:
@@ -91,7 +103,7 @@ def _trainer(config: RunConfig, candidate: Candidate) -> dict[str, Any]:
 
 def _rewards(config: RunConfig, candidate: Candidate) -> dict[str, Any]:
     """The processes of the grader, or of each of several."""
-    rewards = config.rewards.with_places(candidate.graders)
+    rewards = candidate.mode.applied(config).with_grading_places(candidate.graders).rewards
     if rewards.grader is not None:
         return {"workers": rewards.workers}
     return {"graders": {name: {"workers": grading.workers} for name, grading in rewards.graders.items()}}
@@ -152,11 +164,11 @@ def _place(pool: Pool, cluster: Cluster) -> dict[str, Any]:
     return datacentre if of_one_kind else {**datacentre, "resources": {f"accelerator_type:{pool.kind}": _SOME}}
 
 
-def _queue(config: RunConfig, plan: Plan) -> dict[str, Any]:
+def queue_values(config: RunConfig, max_staleness: int) -> dict[str, Any]:
     """A queue that separate workers reach, with room for the steps that are under way."""
     if config.queue.type == "remote":
         return {}
-    needed = (plan.mode.max_staleness + 1) * config.trainer.train_batch_size
+    needed = config.least_rows(max_staleness)
     own = {} if config.queue.type == "local" else {"max_rows": max(needed, config.queue.max_rows)}
     return {"type": "service", **(own or {"max_rows": 2 * needed})}
 

@@ -141,8 +141,7 @@ def config_of(config: RunConfig, candidate: Candidate) -> RunConfig:
     """A recipe as a candidate would run it."""
     changed = candidate.mode.applied(config)
     trainer = changed.trainer.model_copy(update={"micro_batch_tokens": candidate.micro_batch_tokens})
-    rewards = changed.rewards.with_places(candidate.graders)
-    return changed.model_copy(update={"trainer": trainer, "rewards": rewards})
+    return changed.with_grading_places(candidate.graders).model_copy(update={"trainer": trainer})
 
 
 def simulate(problem: Problem, candidate: Candidate) -> Plan:

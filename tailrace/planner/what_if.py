@@ -64,14 +64,15 @@ def _moved(candidate: Candidate, problem: Problem, given: Mapping[str, Any]) -> 
     found = candidates.placed(mode, same, tokens)
     if found is None or not _has_room(found.allocation):  # such as for a reference, which the plan had not
         return None
-    if not _gives_graders(given.get("rewards") or {}):
+    if not _gives_graders(given):
         return found
-    return candidates.of_allocation(mode, found.allocation, tokens, problem.config.rewards.least_places)
+    return candidates.of_allocation(mode, found.allocation, tokens, problem.config.grading_places)
 
 
-def _gives_graders(rewards: Mapping[str, Any]) -> bool:
-    """Whether a section `rewards` says how many processes grade."""
-    each = (rewards, *(rewards.get("graders") or {}).values())
+def _gives_graders(given: Mapping[str, Any]) -> bool:
+    """Whether keys of a recipe say how many processes grade."""
+    rewards, pool = given.get("rewards") or {}, (given.get("cluster") or {}).get("reward") or {}
+    each = (rewards, *(rewards.get("graders") or {}).values(), pool, *(pool.get("pools") or {}).values())
     return any("workers" in one for one in each)
 
 

@@ -1,5 +1,6 @@
 """The checks of a recipe before anything is started or written, in this order.
 
+    lengths     a trace is there, where its lengths are to be known             _check_lengths
     algorithm   its table, and the pools that the recipe gives for it           make_algorithm, run_pools
     device      it exists, and pools that compute on a GPU reserve one          check_gpus, prepare_torch
     sinks       the sinks that observe the run can be opened                    check_sinks
@@ -17,6 +18,7 @@ import torch
 from tailrace.cluster.room import check_this_machine
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
+from tailrace.errors import ConfigError
 from tailrace.host.compute import prepare_torch
 from tailrace.report.sinks import check_sinks
 from tailrace.run.inputs import Inputs, load_inputs
@@ -37,6 +39,7 @@ def check_recipe(config: RunConfig, lent: Mapping[str, PoolConfig] | None = None
     Raises:
         UserError: the run cannot begin. The message says which key to change.
     """
+    _check_lengths(config)
     pools = run_pools(config) if lent is None else lent
     if config.pipeline.placement == "separated":
         check_gpus(config, pools)
@@ -49,6 +52,16 @@ def check_recipe(config: RunConfig, lent: Mapping[str, PoolConfig] | None = None
     if lent is None:
         check_keep_best(config, list(inputs.prompts.evaluated))
     return inputs
+
+
+def _check_lengths(config: RunConfig) -> None:
+    """Check that the lengths of a trace are there, where they are asked for. A benchmark or a simulation plays one."""
+    lengths = config.rollout.lengths
+    if lengths is not None and lengths.type == "oracle" and config.pipeline.replay is None:
+        raise ConfigError(
+            "rollout.lengths.type oracle takes the lengths of a trace, and pipeline.replay gives none; use siblings, "
+            "history or features"
+        )
 
 
 def check_place(config: RunConfig) -> None:

@@ -75,10 +75,11 @@ class SimulatedEngine:
         """Responses that have begun and have not ended."""
         self._successor: Callable[[Response], None] | None = None
         """Takes what it has, once it leaves."""
+        self._is_dropped = False
         self._leaving: dict[Sequence, Callable[[Response], None]] = {}
         """What goes on elsewhere, from the end of the step under way on."""
         self._life = 0
-        """Its deaths so far."""
+        """How often it has lost all that it had."""
         self._arrived = 0
         self._news = Change(agenda)
         self._pauses = 0
@@ -104,7 +105,7 @@ class SimulatedEngine:
     @property
     def is_leaving(self) -> bool:
         """Whether it is given nothing any more."""
-        return self._successor is not None
+        return self._is_dropped or self._successor is not None
 
     @property
     def preemptions(self) -> int:
@@ -158,6 +159,19 @@ class SimulatedEngine:
 
         `on_return`: called then.
         """
+        lost = self._lose_all()
+        self.is_down = True
+        self._agenda.start(self._return(away_s, on_return))
+        return lost
+
+    def drop(self) -> list[Response]:
+        """Leave at once. Return all that it has, which begins anew elsewhere."""
+        self._is_dropped = True
+        dropped = self._lose_all()
+        self.installed.tell()
+        return dropped
+
+    def _lose_all(self) -> list[Response]:
         lost = list(self.in_hand)
         for replica in self._replicas:
             if replica.entry is not None:
@@ -170,9 +184,8 @@ class SimulatedEngine:
         self.in_hand.clear()
         self._held.clear()
         self._leaving.clear()
-        self._begun, self._life, self.is_down = 0, self._life + 1, True
+        self._begun, self._life = 0, self._life + 1
         self.left.tell()
-        self._agenda.start(self._return(away_s, on_return))
         return lost
 
     def _return(self, away_s: float, on_return: Callable[[], None]) -> Process:

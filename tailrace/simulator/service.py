@@ -69,10 +69,12 @@ class SimulatedService:
         group_size: int,
         splits: bool,
         may_move: bool = False,
+        may_go_on: bool = True,
     ) -> None:
         """`splits`: whether the samples of a group may go to several engines, since different lengths are expected.
 
-        `order`: of the samples of a training step. `may_move`: whether running responses move.
+        `order`: of the samples of a training step. `may_move`: whether running responses move. `may_go_on`: whether
+        those of an engine that leaves keep what they have.
         """
         self._lengths = lengths
         self._order: Order = order
@@ -80,6 +82,7 @@ class SimulatedService:
         """The others of a group that wait, by the scout that has not ended."""
         self._agenda = agenda
         self._may_move = may_move
+        self._may_go_on = may_go_on
         self._moves_after = 0.0
         self.moved = 0
         """Responses that have moved."""
@@ -129,7 +132,10 @@ class SimulatedService:
         """Use an engine no more: what it has goes on elsewhere. This takes until it has nothing left."""
         self.engines.remove(engine)
         self._wait(self._planned.pop(engine))
-        engine.leave(self._wait_again)
+        if self._may_go_on:
+            engine.leave(self._wait_again)
+        else:
+            self._begin_anew(engine.drop())
         self.decide()
         while engine.in_hand:
             yield engine.left
@@ -142,18 +148,22 @@ class SimulatedService:
             PlanError: that has happened to one of them again and again.
         """
         for response in responses:
-            response.turn = response.context = response.made = response.cached = 0
-            response.arrival = next(self._arrivals)
-            response.first_version = -1
             response.losses += 1
             if response.losses > _MOST_LOSSES:
                 raise PlanError(
                     f"a response of {response.tokens} tokens was lost {_MOST_LOSSES} times: engines die more often "
                     "than it takes; lower engine_failures_per_hour"
                 )
+        self._begin_anew(responses)
+        self.decide()
+
+    def _begin_anew(self, responses: Sequence[Response]) -> None:
+        for response in responses:
+            response.turn = response.context = response.made = response.cached = 0
+            response.arrival = next(self._arrivals)
+            response.first_version = -1
         by_group = groupby(sorted(responses, key=_alike), key=_alike)
         self._wait([part for _, group in by_group for part in self._again(list(group))])
-        self.decide()
 
     def _again(self, group: list[Response]) -> list[_Waiting]:
         splits = self._splits and self._is_cheap_to_split(group)

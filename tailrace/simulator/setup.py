@@ -9,6 +9,7 @@ from tailrace.config.base import GIB
 from tailrace.config.engine import AdaptiveTPConfig, EngineConfig, NativeEngineConfig, VllmEngineConfig
 from tailrace.config.rollout import LengthsConfig, OracleLengths, SiblingsLengths
 from tailrace.config.run import RunConfig
+from tailrace.errors import PlanError, counted
 from tailrace.planning.allocation import STEP_TOKENS, Allocation, Engines
 from tailrace.planning.broadcast import FAN_OUT, ROOT, Site, broadcast_tree
 from tailrace.planning.dispatch.moving import LinkEnd
@@ -128,8 +129,24 @@ def scenario_of(
     )
 
 
+def _check_halves(config: RunConfig, half: int) -> None:
+    rollout, trainer = config.cluster.rollout, config.cluster.trainer
+    if rollout.total != 1 or {pool.threads_each for pool in (*rollout.each.values(), trainer)} != {half}:
+        threads = "s and ".join(str(pool.threads_each) for pool in (*rollout.each.values(), trainer))
+        raise PlanError(
+            f"the recipe has {counted(rollout.total, 'engine')} and a trainer, of {threads} threads; on this machine "
+            f"one engine beside a trainer was measured, each of {counted(half, 'thread')}"
+        )
+
+
+def _tells_steps(config: RunConfig) -> bool:
+    """Whether engines tell what their steps cost. Without that a run places, moves and scales nothing."""
+    return all(isinstance(engine, NativeEngineConfig) for engine in config.engines.values())
+
+
 def _played(config: RunConfig, steps: int, *, engines: tuple[EngineKind, ...], trainer: TrainerKind) -> Scenario:
     """Return what a recipe says of a run, on these engines and this trainer."""
+    tells = _tells_steps(config)
     return Scenario(
         steps=steps,
         groups_per_step=config.groups_per_step,
@@ -142,12 +159,13 @@ def _played(config: RunConfig, steps: int, *, engines: tuple[EngineKind, ...], t
         streaming=config.pipeline.streaming,
         in_order=config.pipeline.in_order,
         weights=config.weights_mode,
-        dispatch=config.rollout.dispatch,
+        dispatch=config.rollout.dispatch if tells else config.rollout.dispatch.model_copy(update={"policy": "pull"}),
+        moves=tells,
         order=config.rollout.order,
         **_lengths(config.rollout.lengths),
         engines=engines,
         trainer=trainer,
-        graders=config.rewards.least_places,
+        graders=config.grading_places,
         hop_s=_HOP_S,
         step_s=_STEP_S,
         seed=config.seed,
@@ -274,7 +292,7 @@ def _elastic(config: RunConfig, allocation: Allocation, every: Mapping[str, list
     Its process is there: it loads its weights over the link to its host.
     """
     name = next((one.name for one in allocation.rollout if one.most is not None), None)
-    if name is None:
+    if name is None or not _tells_steps(config):
         return None
     pool, like = config.cluster.rollout.each[name], every[name][-1]
     limits = ScaleLimits(least=pool.least, most=pool.most)
@@ -359,12 +377,15 @@ def scenario_here(
     the same model, which is then colocated, too. `whole_steps`, `remaking`: see `Scenario`.
 
     Raises:
-        PlanError: there was no such engine among those that were measured.
+        PlanError: there was no such engine among those that were measured, or the recipe shares the machine out
+            otherwise.
     """
     engine = config.engine
     assert isinstance(engine, NativeEngineConfig), "others are not profiled"
     colocated = config.pipeline.placement == "colocated"
     cores = profile.cores if colocated else profile.half
+    if not colocated:
+        _check_halves(config, profile.half)
     measured, trainer = profile.engine(cores, tp=engine.tp, dp=engine.dp), profile.trainer(cores)
     kind = EngineKind(
         times=Additive(measured.times),

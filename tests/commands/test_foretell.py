@@ -50,7 +50,7 @@ def test_a_plan_foretells_what_its_table_says() -> None:
     assert found.figures.engines == engines.engines
     assert found.least_s < found.figures.step_s < found.most_s
     assert found.memory["trainer"].bytes == best.trainer.peak
-    assert found.trainer_devices == best.allocation.trainer_devices
+    assert found.trainer_devices == best.allocation.layout.devices
     assert found.memory["rollout"].instant == best.engine.worst
     assert found.decode.step_s(1, 8, 8 * 500, 1) == pytest.approx(
         plans.problem.source(engines).step_s(engines.tp, 8, 8 * 500, 1), rel=0.3
@@ -114,6 +114,16 @@ def test_a_recipe_that_was_planned_names_what_was_foretold_of_it(tmp_path: Path,
     again = tailrace_here(*command, "--output", str(output))
     assert again.returncode == 2
     assert "planned.plan.json exists" in again.stderr
+
+
+def test_a_colocated_plan_is_read_by_a_dry_run(tmp_path: Path, tailrace_here: Command) -> None:
+    output = tmp_path / "planned.yaml"
+    given = ("--model", "Qwen2.5-1.5B", "--cluster", "1xH100", "--workload", "math-32b", "--steps", "1")
+    done = tailrace_here("plan", "grpo", "sampling.max_new_tokens=16384", *given, "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    recipe = yaml.safe_load(output.read_text())
+    assert recipe["pipeline"]["placement"] == "colocated"
+    assert read_foretold(output.parent / recipe["observe"]["plan"]).trainer_devices == 1
 
 
 def test_a_run_without_a_plan_is_compared_with_a_simulation_of_its_own_lengths(

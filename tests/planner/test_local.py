@@ -55,6 +55,25 @@ def test_every_arrangement_that_was_measured_is_tried_and_the_quickest_comes_fir
     assert local_plans(problem(colocated, tp2=0.04))[0].tp == 1
 
 
+@pytest.mark.parametrize("queue", [{"type": "local"}, {"type": "service", "max_rows": 64}])
+def test_a_queue_of_the_recipe_has_room_for_each_mode(queue: dict[str, Any]) -> None:
+    changes = {"queue": queue, "pipeline": {}, "trainer": {**VALUES["trainer"], "train_batch_size": 64}}
+    plans = local_plans(problem(changes))
+    assert {plan.mode.max_staleness for plan in plans} > {0}
+    for plan in plans:
+        assert load_config(plan.values).queue.type == (
+            "service" if plan.mode.placement == "separated" else queue["type"]
+        )
+
+
+def test_a_recipe_that_shares_the_machine_out_otherwise_is_not_predicted_as_it_is() -> None:
+    halves = {"rollout": {"cpus": 1.0}, "trainer": {"cpus": 1.0}}
+    separated = {"pipeline": {"placement": "separated"}, "queue": {"type": "service"}}
+    assert as_it_is_s(problem({**separated, "cluster": halves})) is not None
+    for pools in ({"rollout": {"cpus": 1.0, "workers": 2}}, {"trainer": {"cpus": 2.0}}):
+        assert as_it_is_s(problem({**separated, "cluster": halves | pools})) is None
+
+
 def test_a_trainer_that_gains_little_from_a_second_core_leaves_it_to_an_engine_that_does_not_hold_it_up() -> None:
     best = local_plans(problem(token=0.0035))[0]
     assert best.mode.placement == "separated"

@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from tailrace.commands.dry_run import print_plan
+from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.load import load_config, parse_as
 from tailrace.config.model import ModelConfig
 from tailrace.config.run import RunConfig
@@ -184,6 +185,27 @@ def test_the_arrangement_of_a_trainer_is_told_to_it(tmp_path: Path, tiny_model: 
     assert recipe["trainer"]["gradient_checkpointing"] == (backend["options"]["layout"]["checkpointing"] == "full")
 
 
+def test_the_tp_degrees_of_a_written_recipe_divide_its_ranks(tmp_path: Path, tiny_model: TinyModel) -> None:
+    own = {"type": "native", "dp": 16, "adaptive_tp": {"degrees": [1, 2, 4, 8, 16]}}
+    values = values_of(tmp_path, tiny_model("llama"), engine=own)
+    engine = load_config(written(values, USUAL[3], tmp_path)).engine
+    assert isinstance(engine, NativeEngineConfig)
+    assert engine.ranks < 16
+    kept = () if engine.adaptive_tp is None else engine.adaptive_tp.degrees
+    assert kept == tuple(degree for degree in (1, 2, 4, 8) if engine.ranks > 1 and engine.ranks % degree == 0)
+
+
+def test_a_queue_of_several_controllers_has_room_for_whole_groups(tmp_path: Path, tiny_model: TinyModel) -> None:
+    queue = {"type": "service", "controllers": 3, "units": 3, "max_rows": 33}
+    values = values_of(tmp_path, tiny_model("llama"), queue=queue)
+    values |= {"pipeline": {"placement": "separated"}}
+    values.pop("threads", None)
+    mode = next(mode for mode in USUAL if mode.max_staleness)
+    config = load_config(written(values, mode, tmp_path))
+    assert config.queue.type == "service"
+    assert config.queue.max_rows >= config.least_rows(mode.max_staleness)
+
+
 def test_each_of_several_graders_has_the_workers_of_the_plan(tmp_path: Path, tiny_model: TinyModel) -> None:
     graders = {
         "right": {"grader": {"type": "exact"}, "workers": 3},
@@ -192,14 +214,27 @@ def test_each_of_several_graders_has_the_workers_of_the_plan(tmp_path: Path, tin
     values = values_of(tmp_path, tiny_model("llama"), rewards={"graders": graders})
     config = load_config(written(values, USUAL[3], tmp_path))
     assert {name: grading.workers for name, grading in config.rewards.graders.items()} == {"right": 3, "short": 5}
-    assert config.rewards.with_places(4).least_places == 4
+    assert config.grading_places == 3
+    assert config.with_grading_places(4).grading_places == 4
+
+
+def test_reward_workers_share_the_places_of_a_plan(tmp_path: Path, tiny_model: TinyModel) -> None:
+    values = values_of(tmp_path, tiny_model("llama"), rewards={"grader": {"type": "exact"}, "workers": 2})
+    values |= {"pipeline": {"placement": "separated"}, "queue": {"type": "service"}}
+    values["cluster"] = {"reward": {"workers": 4}}
+    values.pop("threads", None)
+    config = load_config(values)
+    assert config.grading_places == 8
+    assert config.with_grading_places(10).rewards.workers == 3
+    together = load_config({**values, "pipeline": {}})
+    assert together.grading_places == 2
 
 
 def test_a_judge_needs_no_process_for_each_of_its_requests(tmp_path: Path, tiny_model: TinyModel) -> None:
     judge = {"type": "judge", "url": "http://127.0.0.1:9/v1", "model": "m", "concurrency": 16}
-    rewards = load_config(values_of(tmp_path, tiny_model("llama"), rewards={"grader": judge, "workers": 2})).rewards
-    assert rewards.least_places == 32
-    assert rewards.with_places(100).workers == 7
+    config = load_config(values_of(tmp_path, tiny_model("llama"), rewards={"grader": judge, "workers": 2}))
+    assert config.grading_places == 32
+    assert config.with_grading_places(100).rewards.workers == 7
 
 
 def test_what_the_mode_does_not_allow_is_left_out(tmp_path: Path, tiny_model: TinyModel) -> None:

@@ -113,6 +113,12 @@ def test_other_processes_that_grade_count_in_responses_at_a_time(best: Plan) -> 
         assert found.candidate.graders == 16 * workers
 
 
+def test_more_reward_workers_grade_more_responses_at_a_time(best: Plan) -> None:
+    change = "cluster.reward.workers=4"
+    found = plan_of(compared(best, problem_of("8xH100", *AHEAD, "rewards.workers=3", change), change))
+    assert found.candidate.graders == 12
+
+
 def test_where_nothing_fits_the_reason_is_told_and_the_plan_stays(best: Plan) -> None:
     large = compared(best, problem_of("8xH100", *AHEAD, model="Qwen2.5-72B"))
     assert large.plan is None

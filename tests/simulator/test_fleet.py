@@ -61,6 +61,24 @@ def test_an_engine_that_joins_loads_gets_the_newest_weights_and_generates() -> N
     assert run.present["rollout"] > 1
 
 
+def test_what_a_released_engine_has_begins_anew_where_a_response_has_one_version() -> None:
+    """As `test_what_an_engine_has_goes_on_elsewhere_when_it_is_released`, with another mode of the weights."""
+    limits = ScaleLimits(least=2, most=3, patience=1, cool_down=0)
+    ahead = replace(GROWS, steps=3, max_staleness=1, weights="delayed", trainer=TrainerKind(times=Paced(2.0)))
+    engine = replace(ENGINE, engines=3, slots=2)
+    elastic = Elastic(limits=limits, joining=replace(engine, engines=1))
+    run, events = played(replace(ahead, engines=(engine,), elastic=elastic), growing(3, 80, 80))
+    (released,) = changes(events)
+    assert released.info["text"].startswith("3 → 2 engines, by elasticity: generation would be the shorter one")
+    samples = [event for event in events if event.task == EventKind.SAMPLE]
+    assert Counter(event.step for event in samples) == {0: 6, 1: 6, 2: 6}
+    of_step = [event for event in samples if event.step == 1]
+    assert {event.worker for event in of_step} == {"rollout-0", "rollout-1"}
+    anew = [event for event in of_step if event.start >= released.start]
+    assert len(anew) == 2, "those of the third engine"
+    assert run.present == {"rollout": 2}
+
+
 def test_what_an_engine_has_goes_on_elsewhere_when_it_is_released() -> None:
     """While the short responses of the first step are trained on, the long ones of the second are generated."""
     limits = ScaleLimits(least=2, most=3, patience=1, cool_down=0)
