@@ -20,12 +20,19 @@ class SignalCheck:
     mismatch_warning: float = math.inf
     mismatch_error: float = math.inf
     max_staleness: float = math.inf
+    rounding: str = ""
+    """A further cause: how engines round the weights that the trainer computes with, if they do."""
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
         """The bounds of a run."""
         warning, error = config.mismatch_bounds
-        return cls(mismatch_warning=warning, mismatch_error=error, max_staleness=config.pipeline.max_staleness)
+        return cls(
+            mismatch_warning=warning,
+            mismatch_error=error,
+            max_staleness=config.pipeline.max_staleness,
+            rounding=_rounding(config),
+        )
 
     def error(self, step: int, metrics: Mapping[str, float]) -> str | None:
         """The reason why the run cannot go on; None where it can."""
@@ -38,7 +45,7 @@ class SignalCheck:
         if _is_above(mismatch, self.mismatch_error):
             return (
                 f"step {step + 1} has on_policy_mismatch {mismatch:.3g} nats, above trainer.mismatch_error "
-                f"{self.mismatch_error:g}: {_CAUSES}; or raise the bound"
+                f"{self.mismatch_error:g}: {self._causes}; or raise the bound"
             )
         return None
 
@@ -48,9 +55,23 @@ class SignalCheck:
         if _is_above(mismatch, self.mismatch_warning):
             return (
                 f"step {step + 1} has on_policy_mismatch {mismatch:.3g} nats, above trainer.mismatch_warning "
-                f"{self.mismatch_warning:g}: maybe {_CAUSES}"
+                f"{self.mismatch_warning:g}: maybe {self._causes}"
             )
         return None
+
+    @property
+    def _causes(self) -> str:
+        return f"{_CAUSES}{self.rounding}"
+
+
+def _rounding(config: RunConfig) -> str:
+    dtype = config.generated_in
+    if config.trainer.precision != "fp32" or dtype in (None, "float32"):
+        return ""
+    return (
+        f"; or engines in {dtype} lose the small updates of weights that the trainer has in fp32: use engine.dtype "
+        "float32, or trainer.precision bf16"
+    )
 
 
 def _is_above(mismatch: float, bound: float) -> bool:

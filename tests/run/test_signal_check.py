@@ -42,6 +42,16 @@ def test_what_is_said_has_the_figure_the_bound_and_the_key() -> None:
     assert "above trainer.mismatch_warning 0.1" in str(CHECK.warning(3, {"on_policy_mismatch": 0.2}))
 
 
+def test_engines_that_round_what_the_trainer_does_not_are_named_as_a_cause(tmp_path: Path) -> None:
+    metrics = {"on_policy_mismatch": 9.0}
+    for engine, trainer, named in (("bfloat16", "fp32", True), ("float32", "fp32", False), ("bfloat16", "bf16", False)):
+        settings = {"engine": {"type": "native", "dtype": engine}, "trainer__precision": trainer}
+        check = SignalCheck.of(config_of(tmp_path, **settings))
+        for said in (check.error(0, metrics), check.warning(0, metrics)):
+            assert said is not None
+            assert ("engines in bfloat16 lose the small updates" in said) == named
+
+
 def test_tokens_of_weights_older_than_may_be_are_an_error() -> None:
     assert CHECK.error(5, {"staleness_max": 1.0}) is None
     assert "step 6 has trained on tokens of weights 2 versions old" in str(CHECK.error(5, {"staleness_max": 2.0}))
