@@ -70,15 +70,13 @@ def load_prompts(config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase", *,
 
     Raises:
         PromptError: a source cannot be read or is empty, a prompt is longer than `max_tokens` and is not to be dropped,
-            the tokenizer lacks the chat template that is asked for, or nothing is left to train on.
+            the tokenizer lacks the chat template that is asked for, or nothing is left to train on, or of what is held
+            out.
     """
     reader = _Reader(config, tokenizer, max_tokens)
     validation = reader.validation()
-    prompts = reader.read(config.source, SOURCE)
-    split = _split(_without(prompts, validation), config.held_out, config.split_seed)
-    equal = len(prompts) - len(split.train) - len(split.held_out)
-    dropped = reader.dropped | ({"equal to one that is evaluated": equal} if equal else {})
-    return PromptSet(train=split.train, held_out=split.held_out, validation=validation, dropped=dropped)
+    train, held_out = reader.split(config.source, config.held_out, config.split_seed, validation)
+    return PromptSet(train=train, held_out=held_out, validation=validation, dropped=reader.dropped)
 
 
 def load_evaluated(
@@ -93,11 +91,10 @@ def load_evaluated(
     validation = reader.validation()
     own = {}
     if config.source is not None and config.held_out != 0:
-        prompts = reader.read(config.source, SOURCE)
         if config.held_out is None:
-            own = {WHOLE_SOURCE: prompts}
+            own = {WHOLE_SOURCE: reader.read(config.source, SOURCE)}
         else:
-            own = {HELD_OUT: _split(_without(prompts, validation), config.held_out, config.split_seed).held_out}
+            own = {HELD_OUT: reader.split(config.source, config.held_out, config.split_seed, validation)[1]}
     tell_dropped(reader.dropped)
     return own | validation
 
@@ -121,7 +118,7 @@ class _Reader:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self.dropped: dict[str, int] = {}
-        """The number of prompts that were too long, by reason for the log."""
+        """The number of prompts that are left out, by reason for the log."""
 
     def validation(self) -> dict[str, tuple[Prompt, ...]]:
         """Read the sets of `prompts.validation`, by name.
@@ -138,9 +135,52 @@ class _Reader:
         Raises:
             PromptError: see `load_prompts`.
         """
+        return self._that_fit(self._present(source, key), key)
+
+    def split(
+        self, source: PromptSource, held_out: int, seed: int, validation: Mapping[str, Sequence[Prompt]]
+    ) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+        """Read the prompts to train on, and those of `held_out` different texts, from `prompts.source`.
+
+        What is held out depends on the source and the seed alone. Prompts that are too long, or in a validation set,
+        are left out of both.
+
+        Raises:
+            PromptError: see `load_prompts`.
+        """
+        prompts = self._present(source, SOURCE)
+        chosen = _held_out(prompts, held_out, seed)
+        left = self._that_fit(prompts, SOURCE)
+        evaluated = {prompt.text for of_set in validation.values() for prompt in of_set}
+        own: dict[str, Prompt] = {}
+        train: list[Prompt] = []
+        for prompt in left:
+            if prompt.text in chosen:
+                own.setdefault(prompt.text, prompt)
+            elif prompt.text not in evaluated:
+                train.append(prompt)
+        own = {text: prompt for text, prompt in own.items() if text not in evaluated}
+        if not train:
+            raise PromptError(
+                "prompts.source leaves nothing to train on: each of its prompts is held out, or is in "
+                "prompts.validation, too"
+            )
+        if chosen and not own:
+            raise PromptError(
+                f"prompts.held_out {held_out} leaves nothing to evaluate: each of these prompts is too long, or is in "
+                "prompts.validation, too; raise it, or set it to 0"
+            )
+        if equal := len(left) - len(train) - len(own):
+            self.dropped["equal to one that is evaluated"] = equal
+        return tuple(train), tuple(own.values())
+
+    def _present(self, source: PromptSource, key: str) -> list[Prompt]:
         prompts = present(source_rows(source, key), self._config, self._tokenizer)
         if not prompts:
             raise PromptError(f"{key} of type {source.type} has no prompts")
+        return prompts
+
+    def _that_fit(self, prompts: Sequence[Prompt], key: str) -> tuple[Prompt, ...]:
         if self._config.overlong == "error":
             remedy = "remove them, drop them with prompts.overlong: drop, raise prompts.max_prompt_tokens, or lower"
             check_lengths(prompts, self._max_tokens, f"{remedy} sampling.max_new_tokens")
@@ -171,34 +211,21 @@ def check_lengths(prompts: Sequence[Prompt], max_tokens: int, remedy: str) -> No
         )
 
 
-def _without(prompts: Sequence[Prompt], validation: Mapping[str, Sequence[Prompt]]) -> list[Prompt]:
-    """The prompts whose text is not in a validation set."""
-    texts = {prompt.text for of_set in validation.values() for prompt in of_set}
-    left = [prompt for prompt in prompts if prompt.text not in texts]
-    if not left:
-        raise PromptError(
-            "prompts.source leaves nothing to train on: each of its prompts is in prompts.validation, too"
-        )
-    return left
+def _held_out(prompts: Sequence[Prompt], count: int, seed: int) -> set[str]:
+    """The first `count` different texts of a seeded order, in which each has its place by its question in the source.
 
-
-def _split(prompts: Sequence[Prompt], held_out: int, seed: int) -> PromptSet:
-    """Hold out the first `held_out` different texts of a seeded order; train on every prompt with another text.
-
-    A text has its place by itself, so those that are held out stay so where other prompts of the source are left out.
+    So a text stays on its side of the split where others are left out, or are presented in another way.
     """
-    distinct: dict[str, int] = {}
-    for index, prompt in enumerate(prompts):
-        distinct.setdefault(prompt.text, index)
-    if held_out >= len(distinct):
+    distinct: dict[str, Prompt] = {}
+    for prompt in prompts:
+        distinct.setdefault(prompt.text, prompt)
+    if count >= len(distinct):
         raise PromptError(
-            f"prompts.held_out {held_out} leaves nothing to train on: the source has {len(distinct)} different "
-            f"prompts; set it to {len(distinct) - 1} or less"
+            f"prompts.held_out {count} leaves nothing to train on: the source has {len(distinct)} different prompts; "
+            f"set it to {len(distinct) - 1} or less"
         )
-    order = sorted(distinct, key=lambda text: blake2b(repr((seed, text)).encode(), digest_size=16).digest())
-    chosen = sorted(distinct[text] for text in order[:held_out])
-    texts = {prompts[index].text for index in chosen}
-    return PromptSet(
-        train=tuple(prompt for prompt in prompts if prompt.text not in texts),
-        held_out=tuple(prompts[index] for index in chosen),
-    )
+
+    def place(text: str) -> bytes:
+        return blake2b(repr((seed, distinct[text].question or text)).encode(), digest_size=16).digest()
+
+    return set(sorted(distinct, key=place)[:count])

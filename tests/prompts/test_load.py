@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -90,18 +90,21 @@ def test_split_loses_only_repeats_of_held_out_texts(
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 29), st.integers(0, 99))
-def test_no_prompt_becomes_another_that_is_trained_on_or_held_out_where_one_is_left_out(
-    tmp_path_factory: pytest.TempPathFactory, out: int, seed: int
+@given(st.integers(1, 30), st.booleans(), st.integers(0, 99))
+def test_what_is_held_out_stays_so_where_other_prompts_are_left_out_or_presented_in_another_way(
+    tmp_path_factory: pytest.TempPathFactory, longest: int, chat_template: bool, seed: int
 ) -> None:
-    def texts(prompts: list[str]) -> tuple[set[str], set[str]]:
-        found = load(tmp_path_factory.mktemp("split"), TOKENIZER, prompts, held_out=5, split_seed=seed)
-        return {prompt.text for prompt in found.train}, {prompt.text for prompt in found.held_out}
+    def questions(**options: Any) -> tuple[set[str], set[str]]:
+        found = load(tmp_path_factory.mktemp("split"), TOKENIZER, prompts, held_out=5, split_seed=seed, **options)
+        return {str(prompt.question) for prompt in found.train}, {str(prompt.question) for prompt in found.held_out}
 
-    prompts = [f"p{number}" for number in range(30)]
-    (train, held_out), (fewer, left) = texts(prompts), texts(prompts[:out] + prompts[out + 1 :])
-    assert len(left & train) == len(held_out - left) <= 1
+    prompts = [number * "x" for number in range(1, 31)]
+    train, held_out = questions()
+    assert len(held_out) == 5
+    assume(all(min(map(len, side)) <= longest for side in (train, held_out)))
+    fewer, left = questions(overlong="drop", max_tokens=longest + 5, chat_template=chat_template)
     assert fewer <= train
+    assert left <= held_out
 
 
 def test_seed_chooses_the_held_out_prompts(tmp_path: Path, tokenizer: Any) -> None:
@@ -262,7 +265,7 @@ def test_a_validation_set_is_enough_to_evaluate(tmp_path: Path, tokenizer: Any) 
 
 
 def test_a_source_that_is_all_validation_is_refused(tmp_path: Path, tokenizer: Any) -> None:
-    with pytest.raises(PromptError, match=r"each of its prompts is in prompts.validation, too"):
+    with pytest.raises(PromptError, match=r"each of its prompts is held out, or is in prompts.validation, too"):
         load(tmp_path, tokenizer, ["a"], validation=validation(tmp_path, mine=["a", "b"]))
 
 
