@@ -13,7 +13,7 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 
-from tailrace.errors import GroupExists, PeerLost, QueueError, QueueTimeout, on_failure
+from tailrace.errors import ColumnError, GroupExists, PeerLost, QueueClosed, QueueError, QueueTimeout, on_failure
 from tailrace.transfer.queue.adapters.tensors import (
     Column,
     Layout,
@@ -97,9 +97,7 @@ class Experience:
         ]
         if self._doubtful:
             is_again = _digest(rows) == _digest(self._doubtful)
-            with suppress(GroupExists):  # they are in
-                self._queue.put(self._doubtful, timeout=timeout)
-            self._next_group, self._doubtful = self._doubtful[-1].group_id + 1, []
+            self._put_doubtful(timeout, is_again=is_again)
             if is_again:
                 return groups
             return self.put_prompts_data(
@@ -107,12 +105,26 @@ class Experience:
             )
         try:
             self._queue.put(rows, timeout=timeout)
-        except (PeerLost, QueueTimeout) as error:
+        except (ColumnError, GroupExists):
+            raise
+        except QueueError as error:
             if isinstance(error, PeerLost) or self._queue.controllers > 1:
                 self._doubtful = rows
             raise
         self._next_group += len(groups)
         return groups
+
+    def _put_doubtful(self, timeout: float | None, *, is_again: bool) -> None:
+        """Put those rows of a failed put that are not in. Where they can never be in, they are left out: the caller
+        has been told, and is told again only where the same prompts are put again."""
+        following = self._doubtful[-1].group_id + 1
+        try:
+            with suppress(GroupExists):  # they are in
+                self._queue.put(self._doubtful, timeout=timeout)
+        except QueueError as error:
+            if is_again or isinstance(error, (PeerLost, QueueTimeout, QueueClosed)):
+                raise
+        self._next_group, self._doubtful = following, []
 
     def get_experience_data(
         self,

@@ -11,7 +11,8 @@ are renewed while others are waited for. One client at a time should claim for s
 Windows of the run, such as training steps, are handed out one after the other here as well. A client asks for rows up
 to the window that was the first one when it last looked. When no controller has such rows, it goes on to the next
 window that one has; see `Policy.next_window`. It does so when two rounds of asking have found the same one: in the
-first, rows may have entered at a controller that had just been asked.
+first, rows may have entered at a controller that had just been asked. A claim of several parts has those of one window:
+the earliest that any controller has, since rows of it may have come again.
 
 Waiting: a claim waits on all controllers at once. The first to grant it wins, and what others have granted meanwhile is
 given back. A controller that is silent does not hold up claims of rows that others have.
@@ -234,8 +235,8 @@ class SeveralControllers(Operations):
                 raise
             if part is None:
                 break
-            if parts and part.window < parts[0].window:  # rows of it have come again: they are a claim of their own
-                yield Step(self._give_back(parts))
+            if parts and part.window < parts[0].window:  # rows of an earlier window are a claim of their own
+                yield Step(self._give_back(parts), self._give_back([*parts, part]))
                 parts, left = [], limit
             parts.append(part)
             left -= len(part.claim.rows)

@@ -120,7 +120,7 @@ class Policy(ABC):
         """
 
     def begun(self, order: int) -> None:  # noqa: B027 - only a policy with windows has anything to note
-        """Note that rows of the window of this `order` were handed out before this policy was made."""
+        """Note that rows of the window of this `order` have been consumed, maybe before this policy was made."""
 
     def was_lost(self, rows: Sequence[RowMeta]) -> None:
         """Note the rows of a group that was lost before this policy was made and will come again; may be empty."""

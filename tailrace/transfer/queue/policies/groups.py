@@ -77,7 +77,7 @@ class GroupLine:
         return 0 if self._window is None else order // self._window
 
     def begun(self, order: int) -> None:
-        """Note that rows of the window of this `order` were handed out."""
+        """Note that rows of the window of this `order` have been consumed."""
         self._newest = max(self._newest, self.window_of(order))
 
     def ready(self, row: RowMeta) -> None:
