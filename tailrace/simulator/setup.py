@@ -7,7 +7,7 @@ from typing import Any
 
 from tailrace.config.base import GIB
 from tailrace.config.engine import AdaptiveTPConfig, EngineConfig, NativeEngineConfig, VllmEngineConfig
-from tailrace.config.rollout import LengthsConfig, OracleLengths, SiblingsLengths
+from tailrace.config.rollout import DispatchConfig, LengthsConfig, OracleLengths, SiblingsLengths
 from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError, counted
 from tailrace.planning.allocation import STEP_TOKENS, Allocation, Engines
@@ -132,16 +132,23 @@ def scenario_of(
 def _check_halves(config: RunConfig, half: int) -> None:
     rollout, trainer = config.cluster.rollout, config.cluster.trainer
     if rollout.total != 1 or {pool.threads_each for pool in (*rollout.each.values(), trainer)} != {half}:
-        threads = "s and ".join(str(pool.threads_each) for pool in (*rollout.each.values(), trainer))
+        threads = " and ".join(str(pool.threads_each) for pool in (*rollout.each.values(), trainer))
         raise PlanError(
-            f"the recipe has {counted(rollout.total, 'engine')} and a trainer, of {threads} threads; on this machine "
-            f"one engine beside a trainer was measured, each of {counted(half, 'thread')}"
+            f"the recipe has {counted(rollout.total, 'engine')} and a trainer, of {threads} threads each; measured was "
+            f"one engine beside a trainer, of {half} each: give cluster.rollout.workers=1 "
+            f"cluster.rollout.threads={half} cluster.trainer.threads={half}"
         )
 
 
 def _tells_steps(config: RunConfig) -> bool:
-    """Whether engines tell what their steps cost. Without that a run places, moves and scales nothing."""
+    """Whether engines tell what their steps cost. Without that a run moves nothing, and scales nothing."""
     return all(isinstance(engine, NativeEngineConfig) for engine in config.engines.values())
+
+
+def _without_costs(dispatch: DispatchConfig) -> DispatchConfig:
+    """How a run dispatches whose engines do not tell what their steps cost: what would need that is pulled."""
+    needs = dispatch.policy in ("streamrl", "skewness_aware")
+    return dispatch.model_copy(update={"policy": "pull"}) if needs else dispatch
 
 
 def _played(config: RunConfig, steps: int, *, engines: tuple[EngineKind, ...], trainer: TrainerKind) -> Scenario:
@@ -159,7 +166,7 @@ def _played(config: RunConfig, steps: int, *, engines: tuple[EngineKind, ...], t
         streaming=config.pipeline.streaming,
         in_order=config.pipeline.in_order,
         weights=config.weights_mode,
-        dispatch=config.rollout.dispatch if tells else config.rollout.dispatch.model_copy(update={"policy": "pull"}),
+        dispatch=config.rollout.dispatch if tells else _without_costs(config.rollout.dispatch),
         moves=tells,
         order=config.rollout.order,
         **_lengths(config.rollout.lengths),

@@ -57,6 +57,24 @@ def allocated(cluster: str | Cluster, *recipe: str, model: str = "Qwen2.5-1.5B")
     return given(problem_of(cluster, *SEPARATED, *recipe, model=model)).allocation
 
 
+@pytest.mark.parametrize(
+    ("engine", "policy", "simulated", "tells"),
+    [
+        ("native", "skewness_aware", "skewness_aware", True),
+        ("vllm", "skewness_aware", "pull", False),
+        ("vllm", "round_robin", "round_robin", False),
+    ],
+)
+def test_where_engines_tell_no_costs_nothing_moves_and_nothing_scales(
+    engine: str, policy: str, simulated: str, tells: bool
+) -> None:
+    dispatch = (f"engine.type={engine}", f"rollout.dispatch.policy={policy}", "rollout.lengths.type=siblings")
+    ahead = ("pipeline.max_staleness=1", "cluster.rollout.workers=2", "cluster.rollout.max_workers=3")
+    problem = problem_of("4xH100", *SEPARATED, *dispatch, *ahead)
+    scenario = scenario_for(problem, given(problem), 1)
+    assert (scenario.dispatch.policy, scenario.moves, scenario.elastic is not None) == (simulated, tells, tells)
+
+
 def test_each_pool_has_engines_of_its_own(three: Callable[..., Cluster]) -> None:
     recipe = (
         "engine={type: native, max_batch_size: 64}",
