@@ -118,7 +118,8 @@ def _samples(lengths: Sequence[Lengths], columns: Sequence[str], vocab: int) -> 
 
     def sample(tokens: int) -> TrainSample:
         values = {name: -random.random(tokens).astype(np.float32) for name in columns}
-        values |= {name: np.ones(tokens, np.float32) for name in columns if name == KEPT}
+        if KEPT in columns:  # without any token that is trained on, the optimizer step would be skipped
+            values[KEPT] = np.ones(tokens, np.float32)
         return TrainSample(
             group_id=0,
             prompt_ids=prompt,

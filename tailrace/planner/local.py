@@ -155,7 +155,7 @@ def _plans(problem: LocalProblem, mode: Mode) -> Iterator[LocalPlan]:
 
 
 def as_it_is_s(problem: LocalProblem) -> float | None:
-    """Seconds of a step of the recipe as it is written; None where its engine was not measured."""
+    """Seconds of a step of the recipe as it is written; None where such engines and trainers were not measured."""
     try:
         return _summary(problem, problem.config).step_s
     except PlanError:

@@ -77,7 +77,8 @@ def _with_degrees(values: Mapping[str, Any], ranks: int, tp: int) -> dict[str, A
         return dict(values)
     allowed = [degree for degree in adaptive["degrees"] if ranks % degree == 0]
     if not {*allowed} - {tp}:
-        return without(values, "engine", "adaptive_tp")
+        fixed = without(values, "engine", "adaptive_tp")
+        return without(fixed, "engine", "link") if tp == 1 else fixed
     return merged(values, {"engine": {"adaptive_tp": {"degrees": allowed}}})
 
 

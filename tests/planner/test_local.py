@@ -71,7 +71,12 @@ def test_a_recipe_that_shares_the_machine_out_otherwise_is_not_predicted_as_it_i
     separated = {"pipeline": {"placement": "separated"}, "queue": {"type": "service"}}
     assert as_it_is_s(problem({**separated, "cluster": halves})) is not None
     for pools in ({"rollout": {"cpus": 1.0, "workers": 2}}, {"trainer": {"cpus": 2.0}}):
-        assert as_it_is_s(problem({**separated, "cluster": halves | pools})) is None
+        other = problem({**separated, "cluster": halves | pools})
+        assert as_it_is_s(other) is None
+        with pytest.raises(
+            PlanError, match=r"of \d and \d threads each; .* give cluster\.rollout\.workers=1 .*threads=1"
+        ):
+            scenario_here(other.config, other.shape, other.profile, steps=1)
 
 
 def test_a_trainer_that_gains_little_from_a_second_core_leaves_it_to_an_engine_that_does_not_hold_it_up() -> None:
