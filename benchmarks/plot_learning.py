@@ -17,6 +17,8 @@ PICTURES = {"tiny": IMAGES / "learning.svg", "smollm2": IMAGES / "learning_smoll
 
 WIDTH, HEIGHT = 400, 240
 LEFT, TOP, GAP = 40, 76, 36
+IN_A_ROW, ENTRY = 4, 150
+"""Entries of the legend, and the width of one."""
 TITLES = {"two": "two engines", "three": "three engines, one at half speed"}
 COLOURS = dict(zip(MODES, ("#5b6770", "#d97f26", "#b8505a", "#4285c9", "#22997a", "#7b5cc4", "#c9a227"), strict=True))
 
@@ -55,9 +57,9 @@ def main() -> None:
 def picture(path: Path) -> str:
     """The picture of the curves in a file."""
     fleets = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, list[Curve]]])
-    drawing = begun(LEFT + len(fleets) * (WIDTH + GAP), TOP + HEIGHT + 30)
+    drawing = begun(LEFT + max(len(fleets) * (WIDTH + GAP), IN_A_ROW * ENTRY), TOP + HEIGHT + 30)
     for number, mode in enumerate(MODES):
-        x, y = LEFT + number % 4 * 150, 14 + number // 4 * 22
+        x, y = LEFT + number % IN_A_ROW * ENTRY, 14 + number // IN_A_ROW * 22
         drawing.append(f'<line x1="{x}" x2="{x + 18}" y1="{y}" y2="{y}" stroke="{COLOURS[mode]}" stroke-width="3"/>')
         drawing.append(f'<text x="{x + 24}" y="{y + 4}">{mode}</text>')
     for number, (fleet, modes) in enumerate(fleets.items()):
