@@ -63,7 +63,7 @@ class PromptFeeder:
         """Go on from the data position of a checkpoint, with the queue as it was then.
 
         Puts may have happened after the position was noted: then the queue has the rows of some steps from `next_step`
-        on already, all of them.
+        on already, and maybe some groups of one more.
         """
         self.next_step = next_step
         self._resumed = True
@@ -101,12 +101,16 @@ class PromptFeeder:
         first = step * self._groups_per_step
         positions = range(first, first + self._groups_per_step)
         not_before = oldest_version(step, self._max_staleness)
+        groups = [self._group(k, not_before=not_before) for k in positions]
         try:
-            await self._queue.put([row for k in positions for row in self._group(k, not_before=not_before)])
+            await self._queue.put([row for group in groups for row in group])
             self._resumed = False
         except GroupExists:
             if not self._resumed:
                 raise
+            for group in groups:  # a queue of several controllers may have had room for some of them alone
+                with suppress(GroupExists):
+                    await self._queue.put(group)
         self.next_step = step + 1
 
     def group_again(self, group_id: int, remade: int) -> list[NewRow]:

@@ -110,6 +110,24 @@ async def test_a_step_whose_put_was_cancelled_after_it_happened_is_resumed_at() 
     assert ((await second.stats()).rows, feeder.next_step) == (12, 2)
 
 
+async def test_the_rest_of_a_step_is_put_by_a_resumed_run_whose_queue_had_only_some_of_its_groups() -> None:
+    whole = make_queue()
+    await make(whole).put(0)
+    rows = (await whole.claim("rollout")).rows
+    queue = make_queue()
+    here = [row for row in rows if row.group_id == 1]
+    cells = [NewRow(group_id=1, group_size=2, order=row.order, cells=row.cells, not_before=0) for row in here]
+    await queue.put(cells)
+    feeder = make(queue)
+    feeder.resume_at(0)
+    await feeder.put(0)
+    await queue.advance(1)
+    await feeder.put(1)
+    assert feeder.next_step == 2
+    claimed = [row.group_id for row in (await queue.claim("rollout")).rows]
+    assert sorted(claimed) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
 async def test_a_step_that_somebody_else_has_put_is_an_error() -> None:
     queue = make_queue()
     await make(queue).put(0)
