@@ -106,6 +106,10 @@ class ModelLearner(ABC):
     """Trains a model other than the policy, such as a critic: on the same steps, beside the policy's learner."""
 
     @abstractmethod
+    async def evidence(self) -> dict[str, Any]:
+        """See `Trainer.evidence`."""
+
+    @abstractmethod
     async def train(self, step: int) -> None:
         """Train on the rows of every step up to `step` that the model has not seen. Cancelling: see `Learner.train`."""
 
@@ -136,6 +140,10 @@ class LocalModelLearner(ModelLearner):
         self._executor = executor
         self._trained_steps = 0
         self._turn = asyncio.Lock()
+
+    async def evidence(self) -> dict[str, Any]:
+        """See `ModelLearner`."""
+        return self._trainer.evidence()
 
     async def train(self, step: int) -> None:
         """See `ModelLearner`."""

@@ -30,7 +30,9 @@ import asyncio
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from tailrace.errors import NonFiniteError
 from tailrace.planning.lengths.base import LengthPredictor
 from tailrace.run.checkpoint import MODELS, RunState, restore_lengths, save_lengths
 from tailrace.run.evaluation import Evaluator
@@ -152,6 +154,12 @@ class Pipeline:
     def _remove_staged(self) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
 
+    async def evidence(self) -> dict[str, Any]:
+        """Return that of the policy; where other models are trained, too, that of each by its name."""
+        policy = await self.learner.evidence()
+        others = {name: await model.evidence() for name, model in self._models.items()}
+        return {"policy": policy, **others} if others else policy
+
     async def _catch_up(self) -> None:
         """Train models that an interrupt left behind the policy, before there are responses for them to score."""
         if trained := self.learner.trained_steps:
@@ -161,7 +169,14 @@ class Pipeline:
     async def _train(self, step: int) -> None:
         """Train every model for one step, at the same time."""
         async with asyncio.TaskGroup() as models:
-            for model in self._models.values():
-                models.create_task(model.train(step))
+            for name, model in self._models.items():
+                models.create_task(_train_model(name, model, step))
             await self.learner.train(step)
         self._feeder.follow_kl(self.learner.kl_coefficient)
+
+
+async def _train_model(name: str, model: ModelLearner, step: int) -> None:
+    try:
+        await model.train(step)
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{name}: {error}") from error

@@ -115,6 +115,10 @@ class RemoteModelLearner(ModelLearner):
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
+    async def evidence(self) -> dict[str, Any]:
+        """See `ModelLearner`."""
+        return dict(await self._pool.call(0, "evidence"))
+
     async def train(self, step: int) -> None:
         """See `ModelLearner`."""
         await self._pool.call(0, "train", step)

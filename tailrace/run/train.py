@@ -44,7 +44,6 @@ from tailrace.run.checks import check_recipe
 from tailrace.run.colocated import Colocated
 from tailrace.run.directory import RunDirectory
 from tailrace.run.inputs import Inputs
-from tailrace.run.learner import Learner
 from tailrace.run.log import begin_log, end_event
 from tailrace.run.parts import Placement
 from tailrace.run.pipeline import Pipeline
@@ -299,19 +298,19 @@ async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interru
                     raise
                 print(unsaved, file=sys.stderr)  # the error that has ended the run follows
         if isinstance(error, BaseExceptionGroup):
-            raise await _explained(first_error(error), pipeline.learner, directory) from error
+            raise await _explained(first_error(error), pipeline, directory) from error
         if not interrupt.asked:
             raise
         return False
     return True
 
 
-async def _explained(error: BaseException, learner: Learner, directory: RunDirectory) -> BaseException:
+async def _explained(error: BaseException, pipeline: Pipeline, directory: RunDirectory) -> BaseException:
     """The error to raise. A step that stayed non-finite leaves its evidence in the run's directory."""
     if not isinstance(error, NonFiniteError):
         return error
     try:
-        directory.evidence.write_bytes(msgspec.json.encode(await learner.evidence()))
+        directory.evidence.write_bytes(msgspec.json.encode(await pipeline.evidence()))
     except OSError as problem:
         return NonFiniteError(f"{error}; its evidence could not be written: {problem.strerror}")
     return NonFiniteError(f"{error}; the evidence is in {directory.evidence}")

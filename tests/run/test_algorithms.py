@@ -1,5 +1,6 @@
 """Algorithms that users write: the examples of docs/algorithms.md in whole runs, and early errors."""
 
+import json
 import os
 import re
 import subprocess
@@ -23,11 +24,13 @@ from tailrace.commands.dry_run import print_plan
 from tailrace.config.algorithm import AdapterAlgorithmConfig, GrpoConfig
 from tailrace.config.columns import ColumnKind
 from tailrace.config.run import RunConfig
-from tailrace.errors import AlgorithmError, ConfigError, QueueError, UserError, WorkerError
+from tailrace.errors import AlgorithmError, ConfigError, NonFiniteError, QueueError, UserError, WorkerError
 from tailrace.events import Event, read_events
 from tailrace.run.train import train
 from tailrace.tasks.base import Outputs, Task
 from tailrace.tasks.context import TaskContext
+from tailrace.trainer.backends.critic import Critic
+from tailrace.trainer.base import UpdateResult
 from tailrace.transfer.queue.base import Claim
 from tests.conftest import TinyModel
 from tests.helpers.local_workers import use_local_workers
@@ -154,6 +157,23 @@ def test_a_critic_is_trained_beside_the_policy_in_both_placements(
         losses.append([update.metrics["loss"] for update in updates])
     assert len(losses[0]) == 2
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.usefixtures("module", "local")
+@pytest.mark.parametrize("placement", ["colocated", "separated"])
+def test_a_critic_whose_updates_stay_non_finite_ends_the_run_with_its_evidence(
+    tmp_path: Path, tiny_model: TinyModel, placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def apply(trainer: Critic) -> UpdateResult:
+        trainer._evidence = {"loss": "nan"}
+        raise NonFiniteError("the loss is nan")
+
+    monkeypatch.setattr(Critic, "apply", apply)
+    run = config(tmp_path, tiny_model("llama"), PPO, pipeline={"placement": placement})
+    with pytest.raises(NonFiniteError, match=r"^critic: the loss is nan; the evidence is in .*evidence\.json"):
+        train(run, resume=False)
+    evidence = json.loads((Path(run.output_dir) / "evidence.json").read_text())
+    assert evidence == {"policy": {}, "critic": {"loss": "nan"}}
 
 
 @pytest.mark.usefixtures("module", "local")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tailrace.run.parts import make_model_learner
 from tailrace.run.workers.base import RunWorker, UntilClosed
@@ -21,6 +22,10 @@ class ModelWorker(RunWorker):
     def services(self) -> Sequence[Service]:
         """A service that waits until the queue is closed; the driver says when to train."""
         return (UntilClosed(self.queue),)
+
+    async def evidence(self) -> dict[str, Any]:
+        """See `ModelLearner`."""
+        return await self._learner.evidence()
 
     async def train(self, step: int) -> None:
         """See `ModelLearner`."""
