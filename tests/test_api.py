@@ -574,6 +574,26 @@ def packed(arrays: Sequence[np.ndarray[Any, Any]]) -> PackedTensor:
     return PackedTensor(values=torch.from_numpy(np.concatenate(arrays)), offsets=torch.from_numpy(offsets))
 
 
+@pytest.mark.usefixtures("local")
+def test_the_loop_of_the_page_trains_with_the_trainer_of_the_recipe(
+    tmp_path: Path, small: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (whole,) = [code for code in EXAMPLES if "init_engines" in code]
+    (loop,) = [code for code in EXAMPLES if "make_trainer" in code]
+    before, _, after = whole.partition("    model = AutoModelForCausalLM")
+    (put,) = [line for line in after.splitlines() if "put_prompts_data" in line]
+    code = "\n".join(["from pathlib import Path", before, put, loop]).replace("STEPS = 20", "STEPS = 2")
+    config = small("unused", **STALE)
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    for page, here in {"recipes/smollm2_async.yaml": "recipe.yaml", "runs/own-loop": "loop"}.items():
+        code = code.replace(page, str(tmp_path / here))
+    exec(code, {})
+    told = re.findall(r"^step (\d): reward \d\.\d+, loss -?\d\.\d+$", capsys.readouterr().out, re.MULTILINE)
+    assert told == ["1", "2"]
+    trained, initial = weights(tmp_path / "loop" / "model"), weights(Path(config.model.path))
+    assert any(not torch.equal(trained[name], initial[name]) for name in trained)
+
+
 @pytest.mark.parametrize("temperature", [0.3, 0.6, 1.0, 1.7])
 def test_the_loss_of_the_page_clips_nothing_before_an_update(tiny_model: TinyModel, temperature: float) -> None:
     """At the sampling temperature the ratios are 1, so with advantages of 1 the loss is -1."""

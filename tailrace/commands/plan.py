@@ -101,7 +101,7 @@ _DECIDED = (
     *(f"cluster.{pool}" for pool in ("rollout", "trainer", "reference", "pools.critic")),
     *("trainer.backend", "trainer.gradient_checkpointing", "device", "threads"),
 )
-"""Keys of a recipe that a plan gives, whatever the recipe says."""
+"""Keys of a recipe that are of a plan's arrangement, which stays in a comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +232,8 @@ def _check_change(change: str) -> None:
     for changed, decided in product(keys, _DECIDED):
         if changed == decided or changed.startswith(f"{decided}."):
             raise PlanError(
-                f"--what-if {change!r}: a plan chooses {decided} itself, whatever the recipe says; simulate a recipe "
-                "that has it with tailrace simulate"
+                f"--what-if {change!r}: a plan chooses {decided} itself; simulate a recipe that has it with tailrace "
+                "simulate"
             )
 
 

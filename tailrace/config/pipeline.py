@@ -48,7 +48,7 @@ class ObserveConfig(Config):
     """What `tailrace plan --output` has foretold of the run. The run takes the file along as plan.json, and its report
     compares the two. A relative path in the file of a recipe begins at the directory of that file."""
     sample_groups: Annotated[int, Field(ge=0, le=1000)] = 2
-    """Number of groups of every step, and of prompts of every evaluation, whose texts are kept in samples.jsonl; 0
-    keeps none."""
+    """Number of groups of every step, and of prompts of each set of every evaluation, whose texts are kept in
+    samples.jsonl; 0 keeps none."""
     sample_characters: Annotated[int, Field(ge=100, le=10_000_000)] = 20_000
     """Characters that are kept of a prompt, a response or an answer; longer ones keep their beginning and their end."""

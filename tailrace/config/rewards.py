@@ -282,8 +282,8 @@ class _Grading(Config):
     retries: Annotated[int, Field(ge=0, le=1000)] = 0
     """Number of further attempts at a response whose grading failed."""
     correct_at: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
-    """A response with at least this reward counts as correct in `accuracy`. By default the grader decides: exact, regex
-    and math do, reasoning_gym at a score of 1, and a function by a truth value or a part `correct`."""
+    """A response with at least this reward counts as correct in `accuracy`. By default the grader decides: exact,
+    regex, integer and math do, reasoning_gym at a score of 1, and a function by a truth value or a part `correct`."""
     failure_reward: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
     """Reward of a response whose grading failed; null leaves the sample out of its group and of the update. A step
     without a successful grading ends the run all the same."""

@@ -47,7 +47,7 @@ def rollout_place(cluster: Cluster, name: str, config: ClusterConfig, trainer: P
 def planned_places(cluster: Cluster) -> tuple[Sequence[Pool], Sequence[Pool]]:
     """Return the pools that a plan may generate on, and those that it may train on.
 
-    One that is called `rollout` or `trainer` is for that alone, and that stands on no other. All others are for both.
+    Where one is called `rollout`, a plan generates on it alone, and trains on others; likewise for `trainer`.
     """
 
     def places(name: str, other: str) -> Sequence[Pool]:

@@ -220,11 +220,12 @@ def _samples_tag(records: Sequence[SampleRecord]) -> str:
 def _cells(record: SampleRecord) -> list[str | float | None]:
     """Return a row of the table of samples: a text, or a number, for each of `_COLUMNS`."""
     oldest, newest = record.weight_versions
-    parts = ", ".join(f"{name} {value:g}" for name, value in record.parts.items())
+    parts = visible(", ".join(f"{name} {value:g}" for name, value in record.parts.items()))
+    failure = None if record.failure is None else visible(record.failure)
     numbers = (record.group, record.sample, record.reward)
     versions = f"{oldest}" if oldest == newest else f"{oldest} to {newest}"
     texts = tuple(visible(text) for text in (record.prompt, record.response, record.answer or ""))
-    return [*numbers, parts, record.advantage, record.tokens, versions, record.failure, *texts]
+    return [*numbers, parts, record.advantage, record.tokens, versions, failure, *texts]
 
 
 def _code(text: str) -> str:
