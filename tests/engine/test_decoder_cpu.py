@@ -233,6 +233,17 @@ def test_what_a_block_held_before_is_never_read(models: dict[str, Path], dtype: 
     assert torch.equal(torch.cat([forward(decoder, chunk(0, 33)), forward(decoder, chunk(33, 34))]), torch.cat(clean))
 
 
+def test_what_a_block_held_before_is_never_read_where_a_slab_of_rows_ends(
+    models: dict[str, Path], dtype: torch.dtype
+) -> None:
+    """The chunk begins at an odd row, so the last row of the slab is an even position."""
+    decoder = make_decoder(models["llama"], dtype)
+    step = chunk(0, 1, OTHER_TABLE), chunk(0, 243)
+    clean = forward(decoder, *step)
+    decoder.cache.data.fill_(torch.nan)
+    assert torch.equal(forward(decoder, *step), clean)
+
+
 def test_only_drawn_rows_have_logits(llama: CpuDecoder) -> None:
     silent = Chunk(0, TOKENS[:20], OTHER_TABLE, None)
     assert forward(llama, silent).shape == (0, 512)

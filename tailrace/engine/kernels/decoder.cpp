@@ -52,6 +52,7 @@ void add_and_norm(const Model& m, element* residual, const float* partial, const
         store(normed + i, mul(mul(load(residual + i), scale), load(weight + i)));
 }
 
+// The value after the last row of a slab is written with the next slab, so that row is its sequence's newest till then.
 std::vector<Place> places_of(const Model& m, const Step& s) {
     std::vector<Place> places;
     places.reserve(s.tokens);
@@ -59,7 +60,8 @@ std::vector<Place> places_of(const Model& m, const Step& s) {
         for (long i = 0; i < s.lengths[c]; i++) {
             const long position = s.starts[c] + i;
             const int64_t block = s.tables[c * s.width + position / m.block_size];
-            places.push_back({block, position % m.block_size, i + 1 == s.lengths[c]});
+            const bool newest = i + 1 == s.lengths[c] || (places.size() + 1) % SLAB == 0;
+            places.push_back({block, position % m.block_size, newest});
         }
     return places;
 }

@@ -6,7 +6,7 @@
 // The place of a row's key and value in the cache.
 struct Place {
     long block, offset;
-    bool newest;  // whether the row is the newest of its sequence
+    bool newest;  // whether the row is the newest of its sequence so far
 };
 
 static inline float inverse_rms(const Model& m, floats squares, long size) {
