@@ -247,7 +247,7 @@ class Packed(Format):
         """See `Format`."""
         groups, words, *_ = matrix.shape
         assert weight_NK.shape == (LANES * groups, self._per_word * words), "the kernel trusts these sizes"
-        weight_NK = weight_NK.to(self.matrices).contiguous()
+        weight_NK = weight_NK.to(matrix.device, self.matrices).contiguous()  # the kernel reads this memory
         stride = matrix.stride(0) // self._per_word
         threads = torch.get_num_threads()
         library = _library(self.matrices)
