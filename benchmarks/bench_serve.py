@@ -17,7 +17,8 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,13 +26,17 @@ import httpx
 import numpy as np
 import openai
 import typer
+from gate import Contestant, see_off
 
 from tailrace.config.model import ModelConfig
+from tailrace.host.allocator import KEPT_MEMORY
 from tailrace.models.resolve import resolve_model
 
 HERE = Path(__file__).parent
+BUILD = HERE.parent / "build" / "bench-serve"
 VLLM_ENV = HERE.parent / ".venv-vllm"
 VLLM_SETTINGS = {
+    **KEPT_MEMORY,  # as ours has it
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),  # by itself it leaves one core
     "LD_PRELOAD": str(VLLM_ENV / "lib" / "libiomp5.so"),  # vLLM asks for it
@@ -55,7 +60,7 @@ def running(command: list[str], **options: Any) -> Iterator["subprocess.Popen[st
         yield process
     finally:
         process.terminate()
-        process.wait(60)
+        see_off(process)
 
 
 def free_port() -> int:
@@ -84,9 +89,9 @@ def wait_for(address: str, process: "subprocess.Popen[str]") -> None:
     raise SystemExit(f"{process.args!r} {how}")
 
 
-async def http_seconds(address: str, model: str, clients: int, requests: int) -> float:
-    """Seconds for all requests of all clients."""
-    chance = np.random.default_rng(0)
+async def http_seconds(address: str, model: str, clients: int, requests: int, number: int) -> float:
+    """Seconds for all requests of all clients. `number`: of the round, each of which has other prompts."""
+    chance = np.random.default_rng((number, clients))
     prompts = [[chance.integers(100, 40_000, PROMPT_TOKENS).tolist() for _ in range(requests)] for _ in range(clients)]
     async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=TOKEN, timeout=600) as asking:
 
@@ -103,14 +108,10 @@ async def http_seconds(address: str, model: str, clients: int, requests: int) ->
         return time.perf_counter() - start
 
 
-def direct_seconds(process: "subprocess.Popen[str]", clients: int, requests: int) -> float:
+def direct_seconds(engine: Contestant, clients: int, requests: int, number: int) -> float:
     """The same without HTTP."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    task = {"clients": clients, "requests": requests, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS}
-    process.stdin.write(json.dumps(task) + "\n")
-    process.stdin.flush()
-    return float(json.loads(process.stdout.readline())["seconds"])
+    tokens = {"prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS}
+    return float(engine.step(clients=clients, requests=requests, number=number, **tokens)["seconds"])
 
 
 def main(rounds: int = 5, vllm: Annotated[bool, typer.Option("--vllm/--no-vllm")] = True) -> None:
@@ -124,28 +125,27 @@ def main(rounds: int = 5, vllm: Annotated[bool, typer.Option("--vllm/--no-vllm")
     other = [str(VLLM_ENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     other += ["--served-model-name", "model", "--port", str(theirs), "--dtype", "bfloat16", "--api-key", TOKEN]
     other += ["--max-model-len", "2048", "--max-num-seqs", "64"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    BUILD.mkdir(parents=True, exist_ok=True)
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL}
     tokens_per_s: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    with running(direct, **pipes) as engine, running(serve, **quiet) as server:
-        assert engine.stdout is not None
-        engine.stdout.readline()
+    with ExitStack() as stack:
+        engine = Contestant(direct, BUILD / "direct.log", KEPT_MEMORY)
+        stack.callback(engine.stop)
+        server = stack.enter_context(running(serve, **quiet))
         wait_for(url(ours), server)
-        arms: dict[str, Callable[[int, int], float]] = {
-            "direct": lambda clients, requests: direct_seconds(engine, clients, requests),
-            "http": lambda clients, requests: asyncio.run(http_seconds(url(ours), "model", clients, requests)),
+        arms: dict[str, Callable[[int, int, int], float]] = {
+            "direct": partial(direct_seconds, engine),
+            "http": lambda *task: asyncio.run(http_seconds(url(ours), "model", *task)),
         }
         with running(other, env=os.environ | VLLM_SETTINGS, **quiet) if vllm else nullcontext() as peer:
             if peer is not None:
                 wait_for(url(theirs), peer)
-                arms["vllm"] = lambda clients, requests: asyncio.run(
-                    http_seconds(url(theirs), "model", clients, requests)
-                )
+                arms["vllm"] = lambda *task: asyncio.run(http_seconds(url(theirs), "model", *task))
             for number in range(rounds + 1):  # the first one warms up
                 for clients, requests in TASKS.items():
                     for name, seconds in arms.items():
                         time.sleep(REST_S)
-                        rate = clients * requests * NEW_TOKENS / seconds(clients, requests)
+                        rate = clients * requests * NEW_TOKENS / seconds(clients, requests, number)
                         if number:
                             tokens_per_s[name][clients].append(rate)
                 print(number, {name: {n: round(of[-1]) for n, of in by.items()} for name, by in tokens_per_s.items()})

@@ -1,10 +1,10 @@
 """The engine by itself, for `make bench-serve`: MODEL_DIR. Clients in its own process submit to it, without HTTP.
 
-A line {"clients": n, "requests": r, "prompt_tokens": p, "new_tokens": t} is answered by {"seconds": s}.
+A step of so many `clients`, `requests` of each, `prompt_tokens` and `new_tokens` takes `seconds`. Each round, of which
+it has the `number`, has other prompts.
 """
 
 import asyncio
-import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +12,7 @@ from contextlib import aclosing
 from itertools import count
 from pathlib import Path
 
+import gate
 import numpy as np
 
 from tailrace.config.engine import NativeEngineConfig, SamplingConfig
@@ -36,18 +37,17 @@ async def client(engine: Engine, task: dict[str, int], chance: np.random.Generat
 
 
 async def main(model: Path) -> None:
-    """Answer lines until there are no more."""
+    """Do the steps that the benchmark asks for."""
     prepare_torch("cpu", None)
     loop = asyncio.get_running_loop()
+    steps = gate.turns()
     with ThreadPoolExecutor(1) as thread:
         engine = await open_engine(NativeEngineConfig(), model, device="cpu", executor=thread)
-        print(json.dumps({"ready": True}), flush=True)
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
-            task = json.loads(line)
-            chance = np.random.default_rng(0)
+        while task := await loop.run_in_executor(None, next, steps, None):
+            chance = np.random.default_rng((task["number"], task["clients"]))
             start = time.perf_counter()
             await asyncio.gather(*(client(engine, task, chance) for _ in range(task["clients"])))
-            print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)
+            gate.done(seconds=time.perf_counter() - start)
         await engine.close()
 
 
