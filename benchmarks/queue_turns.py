@@ -239,10 +239,14 @@ def crowd_turn(side: Side, workers: Sequence[gate.Contestant], puts: int) -> Fig
     side.begin("crowd")
     share = puts * WORKER_ROWS
 
+    def prepare(number: int) -> Figures:
+        return workers[number].step(prepare=puts)
+
     def step(number: int) -> Figures:
         return workers[number].step(rows=share, produce=number < WORKERS)
 
     with ThreadPoolExecutor(len(workers)) as threads:
+        list(threads.map(prepare, range(WORKERS)))
         figures = list(threads.map(step, range(len(workers))))
     put, got = (sum(int(f["checksum"]) for f in those) for those in (figures[:WORKERS], figures[WORKERS:]))
     if put != got:
@@ -258,14 +262,19 @@ def work(side: Side) -> None:
     processes."""
     rows = varlen_rows(WORKER_ROWS)
     side.begin("crowd")
+    batches: list[Any] = []
     for task in gate.turns():
-        share = int(task["rows"])
-        gate.done(**(produce(side, rows, share) if task["produce"] else consume(side, list(rows), share)))
+        if "prepare" in task:
+            batches = [side.prepare(rows) for _ in range(task["prepare"])]
+            gate.done()
+        elif task["produce"]:
+            gate.done(**produce(side, rows, batches))
+        else:
+            gate.done(**consume(side, list(rows), int(task["rows"])))
 
 
-def produce(side: Side, rows: Rows, share: int) -> Figures:
-    """Put `share` rows, batch by batch."""
-    batches = [side.prepare(rows) for _ in range(share // WORKER_ROWS)]
+def produce(side: Side, rows: Rows, batches: Sequence[Any]) -> Figures:
+    """Put batches of `rows`, one after the other."""
     start = time.monotonic()
     for batch in batches:
         side.put(batch)
