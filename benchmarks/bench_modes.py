@@ -13,7 +13,8 @@ on. Of three engines one takes twice the time for each step.
     s1_delayed, …       asynchronous: the staleness that is allowed, and how new weights get into engines
 
 The rewards are those of held-out prompts. The seconds are counted from the start of the first step. Curves are left in
-`build/bench-modes`, where plot_learning.py finds them. A run whose curve is there is not made again without `--again`.
+`build/bench-modes`, where plot_learning.py finds them. A run whose curve is there, of the same settings, is not made
+again without `--again`.
 The last line is JSON, with means over the seeds, by fleet and mode:
 
     reward          after the last step: the mode learns from as many samples as all others
@@ -24,6 +25,7 @@ The last line is JSON, with means over the seeds, by fleet and mode:
     staleness       mean of all samples that were trained on, in versions
 """
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -205,8 +207,10 @@ def figures(of_fleet: Mapping[str, Sequence[Curve]]) -> dict[str, dict[str, floa
 
 
 def kept(job: Job) -> Path:
-    """The file with the curve of a run that is done."""
-    return BUILD / "runs" / f"{'-'.join(map(str, job))}.json"
+    """The file with the curve of a run that is done, for the settings of today."""
+    settings = [recipe(job, Path()), overrides(job, Path())]
+    digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:8]
+    return BUILD / "runs" / f"{'-'.join(map(str, job))}-{digest}.json"
 
 
 def keep(job: Job, base: Path) -> None:
@@ -231,6 +235,7 @@ def main(
     ]
     (BUILD / "runs").mkdir(parents=True, exist_ok=True)
     missing = [job for job in jobs if again or not kept(job).exists()]
+    print(f"{len(missing)} of {len(jobs)} runs are to be made", flush=True)
     with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(processes) as pool:
         small_model.prepare(Path(directory), seeds)
         for job, run in [(job, pool.submit(keep, job, Path(directory))) for job in missing]:

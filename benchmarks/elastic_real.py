@@ -137,6 +137,7 @@ def _watch(process: "subprocess.Popen[bytes]", path: Path, notices: dict[str, in
     """Wait for the end of a run, and send its workers their notices.
 
     Raises:
+        RuntimeError: the run ended before a notice was due.
         subprocess.TimeoutExpired: the run took too long.
     """
     until, pids = time.monotonic() + LIMIT_S, dict[str, int]()
@@ -150,6 +151,8 @@ def _watch(process: "subprocess.Popen[bytes]", path: Path, notices: dict[str, in
                         del notices[worker]
                         os.kill(pids[worker], signal.SIGTERM)
             time.sleep(LOOK_S)
+    if notices:
+        raise RuntimeError(f"the run ended before the steps of the notices {notices}: give it more steps")
     process.wait(max(0.0, until - time.monotonic()))
 
 

@@ -10,10 +10,10 @@ def peer_python(build: Path, packages: Sequence[str]) -> Path:
     """Return the interpreter of an environment in `build` that has `packages`; it is made on first use."""
     environment = build / "venv"
     python = environment / "bin" / "python"
-    ready = environment / ".ready"
-    if not ready.exists():
+    ready, wanted = environment / ".ready", "\n".join(packages)
+    if not ready.exists() or ready.read_text() != wanted:
         print(f"setting up {', '.join(packages)} in {environment}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
-        ready.touch()
+        ready.write_text(wanted)
     return python
