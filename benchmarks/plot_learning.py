@@ -4,6 +4,7 @@
 A panel has a fleet of engines, a line has a mode: the means over the seeds at each evaluation.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -29,18 +30,21 @@ def means(curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
     return seconds, [fmean(at) for at in zip(*(curve.rewards for curve in curves), strict=True)]
 
 
-def panel(fleet: str, modes: dict[str, list[Curve]], left: float) -> Iterator[str]:
-    """Yield the drawing of one fleet."""
-    lines = {mode: means(curves) for mode, curves in modes.items()}
+Lines = dict[str, tuple[list[float], list[float]]]
+"""The means of a fleet, by mode."""
+
+
+def panel(fleet: str, lines: Lines, left: float, low: float, high: float) -> Iterator[str]:
+    """Yield the drawing of one fleet, for rewards from `low` to `high`."""
     longest = max(seconds[-1] for seconds, _ in lines.values())
     yield f'<text x="{left}" y="{TOP - 8}" font-weight="bold">{TITLES[fleet]}</text>'
-    for level in (0.0, 0.5, 1.0):
-        y = TOP + (1 - level) * HEIGHT
+    for level in (low, (low + high) / 2, high):
+        y = TOP + (high - level) / (high - low) * HEIGHT
         yield f'<line x1="{left}" x2="{left + WIDTH}" y1="{y}" y2="{y}" stroke="#e3e7ea"/>'
         yield f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{level:g}</text>'
     for mode, (seconds, rewards) in lines.items():
         places = " ".join(
-            f"{left + x / longest * WIDTH:.1f},{TOP + (1 - y) * HEIGHT:.1f}"
+            f"{left + x / longest * WIDTH:.1f},{TOP + (high - y) / (high - low) * HEIGHT:.1f}"
             for x, y in zip(seconds, rewards, strict=True)
         )
         yield f'<polyline points="{places}" fill="none" stroke="{COLOURS[mode]}" stroke-width="1.6"/>'
@@ -62,8 +66,13 @@ def picture(path: Path) -> str:
         x, y = LEFT + number % IN_A_ROW * ENTRY, 14 + number // IN_A_ROW * 22
         drawing.append(f'<line x1="{x}" x2="{x + 18}" y1="{y}" y2="{y}" stroke="{COLOURS[mode]}" stroke-width="3"/>')
         drawing.append(f'<text x="{x + 24}" y="{y + 4}">{mode}</text>')
-    for number, (fleet, modes) in enumerate(fleets.items()):
-        drawing += panel(fleet, modes, LEFT + number * (WIDTH + GAP))
+    drawn: dict[str, Lines] = {
+        fleet: {mode: means(curves) for mode, curves in modes.items()} for fleet, modes in fleets.items()
+    }
+    rewards = [reward for lines in drawn.values() for _, line in lines.values() for reward in line]
+    low, high = math.floor(10 * min(rewards)) / 10, math.ceil(10 * max(rewards)) / 10
+    for number, (fleet, lines) in enumerate(drawn.items()):
+        drawing += panel(fleet, lines, LEFT + number * (WIDTH + GAP), low, high)
     return "\n".join([*drawing, "</svg>", ""])
 
 
