@@ -101,9 +101,9 @@ def test_a_request_that_waits_during_an_update_shares_no_block_of_older_weights(
     begun, waiting = (
         make_request(i, group_id=0, prompt=2 * BLOCK + 5, max_new_tokens=9, ignore_eos=True) for i in range(2)
     )
-    before = core.stats()
     core.add(begun)
     core.step()
+    before = core.stats()
     core.add(waiting)
     core.load_weights(before.version + 1, load_file(model_dir / "model.safetensors").items())
     samples: list[Sample] = []
