@@ -75,8 +75,9 @@ def load_prompts(config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase", *,
     """
     reader = _Reader(config, tokenizer, max_tokens)
     validation = reader.validation()
-    train, held_out = reader.split(config.source, config.held_out, config.split_seed, validation)
-    return PromptSet(train=train, held_out=held_out, validation=validation, dropped=reader.dropped)
+    train, held_out, equal = reader.split(config.source, config.held_out, config.split_seed, validation)
+    dropped = reader.dropped | ({"equal to one that is evaluated": equal} if equal else {})
+    return PromptSet(train=train, held_out=held_out, validation=validation, dropped=dropped)
 
 
 def load_evaluated(
@@ -94,7 +95,8 @@ def load_evaluated(
         if config.held_out is None:
             own = {WHOLE_SOURCE: reader.read(config.source, SOURCE)}
         else:
-            own = {HELD_OUT: reader.split(config.source, config.held_out, config.split_seed, validation)[1]}
+            _, held_out, _ = reader.split(config.source, config.held_out, config.split_seed, validation)
+            own = {HELD_OUT: held_out}
     tell_dropped(reader.dropped)
     return own | validation
 
@@ -118,7 +120,7 @@ class _Reader:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self.dropped: dict[str, int] = {}
-        """The number of prompts that are left out, by reason for the log."""
+        """The number of prompts that were too long, by reason for the log."""
 
     def validation(self) -> dict[str, tuple[Prompt, ...]]:
         """Read the sets of `prompts.validation`, by name.
@@ -139,11 +141,14 @@ class _Reader:
 
     def split(
         self, source: PromptSource, held_out: int, seed: int, validation: Mapping[str, Sequence[Prompt]]
-    ) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    ) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...], int]:
         """Read the prompts to train on, and those of `held_out` different texts, from `prompts.source`.
 
         What is held out depends on the source and the seed alone. Prompts that are too long, or in a validation set,
         are left out of both.
+
+        Returns:
+            Both, and the number of prompts that are left out since they equal an evaluated one.
 
         Raises:
             PromptError: see `load_prompts`.
@@ -170,9 +175,7 @@ class _Reader:
                 f"prompts.held_out {held_out} leaves nothing to evaluate: each of these prompts is too long, or is in "
                 "prompts.validation, too; raise it, or set it to 0"
             )
-        if equal := len(left) - len(train) - len(own):
-            self.dropped["equal to one that is evaluated"] = equal
-        return tuple(train), tuple(own.values())
+        return tuple(train), tuple(own.values()), len(left) - len(train) - len(own)
 
     def _present(self, source: PromptSource, key: str) -> list[Prompt]:
         prompts = present(source_rows(source, key), self._config, self._tokenizer)

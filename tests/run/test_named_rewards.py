@@ -122,7 +122,8 @@ def test_a_judge_beside_a_function_trains_alike_in_both_placements_and_its_cost_
         judge = {"type": "judge", "url": server.url, "model": "m", "prompt": "{response}", "prompt_price": 1e4}
         rewards = {"graders": {"judge": {"grader": judge}, "brief": function("brevity", weight=0.5)}}
         for placement in PLACEMENTS:
-            run = config(tmp_path, tiny_model("llama"), placement, rewards=rewards, **placed(placement))
+            changes = {"rewards": rewards, "prompts__split_seed": 1}  # of these prompts some are graded
+            run = config(tmp_path, tiny_model("llama"), placement, **changes, **placed(placement))
             assert train(run, resume=False) == 0
     assert_same_run(*(tmp_path / placement for placement in PLACEMENTS))
     for placement in PLACEMENTS:
