@@ -7,10 +7,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.config.weights import WeightsMode
 from tailrace.events import Event
 from tailrace.planning.elasticity import ScaleLimits
 from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import METRICS
+from tailrace.simulator.run import SimulatedRun
 from tailrace.simulator.scenario import Elastic, Scenario, TrainerKind
 from tailrace.workloads.replay import Replay
 from tests.simulator.test_run import ENGINE, SCENARIOS, SMALL, Paced, check_conservation, lengths, played, replays
@@ -61,14 +63,22 @@ def test_an_engine_that_joins_loads_gets_the_newest_weights_and_generates() -> N
     assert run.present["rollout"] > 1
 
 
-def test_what_a_released_engine_has_begins_anew_where_a_response_has_one_version() -> None:
-    """As `test_what_an_engine_has_goes_on_elsewhere_when_it_is_released`, with another mode of the weights."""
+def with_one_released(weights: WeightsMode) -> tuple[SimulatedRun, Sequence[Event], Event]:
+    """A run that releases one of three engines, and the event of that.
+
+    While the short responses of the first step are trained on, the long ones of the second are generated.
+    """
     limits = ScaleLimits(least=2, most=3, patience=1, cool_down=0)
-    ahead = replace(GROWS, steps=3, max_staleness=1, weights="delayed", trainer=TrainerKind(times=Paced(2.0)))
+    ahead = replace(GROWS, steps=3, max_staleness=1, weights=weights, trainer=TrainerKind(times=Paced(2.0)))
     engine = replace(ENGINE, engines=3, slots=2)
     elastic = Elastic(limits=limits, joining=replace(engine, engines=1))
     run, events = played(replace(ahead, engines=(engine,), elastic=elastic), growing(3, 80, 80))
     (released,) = changes(events)
+    return run, events, released
+
+
+def test_what_a_released_engine_has_begins_anew_where_a_response_has_one_version() -> None:
+    run, events, released = with_one_released("delayed")
     assert released.info["text"].startswith("3 → 2 engines, by elasticity: generation would be the shorter one")
     samples = [event for event in events if event.task == EventKind.SAMPLE]
     assert Counter(event.step for event in samples) == {0: 6, 1: 6, 2: 6}
@@ -80,13 +90,7 @@ def test_what_a_released_engine_has_begins_anew_where_a_response_has_one_version
 
 
 def test_what_an_engine_has_goes_on_elsewhere_when_it_is_released() -> None:
-    """While the short responses of the first step are trained on, the long ones of the second are generated."""
-    limits = ScaleLimits(least=2, most=3, patience=1, cool_down=0)
-    ahead = replace(GROWS, steps=3, max_staleness=1, weights="in_flight", trainer=TrainerKind(times=Paced(2.0)))
-    engine = replace(ENGINE, engines=3, slots=2)
-    elastic = Elastic(limits=limits, joining=replace(engine, engines=1))
-    run, events = played(replace(ahead, engines=(engine,), elastic=elastic), growing(3, 80, 80))
-    (released,) = changes(events)
+    run, events, released = with_one_released("in_flight")
     assert released.info["text"].startswith("3 → 2 engines, by elasticity: generation would be the shorter one")
     assert released.info["engines"] == ["rollout-0", "rollout-1"]
     samples = [event for event in events if event.task == EventKind.SAMPLE]
