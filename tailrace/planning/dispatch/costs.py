@@ -63,7 +63,9 @@ class ObservedSteps:
         self._sizes: dict[int, _Array] = {}
         """By the bits of B: [4, 4], the weighted sums of products of 1, B, T and seconds, as parts of the seconds."""
         self._decodes = 0
-        self._prefill_s = self._prefill_tokens = 0.0
+        self._prompts: _Array = np.zeros(5)
+        """Of steps that computed prompts, the weighted sums of: those with sequences that decoded, B, T, seconds, and
+        tokens of prompts."""
 
     def decoded(self, batch_size: int, context_tokens: int, seconds: float) -> None:
         """Take in a step in which all sequences of a replica decoded."""
@@ -74,16 +76,9 @@ class ObservedSteps:
         self._decodes += 1
 
     def prefilled(self, tokens: int, batch_size: int, context_tokens: int, seconds: float) -> None:
-        """Take in a step that computed tokens of prompts, beside sequences that decoded.
-
-        The share of these is taken from its seconds. Before that is known, such a step says nothing.
-        """
-        if batch_size:
-            if (costs := self.costs) is None:
-                return
-            seconds = max(0.0, seconds - costs.step_s(1, batch_size, context_tokens, 1))
-        self._prefill_s = self._prefill_s * _FORGET + seconds
-        self._prefill_tokens = self._prefill_tokens * _FORGET + tokens
+        """Take in a step that computed tokens of prompts, beside sequences that decoded."""
+        self._prompts *= _FORGET
+        self._prompts += (batch_size > 0, batch_size, context_tokens, seconds, tokens)
 
     @property
     def costs(self) -> StepCosts | None:
@@ -92,7 +87,9 @@ class ObservedSteps:
             return None
         sums = sum(list(self._sizes.values()), np.zeros((4, 4)))  # another thread may add a size
         base, each, context = non_negative(sums[:3, :3], sums[:3, 3])
-        prefill = self._prefill_s / self._prefill_tokens if self._prefill_tokens else 0.0
+        mixed, sequences, cached, seconds, tokens = self._prompts.tolist()
+        beside_s = base * mixed + each * sequences + context * cached
+        prefill = max(0.0, seconds - beside_s) / tokens if tokens else 0.0
         return StepCosts(base=base, each=each, context=context, prefill=prefill)
 
 
