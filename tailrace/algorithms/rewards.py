@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.table import AddUp, Grade, TableTask, one_group, single_rows
-from tailrace.config.cluster import REWARD
+from tailrace.config.cluster import reward_pool
 from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.rewards import RewardsConfig
 
@@ -69,7 +69,7 @@ class WithRewards(Algorithm):
                 writes=reward_columns(name),
                 work=Grade(name),
                 claims=claims,
-                pool=f"{REWARD}.{name}",
+                pool=reward_pool(name),
             )
         reads = tuple(column for name in self._rewards.graders for column in reward_columns(name))
         yield replace(task, reads=reads, work=AddUp(), claims=single_rows)

@@ -190,6 +190,11 @@ def pool_key(name: str) -> str:
     return f"cluster.{kind}" if kind in _USUAL else f"cluster.pools.{kind}"
 
 
+def reward_pool(name: str) -> str:
+    """The name of the pool that grades for a reward, by its name in `RewardsConfig.each`."""
+    return f"{REWARD}.{name}" if name else REWARD
+
+
 def kind_of_pool(name: str) -> str:
     """The kind of work of a pool: rollout for rollout.large, reward for reward.judge."""
     return name.partition(".")[0]

@@ -32,6 +32,11 @@ class DispatchConfig(Config):
     """Seconds that the expectations of a training step's prompts may take. When they take longer, or fail, prompts are
     pulled until a check finds that placing them pays."""
 
+    @property
+    def plans(self) -> bool:
+        """Whether the policy places prompts by expected lengths and by what steps cost."""
+        return self.policy in ("streamrl", "skewness_aware")
+
 
 class LearnedLengths(Config):
     """What the kinds of lengths that are learned have in common."""

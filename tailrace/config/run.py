@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from tailrace.config.algorithm import AlgorithmConfig, DapoConfig, GrpoConfig, NoCorrection, PolicyGradientConfig
 from tailrace.config.base import Config, Device, PathText, Processes, Seed, is_slow_in_bfloat16, key_of, with_default
-from tailrace.config.cluster import REWARD, ROLLOUT, ClusterConfig, NamedPoolConfig
+from tailrace.config.cluster import ROLLOUT, ClusterConfig, NamedPoolConfig, reward_pool
 from tailrace.config.engine import DType, EngineConfig, NativeEngineConfig, OnDevice, SamplingConfig, in_fast_dtype
 from tailrace.config.evaluation import EvaluationConfig
 from tailrace.config.model import ModelConfig
@@ -94,7 +94,7 @@ class RunConfig(OnDevice):
         """The workers that grade for a reward, by its name in `RewardsConfig.each`."""
         if self.pipeline.placement != "separated":
             return 1
-        return self.cluster.pool(f"{REWARD}.{name}" if name else REWARD).workers
+        return self.cluster.pool(reward_pool(name)).workers
 
     def least_rows(self, max_staleness: int) -> int:
         """The rows that the queue has to hold with such a bound: those of the steps that are under way at once."""
@@ -315,7 +315,7 @@ class RunConfig(OnDevice):
                     "engine.adaptive_tp.estimate ranked needs to be told how long each response is expected to be; "
                     "give rollout.lengths.type, such as history, or use survival (or bound)"
                 )
-            needing = {"policy": dispatch.policy in ("streamrl", "skewness_aware")}
+            needing = {"policy": dispatch.plans}
             needing["order"] = self.rollout.order != "first_in"
             for key in (key for key, needs in needing.items() if needs):
                 raise ValueError(

@@ -147,8 +147,7 @@ def _tells_steps(config: RunConfig) -> bool:
 
 def _without_costs(dispatch: DispatchConfig) -> DispatchConfig:
     """How a run dispatches whose engines do not tell what their steps cost: what would need that is pulled."""
-    needs = dispatch.policy in ("streamrl", "skewness_aware")
-    return dispatch.model_copy(update={"policy": "pull"}) if needs else dispatch
+    return dispatch.model_copy(update={"policy": "pull"}) if dispatch.plans else dispatch
 
 
 def _played(config: RunConfig, steps: int, *, engines: tuple[EngineKind, ...], trainer: TrainerKind) -> Scenario:

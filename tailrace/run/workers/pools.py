@@ -3,7 +3,7 @@
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_run_algorithm
 from tailrace.algorithms.table import AddUp, Compute, Grade, Serve
-from tailrace.config.cluster import REWARD, ROLLOUT, PoolConfig, pool_in_table, pool_key
+from tailrace.config.cluster import ROLLOUT, PoolConfig, pool_in_table, pool_key, reward_pool
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, did_you_mean
 
@@ -26,7 +26,7 @@ def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
         if reward not in config.rewards.graders:
             known = ", ".join(config.rewards.graders) or "none"
             raise ConfigError(
-                f"{pool_key(f'{REWARD}.{reward}')} is for no reward by name, and rewards.graders has {known}"
+                f"{pool_key(reward_pool(reward))} is for no reward by name, and rewards.graders has {known}"
                 f"{did_you_mean(reward, config.rewards.graders)}"
             )
     for task, _ in algorithm.trained():

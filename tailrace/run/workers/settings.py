@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tailrace.algorithms.factory import make_run_algorithm
-from tailrace.config.cluster import REWARD, PoolConfig, pool_key
+from tailrace.config.cluster import PoolConfig, pool_key, reward_pool
 from tailrace.config.rewards import ModelReward, grader_key
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError
@@ -35,7 +35,7 @@ def check_gpus(config: RunConfig, pools: Mapping[str, PoolConfig]) -> None:
 
 def _check_reward_models(config: RunConfig, pools: Mapping[str, PoolConfig]) -> None:
     for name, grading in config.rewards.each.items():
-        pool = f"{REWARD}.{name}" if name else REWARD
+        pool = reward_pool(name)
         device = grading.grader.device if isinstance(grading.grader, ModelReward) else "cpu"
         if device.startswith("cuda") and pool in pools and not pools[pool].gpus:
             raise ConfigError(
