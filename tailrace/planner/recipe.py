@@ -14,6 +14,7 @@ from tailrace.errors import counted
 from tailrace.planner.candidates import Candidate
 from tailrace.planner.problem import Problem
 from tailrace.planner.trial import Plan
+from tailrace.planning.allocation import Engines
 from tailrace.planning.hardware.base import Cluster, Pool
 from tailrace.planning.step_times.training_setup import Layout
 
@@ -64,22 +65,19 @@ def _recipe_values(values: Mapping[str, Any], problem: Problem, plan: Plan) -> d
     if not mode.colocated:
         changes["cluster"] = _cluster(problem, plan)
         changes["queue"] = queue_values(config, mode.max_staleness)
-    ranks = candidate.engines.tp * candidate.engines.dp
-    if ranks == 1:
-        kept = without(without(kept, "engine", "adaptive_tp"), "engine", "link")
-    return merged(_with_degrees(kept, ranks, candidate.engines.tp), changes)
+    return merged(_with_degrees(kept, candidate.engines), changes)
 
 
-def _with_degrees(values: Mapping[str, Any], ranks: int, tp: int) -> dict[str, Any]:
-    """The values of a recipe whose engines change to such TP degrees alone as these ranks allow; or not at all."""
-    adaptive = (values.get("engine") or {}).get("adaptive_tp") or {}
-    if adaptive.get("degrees") is None:
-        return dict(values)
-    allowed = [degree for degree in adaptive["degrees"] if ranks % degree == 0]
-    if not {*allowed} - {tp}:
+def _with_degrees(values: Mapping[str, Any], engines: Engines) -> dict[str, Any]:
+    """The values of a recipe whose engines change to such TP degrees alone as their ranks allow; or not at all."""
+    ranks, tp = engines.tp * engines.dp, engines.tp
+    adaptive = (values.get("engine") or {}).get("adaptive_tp")
+    given = None if adaptive is None else adaptive.get("degrees")
+    allowed = [degree for degree in given or range(1, ranks + 1) if ranks % degree == 0]
+    if adaptive is None or not {*allowed} - {tp}:
         fixed = without(values, "engine", "adaptive_tp")
         return without(fixed, "engine", "link") if tp == 1 else fixed
-    return merged(values, {"engine": {"adaptive_tp": {"degrees": allowed}}})
+    return dict(values) if given is None else merged(values, {"engine": {"adaptive_tp": {"degrees": allowed}}})
 
 
 def without(values: Mapping[str, Any], *path: str) -> dict[str, Any]:
