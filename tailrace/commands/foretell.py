@@ -45,7 +45,7 @@ from tailrace.run.directory import RunDirectory
 from tailrace.simulator.drawing import draw_steps
 from tailrace.simulator.scenario import EngineKind, Scenario
 from tailrace.workloads.replay import Replay
-from tailrace.workloads.run_trace import run_provenance, trace_of_events
+from tailrace.workloads.run_trace import trace_of_events
 from tailrace.workloads.samplers.factory import open_workload
 
 _STEPS = 16
@@ -134,7 +134,7 @@ def shape_here(config: RunConfig) -> ModelShape:
 
 def _own(run: RunData, config: RunConfig) -> Replay:
     """The lengths of the run's last steps that are whole."""
-    replay = Replay.of(trace_of_events(run.events, run_provenance(run.name, run.events)))
+    replay = Replay.of(trace_of_events(run.name, run.events))
     groups, size = config.groups_per_step, config.algorithm.group_size
     whole = [group for group in replay.groups if len(group) == size]
     made = len(whole) // groups

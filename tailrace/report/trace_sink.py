@@ -25,7 +25,7 @@ def trace_of_run(run_dir: Path) -> Trace:
         UserError: it is not the directory of a run, a file of it is broken, or no step has ended yet.
     """
     run = load_run(run_dir)
-    return trace_of_events(run.events, run_provenance(run.name, run.events))
+    return trace_of_events(run.name, run.events)
 
 
 class TraceSink:

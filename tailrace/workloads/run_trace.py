@@ -8,7 +8,7 @@ A response that was made or graded again, since its row was lost, counts as it w
 count when it has ended: of a step that goes on, the short responses are finished first.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -56,8 +56,8 @@ class RunSamples:
         return sorted(rows, key=lambda row: (row["step"], row["group"], row["sample"]))
 
 
-def trace_of_events(events: Iterable[Event], provenance: Provenance) -> Trace:
-    """Make the trace of a run of its events, without those of work that was lost (`drop_superseded`).
+def trace_of_events(name: str, events: Sequence[Event]) -> Trace:
+    """Make the trace of the run of this name of its events, without those of work that was lost (`drop_superseded`).
 
     Raises:
         TraceError: no step has ended, or the events are of an earlier version.
@@ -67,8 +67,10 @@ def trace_of_events(events: Iterable[Event], provenance: Provenance) -> Trace:
         samples.add(event)
     rows = samples.take(before_step=samples.ended_steps)
     if not rows:
-        raise TraceError(f"{provenance.source} has not ended a step yet; a trace needs the samples of one")
-    return Trace.of(pl.DataFrame(rows, schema={name: COLUMNS[name].dtype for name in _NAMES}), provenance)
+        raise TraceError(f"{name} has not ended a step yet; a trace needs the samples of one")
+    return Trace.of(
+        pl.DataFrame(rows, schema={column: COLUMNS[column].dtype for column in _NAMES}), run_provenance(name, events)
+    )
 
 
 def run_provenance(name: str, events: Iterable[Event]) -> Provenance:

@@ -7,7 +7,7 @@ from tailrace.report.charts import Section
 from tailrace.report.run_data import RunData
 from tailrace.report.workload.sections import workload_sections
 from tailrace.workloads.characterization.description import Description
-from tailrace.workloads.run_trace import run_provenance, trace_of_events
+from tailrace.workloads.run_trace import trace_of_events
 
 
 def run_sections(run: RunData) -> list[Section]:
@@ -18,7 +18,7 @@ def run_sections(run: RunData) -> list[Section]:
     if not run.samples:
         return []
     try:
-        trace = trace_of_events(run.events, run_provenance(run.name, run.events))
+        trace = trace_of_events(run.name, run.events)
     except TraceError as error:
         return [Section("Workload", [], note=f"Not shown: {one_line(error)}.")]
     found = workload_sections({run.name: Description.of(trace)})
