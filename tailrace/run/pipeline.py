@@ -163,8 +163,8 @@ class Pipeline:
     async def _catch_up(self) -> None:
         """Train models that an interrupt left behind the policy, before there are responses for them to score."""
         if trained := self.learner.trained_steps:
-            for model in self._models.values():
-                await model.train(trained - 1)
+            for name, model in self._models.items():
+                await _train_model(name, model, trained - 1)
 
     async def _train(self, step: int) -> None:
         """Train every model for one step, at the same time."""
