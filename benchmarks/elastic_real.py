@@ -151,9 +151,9 @@ def _watch(process: "subprocess.Popen[bytes]", path: Path, notices: dict[str, in
                         del notices[worker]
                         os.kill(pids[worker], signal.SIGTERM)
             time.sleep(LOOK_S)
-    if notices:
-        raise RuntimeError(f"the run ended before the steps of the notices {notices}: give it more steps")
     process.wait(max(0.0, until - time.monotonic()))
+    if notices and process.returncode == 0:
+        raise RuntimeError(f"the run ended before the steps of the notices {notices}: give it more steps")
 
 
 @contextmanager

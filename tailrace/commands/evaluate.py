@@ -125,16 +125,16 @@ def evaluate(
     lines = None if output is None else JsonLines(output, force=force, inputs=inputs)
     prepare_torch(config.device, config.threads)
     if checkpoint is None:
-        return _evaluate_model(config, lines, name=config.model.path, as_json=as_json)
+        return _evaluate_model(config, lines, label=config.model.path, as_json=as_json)
     run, step = checkpoint
     with exported_checkpoint(run, step, device=config.device, threads=config.threads) as path:
         model = config.model.model_copy(update={"path": str(path)})
         evaluated = config.model_copy(update={"model": model})
-        return _evaluate_model(evaluated, lines, name=f"{run} at step {step}", as_json=as_json)
+        return _evaluate_model(evaluated, lines, label=f"{run} at step {step}", as_json=as_json)
 
 
-def _evaluate_model(config: EvalConfig, lines: JsonLines | None, *, name: str, as_json: bool) -> int:
-    """`name`: of the model, in what is printed."""
+def _evaluate_model(config: EvalConfig, lines: JsonLines | None, *, label: str, as_json: bool) -> int:
+    """`label`: of the model, in what is printed."""
     inputs = load_inputs(config)
     answers: list[Answer] = []
     try:
@@ -145,7 +145,7 @@ def _evaluate_model(config: EvalConfig, lines: JsonLines | None, *, name: str, a
         code = INTERRUPTED
     if code == INTERRUPTED:
         print(f"Interrupted: these are the {counted(len(answers), 'answer')} that were graded.", file=sys.stderr)
-    _print(config, inputs, answers, name=name, as_json=as_json)
+    _print(config, inputs, answers, label=label, as_json=as_json)
     return code
 
 
@@ -252,13 +252,13 @@ def _intervals(answers: Sequence[Answer]) -> Iterator[tuple[str, Interval]]:
         yield "reward", found
 
 
-def _print(config: EvalConfig, inputs: Inputs, answers: Sequence[Answer], *, name: str, as_json: bool) -> None:
+def _print(config: EvalConfig, inputs: Inputs, answers: Sequence[Answer], *, label: str, as_json: bool) -> None:
     ways = [way.name for way in ways_of(config.evaluation, config.sampling)]
     found = figures(answers, list(inputs.sets), ways)
     ranges = intervals(answers, list(inputs.sets), ways)
     if as_json:
         result: dict[str, Any] = {
-            "model": name,
+            "model": label,
             "prompts": {name: len(prompts) for name, prompts in inputs.sets.items()},
             "answers": len(answers),
             "figures": found,
@@ -267,7 +267,7 @@ def _print(config: EvalConfig, inputs: Inputs, answers: Sequence[Answer], *, nam
         print(msgspec.json.encode(result).decode())
         return
     sets = ", ".join(f"{len(prompts)} of {name}" for name, prompts in inputs.sets.items())
-    print(f"{name}: {counted(len(answers), 'answer')} to {sets}")
+    print(f"{label}: {counted(len(answers), 'answer')} to {sets}")
     Console().print(_table(found, ranges, list(inputs.sets)))
 
 
