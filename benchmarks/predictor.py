@@ -32,7 +32,7 @@ WINDOW = 16
 """Number of steps whose median is compared with a prediction."""
 SHORT_STEPS = 4
 """Steps of a measurement that is repeated soon."""
-STATES = 24
+STATES = 16
 """Steps of the batches of each degree that are measured again."""
 FEW_TURNS, LEAST_TURNS, MOST_TURNS = 3, 12, 80
 STANDARD_ERROR = 0.005
@@ -153,7 +153,12 @@ class Turns:
             *those, seconds = self._seconds(state.tp, decode=points[::order], steps=SHORT_STEPS)[::order]
             again = _with_seconds(self._profile, dict(zip(bearing, those, strict=True)))
             off.append(_predicted_s(again, state) / seconds - 1)
-        return abs(statistics.median(off))
+        error = abs(statistics.median(off))
+        if most == MOST_TURNS:
+            replicas, length = state.replicas, state.context_tokens // state.batch_size
+            where = f"{replicas} x TP {state.tp}, {state.batch_size} x {length}"
+            print(f"model error: {where}: {_pct([error])} % in {len(off)} turns", flush=True)
+        return error
 
     def _prefills(self) -> dict[str, float]:
         """The mean by degree, and the worst, at lengths in the middle between those of the profile, a prompt at a
