@@ -29,12 +29,14 @@ rank = typer.Typer(no_args_is_help=True, help="Predictors of the lengths of resp
 app.add_typer(rank, name="rank")
 
 
-def _path(text: str) -> Path:
-    """The path of an argument; no shell replaces the ~ of `--output=~/x`."""
+def _path(given: str | Path) -> Path:
+    """The path of an argument, or of its default; no shell replaces the ~ of `--output=~/x`."""
     from tailrace.config.base import expanded
 
+    if given == "":
+        raise typer.BadParameter("is empty; give a path")
     try:
-        return Path(expanded(text))
+        return Path(expanded(str(given)))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -462,7 +464,7 @@ def scale(
         ),
     ],
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Seconds to wait until the change is made.", min=1.0)
+        float, typer.Option("--timeout", help="Seconds to wait until the change is made.", min=1.0, max=1e6)
     ] = 600.0,
 ) -> None:
     """Change the number of rollout workers of a run, while it goes on. Nothing is lost, and no one waits for it."""

@@ -1,5 +1,6 @@
 """`tailrace queue add-unit` and `tailrace queue remove-unit`: storage units join a running queue, and leave it."""
 
+import shlex
 import socket
 from collections.abc import Sequence
 from contextlib import closing
@@ -30,10 +31,8 @@ def serve_unit(connection: Path, overrides: Sequence[str], *, name: str | None, 
             add_unit(address, config, log=log, name=name) as unit,
         ):
             print(f"{unit.name} has joined the queue; its log: {log}")
-            print(
-                f"Ctrl-C, or this command, has it leave: tailrace queue remove-unit {connection} {unit.name}",
-                flush=True,
-            )
+            command = shlex.join(["tailrace", "queue", "remove-unit", str(connection), unit.name])
+            print(f"Ctrl-C, or this command, has it leave: {command}", flush=True)
             _serve(unit, asked)
         print(f"{unit.name} has left the queue; its rows are on other units.")
 

@@ -23,7 +23,8 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
+NAME_CHARS = 200
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -1,6 +1,7 @@
 """A unit joins a running queue, takes rows, and hands them on before it leaves; a mistake is one line."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -189,6 +190,7 @@ def test_a_mistake_is_one_line_and_no_process_is_started(tmp_path: Path, monkeyp
         assert refusal(address, name="unit-0") == "the queue has a unit 'unit-0' already; give another name"
         own = "the name 'unit-7' is for units that the queue starts itself; give another"
         assert refusal(address, name="unit-7") == own
+        assert refusal(address, name="x" * 201).endswith("has 201 characters; give one of at most 200")
         assert "does not know the token" in refusal(msgspec.structs.replace(address, token=bytes(32)))
         wrong = AddedUnitConfig.model_validate({"storage": {"type": "arena", "directory": "/nowhere"}})
         assert refusal(address, config=wrong).startswith("storage.directory=/nowhere: ")
@@ -197,29 +199,23 @@ def test_a_mistake_is_one_line_and_no_process_is_started(tmp_path: Path, monkeyp
         remove_unit(address, "unit-0")
 
 
-def test_the_commands_add_and_remove_a_unit(tmp_path: Path) -> None:
+def test_the_commands_add_and_remove_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def tailrace(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=4 * LIMIT_S, check=False)
 
+    monkeypatch.chdir(tmp_path)
     with queue(tmp_path / "queue") as processes:
         connection = str(processes.connection)
-        command = [
-            *COMMAND,
-            "add-unit",
-            connection,
-            "storage.type=memory",
-            "--name",
-            "mine",
-            "--log",
-            str(tmp_path / "log"),
-        ]
+        command = [*COMMAND, "add-unit", connection, "storage.type=memory", "--name", "my own"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as added:
             assert added.stdout is not None
-            assert added.stdout.readline() == f"mine has joined the queue; its log: {tmp_path / 'log'}\n"
-            assert f"tailrace queue remove-unit {connection} mine" in added.stdout.readline()
-            done = tailrace("remove-unit", connection, "mine")
+            assert added.stdout.readline() == "my own has joined the queue; its log: queue-unit.log\n"
+            assert Path("queue-unit.log").is_file()
+            printed = added.stdout.readline()
+            assert f"tailrace queue remove-unit {connection} 'my own'" in printed
+            done = tailrace(*shlex.split(printed.split("tailrace queue ")[1]))
             assert (done.returncode, done.stderr) == (0, "")
-            assert done.stdout == "mine has left the queue; its rows are on other units.\n"
+            assert done.stdout == "my own has left the queue; its rows are on other units.\n"
             assert added.stdout.read() == done.stdout
             assert added.wait(LIMIT_S) == 0
         done = tailrace("remove-unit", connection, "unit-0")

@@ -31,6 +31,7 @@ from tailrace.transfer.queue.processes.serve import Failed, Left, Listening, Uni
 from tailrace.transfer.queue.processes.vitals import START_LIMIT_S
 from tailrace.transfer.queue.storage.factory import clear_storage
 from tailrace.transfer.socket_directory import socket_directory
+from tailrace.transfer.wire.messages import NAME_CHARS
 
 LEAVE_LIMIT_S = 3600.0
 """Seconds for a unit to leave: leases under which its rows are written to have to end."""
@@ -124,6 +125,8 @@ def add_unit(
     stats = _look(address)
     if any(unit.name == name for unit in stats.units):
         raise UserError(f"the queue has a unit {name!r} already; give another name")
+    if len(name) > NAME_CHARS:
+        raise UserError(f"the name {name[:20]}… has {len(name)} characters; give one of at most {NAME_CHARS}")
     if is_own_name(name):
         raise UserError(f"the name {name!r} is for units that the queue starts itself; give another")
     check_place(config.listen, config.storage, keys="")
