@@ -85,7 +85,11 @@ def check_queue(config: QueueConfig, table: TableConfig) -> int:
 
 def _check_policies(table: TableConfig, controllers: int) -> None:
     try:
-        check_table(make_tasks(table, controllers=controllers), table.columns)
+        tasks = make_tasks(table, controllers=controllers)
+    except QueueError as error:
+        raise UserError(f"queue: {error}") from None
+    try:
+        check_table(tasks, table.columns)
     except QueueError as error:
         raise UserError(f"algorithm: {error}") from None
 

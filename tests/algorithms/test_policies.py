@@ -26,7 +26,7 @@ IN_ORDER = {"pipeline": {"streaming": True, "in_order": True}}
 
 
 def config(policies: dict[str, Any], **changes: Any) -> RunConfig:
-    queue = {"type": "local", "policies": policies}
+    queue = {"type": "local", **changes.pop("queue", {}), "policies": policies}
     return small_run(Path("run"), Path("model"), Path("prompts.jsonl"), queue=queue, **changes)
 
 
@@ -81,6 +81,11 @@ def test_a_policy_that_fits_its_task_is_taken(policies: dict[str, Any], changes:
             STREAMING,
         ),
         ({"actor": STEPS}, "window is 8, and pipeline.in_order=true", IN_ORDER),
+        (
+            {"actor": {**STEPS, "window": 1, "tokens": 9}},
+            "which queue.controllers=2 do not keep; give window=8, or queue.controllers=1$",
+            {**STREAMING, "queue": {"type": "service", "controllers": 2}},
+        ),
     ],
 )
 def test_a_policy_that_would_break_its_task_is_one_line(

@@ -86,5 +86,5 @@ def test_a_mistake_in_a_policy_is_one_clear_line(policy: dict[str, Any], message
 def test_several_controllers_keep_no_order_of_groups(tokens: int | None) -> None:
     config = TokenBudgetConfig(tokens=tokens, window=1)
     make_policy(config)
-    with pytest.raises(QueueError, match=r"window=1 .* queue\.controllers is 2; give 1"):
+    with pytest.raises(QueueError, match=r"window=1 .* each of the 2 controllers .* give queue\.controllers=1"):
         make_policy(config, controllers=2)

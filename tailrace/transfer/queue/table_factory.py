@@ -57,9 +57,9 @@ def make_policy(config: PolicyConfig, *, controllers: int = 1) -> Policy:
         case TokenBudgetConfig():
             if controllers > 1 and config.window == 1:
                 raise QueueError(
-                    f"policy 'token_budget' with window=1 hands out groups in the order of the run "
-                    f"(pipeline.in_order), which a controller keeps among its own, and queue.controllers is "
-                    f"{controllers}; give 1, or the rows of a training step as window (pipeline.in_order=false)"
+                    f"policy 'token_budget' with window=1 hands out groups in the order of all puts (in a run: "
+                    f"pipeline.in_order), and each of the {controllers} controllers knows only its own groups; give "
+                    f"queue.controllers=1, or the rows of a training step as window (pipeline.in_order=false)"
                 )
             return TokenBudget(
                 config.tokens,
