@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Self
 
@@ -113,5 +113,6 @@ class Interrupt:
         if self.asked:
             os._exit(INTERRUPTED)
         self.asked = True
-        print("Stopping; once more to exit at once.", file=sys.stderr, flush=True)
         self._task.cancel()
+        with suppress(OSError):  # the terminal has closed, or the reader of the pipe has ended
+            print("Stopping; once more to exit at once.", file=sys.stderr, flush=True)

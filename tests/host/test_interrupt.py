@@ -30,6 +30,23 @@ async def test_the_first_signal_cancels_and_the_task_can_go_on_to_save(number: s
     assert saved.result() == "saved"
 
 
+async def test_a_signal_cancels_where_nobody_reads_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with Interrupt().watching() as interrupt:
+            os.kill(os.getpid(), signal.SIGHUP)
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(asyncio.Event().wait(), timeout=10)
+            interrupt.accept()
+        with pytest.raises(BrokenPipeError):
+            stderr.flush()
+        monkeypatch.undo()
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), writer)
+
+
 async def test_a_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     exited = asyncio.Event()
     codes: list[int] = []
