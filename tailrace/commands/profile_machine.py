@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from tailrace.engine.opening import open_engine
 from tailrace.errors import PlanError
 from tailrace.host.compute import prepare_torch
 from tailrace.host.cpu import cpu_name, usable_cores
+from tailrace.host.descendants import end_with_parent
 from tailrace.models.architecture import read_architecture
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
@@ -204,12 +206,17 @@ def _waited(measuring: Future[T]) -> T:
             f"a measurement on this machine has not ended after {_LIMIT_S / 60:.0f} minutes; take a smaller model, or "
             "smaller engine.max_batch_size and trainer.micro_batch_tokens"
         ) from None
+    except BrokenProcessPool:
+        raise PlanError(
+            "a process that measured has died: this machine may have too little memory; take a smaller model, or "
+            "smaller engine.kv_cache_gib, engine.max_batch_size and trainer.micro_batch_tokens"
+        ) from None
 
 
 def _process() -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])  # PyTorch is imported once for all of them
-    return ProcessPoolExecutor(max_workers=1, mp_context=context)
+    return ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=end_with_parent)
 
 
 def _opened(task: _Task) -> RunConfig:

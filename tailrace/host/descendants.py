@@ -26,6 +26,15 @@ def signal_at_end_of_parent(number: signal.Signals) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
+def end_with_parent() -> None:
+    """Initialize a process of a pool: it ends when its parent does, and at a Ctrl-C without a traceback.
+
+    Else it waits for ever after a parent that was killed: each process holds the pipe open on which all of them read.
+    """
+    signal_at_end_of_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def kill_descendants() -> None:
     """Kill all descendants of this process; see `kill_all`."""
     kill_all(lambda: psutil.Process().children(recursive=True))

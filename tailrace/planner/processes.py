@@ -3,9 +3,13 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from functools import partial
+from multiprocessing import active_children, get_context
 
+from tailrace.errors import PlanError
+from tailrace.host.descendants import end_with_parent
 from tailrace.planner.candidates import Candidate
 from tailrace.planner.problem import Problem
 from tailrace.planner.trial import Plan, simulate
@@ -33,8 +37,19 @@ def side_by_side(problem: Problem) -> Iterator[Simulate]:
     if cores == 1 or problem.steps * problem.config.trainer.train_batch_size < _WORTH:
         yield one_by_one
         return
-    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        yield lambda trials: list(pool.map(_simulated, trials, timeout=_LIMIT_S))
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
+        yield partial(_simulated_by, pool)
+
+
+def _simulated_by(pool: ProcessPoolExecutor, trials: Sequence[Trial]) -> list[Plan]:
+    try:
+        return list(pool.map(_simulated, trials, timeout=_LIMIT_S))
+    except BrokenProcessPool:
+        raise PlanError("a process that simulated has died: this machine may have too little memory") from None
+    except TimeoutError:
+        for child in active_children():
+            child.terminate()  # else the end of the pool would wait for it
+        raise PlanError(f"simulations have not ended after {_LIMIT_S / 60:.0f} minutes; give fewer choices") from None
 
 
 def _simulated(trial: Trial) -> Plan:

@@ -1,11 +1,12 @@
 """A profile of this machine: of real engines and trainers, complete, and never left half written."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tailrace.commands import profile_machine as module
-from tailrace.commands.profile_machine import measure_machine, profile_machine
+from tailrace.commands.profile_machine import in_process, measure_machine, profile_machine
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError, UserError
@@ -20,6 +21,11 @@ from tests.helpers.bench import write_recipe
 def recipe(tmp_path: Path, tiny_model: TinyModel) -> RunConfig:
     small = ["trainer.micro_batch_tokens=64", "trainer.precision=fp32", "threads=null"]
     return load_config(write_recipe(tmp_path, tiny_model), small)
+
+
+def test_a_measuring_process_that_dies_is_one_line() -> None:
+    with pytest.raises(PlanError, match=r"^a process that measured has died: this machine may have too little memory"):
+        in_process(os._exit, 1)
 
 
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="an engine beside a trainer takes two cores")

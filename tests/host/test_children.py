@@ -5,7 +5,10 @@ import sys
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
+import psutil
+
 from tailrace.host.children import kill_group, last_output, python_module
+from tests.helpers.waiting import until
 
 LIMIT_S = 60
 
@@ -29,6 +32,23 @@ def test_a_group_is_killed_with_what_its_leader_has_started() -> None:
         assert output.read() == b"", "its child held the other end"
     assert leader.wait(LIMIT_S) == -9
     kill_group(leader.pid)  # a group that is gone
+
+
+def test_a_process_of_a_pool_ends_with_its_parent_that_was_killed() -> None:
+    code = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from tailrace.host.descendants import end_with_parent
+pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=end_with_parent)
+print(pool.submit(os.getpid).result(), flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=DEVNULL, stdout=PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        until(lambda: not psutil.pid_exists(pid))
 
 
 def test_only_who_has_said_something_has_last_words() -> None:
