@@ -1,5 +1,6 @@
 """Files that a command writes."""
 
+import os
 from collections.abc import Iterable
 from glob import glob
 from pathlib import Path
@@ -12,19 +13,21 @@ def check_new_file(option: str, path: Path, *, force: bool) -> None:
     """Check that the file that `option` names can be made, or replaced with `force`.
 
     Raises:
-        UserError: the file exists and is not to be replaced, is a directory, or cannot be made in its directory.
+        UserError: the file exists and is not to be replaced, is a directory, a device or a pipe, or cannot be made in
+            its directory.
     """
     if path.is_dir():
         raise UserError(f"{option} {path} is a directory; give a file")
-    if path.exists() and not force:
+    if path.exists() and not path.is_file():
+        raise UserError(f"{option} {path} is a device or a pipe, which a file would replace; give a file")
+    if os.path.lexists(path) and not force:
         raise UserError(f"{option} {path} exists; give another file, or replace it with --force")
     if not path.parent.is_dir():
         raise UserError(f"{option} {path} cannot be made: {path.parent} is not a directory")
-    if not path.exists():
-        try:
-            TemporaryFile(dir=path.parent).close()
-        except OSError as error:
-            raise UserError(f"{option} {path} cannot be made: {error.strerror}") from None
+    try:
+        TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise UserError(f"{option} {path} cannot be made: {error.strerror}") from None
 
 
 def check_apart(option: str, output: Path, inputs: Iterable[str | Path]) -> None:

@@ -20,6 +20,7 @@ from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.errors import PlanError, UserError, counted
 from tailrace.events import Event
+from tailrace.host.whole_file import whole_file
 from tailrace.models.resolve import resolve_model
 from tailrace.planner.candidates import Candidate
 from tailrace.planner.given import given
@@ -124,7 +125,8 @@ def foretold_after(
 
 def write_foretold(path: Path, foretold: Foretold) -> None:
     """Write what was foretold; see `planning.foretold`."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(foretold)) + b"\n")
+    with whole_file(path) as partial_path:
+        partial_path.write_bytes(msgspec.json.format(msgspec.json.encode(foretold)) + b"\n")
 
 
 def shape_here(config: RunConfig) -> ModelShape:

@@ -32,10 +32,12 @@ class JsonLines:
         if path is None and sys.stdout is None:
             raise UserError("standard output is closed; give a file with --output FILE")
         if path is not None:
-            self._replace = force or (path.exists() and not path.is_file())  # a device or a pipe has nothing to lose
+            special = path.exists() and not path.is_file() and not path.is_dir()
+            self._replace = force or special  # a device or a pipe has nothing to lose
             if path.is_file():
                 check_apart("--output", path, inputs)
-            check_new_file("--output", path, force=self._replace)
+            if not special:
+                check_new_file("--output", path, force=force)
 
     @property
     def on_terminal(self) -> bool:

@@ -17,8 +17,8 @@ def check_new_plan(output: Path, *, force: bool) -> None:
     Raises:
         UserError: one exists, or its directory does not.
     """
-    for path in plan_files(output):
-        check_new_file("--output", path, force=force)
+    check_new_file("--output", output, force=force)  # before a name is made of it, which a directory may lack
+    check_new_file("--output", _beside(output), force=force)
 
 
 def plan_files(output: Path) -> tuple[Path, Path]:

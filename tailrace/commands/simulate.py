@@ -5,6 +5,7 @@ workload.
 """
 
 import json as json_module
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,7 +21,7 @@ from tailrace.config.cluster import ROLLOUT
 from tailrace.config.model import ModelConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
-from tailrace.errors import PlanError
+from tailrace.errors import PlanError, on_failure
 from tailrace.events import Event, EventFile, Sink
 from tailrace.planner.candidates import Candidate
 from tailrace.planner.given import given, with_allocation
@@ -104,6 +105,10 @@ class _Simulation:
         """Simulate with a file of events, and write the report beside it."""
         RunDirectory(report).check_makeable("--report")
         report.mkdir(parents=True)
+        with on_failure(shutil.rmtree, report, ignore_errors=True):
+            return self._written(report)
+
+    def _written(self, report: Path) -> Simulated:
         counted = counted_steps(self._problem.drawn, groups=self._groups, ahead=self._ahead)
         model = ModelConfig(path=self._problem.shape.name)
         info = {
