@@ -112,6 +112,10 @@ def test_a_recipe_and_a_picture_are_written_and_replaced_only_where_asked(plan: 
         (("--what-if", "model="), {}, "--what-if 'model=' has no key and value"),
         ((), {"model": "Qwen2.5-72B"}, "the smallest cluster of H100 that would do is"),
         ((), {"workload": "maths-32b"}, "did you mean 'math-32b'"),
+        ((), {"model": "~nosuch/m"}, "the model '~nosuch/m' begins with a user who is not known here"),
+        ((), {"workload": "~nosuch/w.yaml"}, "the workload '~nosuch/w.yaml' begins with a user"),
+        ((), {"cluster": "~nosuch/c.yaml"}, "the cluster file '~nosuch/c.yaml' begins with a user"),
+        (("--output", "."), {}, "--output . is a directory; give a file"),
         (
             ("sampling.max_new_tokens=48",),
             {},

@@ -116,6 +116,7 @@ def test_a_recipe_goes_before_its_base_and_overrides_before_both() -> None:
         ("quikstart", "the recipe quikstart does not exist; did you mean quickstart?"),
         ("mine.yaml", "is its own base"),
         ("other.yaml", "is its own base"),
+        ("~nosuch/mine.yaml", "base '~nosuch/mine.yaml' begins with a user who is not known here"),
         ("[quickstart]", "base is ['quickstart']; expected the file or the name of a recipe"),
     ],
 )

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tailrace.config.base import expanded
 from tailrace.config.recipe_text import read_yaml
 from tailrace.errors import PlanError, did_you_mean
 from tailrace.planning.model_shape.base import ModelShape
@@ -73,7 +74,10 @@ def find_shape(name_or_directory: str) -> ModelShape:
 
 
 def _directory(name_or_directory: str) -> Path:
-    path = Path(name_or_directory).expanduser()
+    try:
+        path = Path(expanded(name_or_directory))
+    except ValueError as error:
+        raise PlanError(f"the model {error}") from None
     return path.parent if path.name == CONFIG else path
 
 
