@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from shlex import quote
 
 from tailrace.config.load import keys_of, load_as, load_config
 from tailrace.config.queue_table import ServeConfig
@@ -104,7 +105,9 @@ def serve(served: Served, directory: Path, *, metrics_port: int | None) -> None:
 def greeting(served: Served, connection: Path) -> list[str]:
     """Return the lines that say how to use the queue."""
     if served.of_run:
-        use = [f"Serving. One run can use this queue, with: queue.type=remote queue.connection={connection}"]
+        use = [
+            f"Serving. One run can use this queue, with: queue.type=remote {quote(f'queue.connection={connection}')}"
+        ]
     else:
         use = [
             "Serving. Use this queue from Python:",
@@ -113,7 +116,7 @@ def greeting(served: Served, connection: Path) -> list[str]:
             "    from tailrace.transfer.queue.client.sync_queue import SyncQueue",
             f'    queue = SyncQueue(QueueAddress.read(Path({str(connection)!r})), name="...")',
         ]
-    return [*use, f"Watch it with: tailrace queue top {connection}"]
+    return [*use, f"Watch it with: tailrace queue top {quote(str(connection))}"]
 
 
 def _say_what_goes(processes: QueueProcesses | SeveralProcesses, config: ServiceQueueConfig) -> None:

@@ -79,7 +79,7 @@ def _summary(stats: QueueStats) -> Text:
     if stats.put_wait_s:
         lines.append(f"puts have waited {stats.put_wait_s:.1f} s")
     if stats.lost_groups:
-        lines.append(f"{stats.lost_groups} groups are lost and have to be put again")
+        lines.append(f"{stats.lost_groups} groups have to be put again")
     if stats.lacking_rows:
         lines.append(f"{stats.lacking_rows} rows lack copies")
     return Text("\n".join(lines))
@@ -88,14 +88,14 @@ def _summary(stats: QueueStats) -> Text:
 def _tasks(stats: QueueStats) -> Table:
     table = _table("task", *(count.title for count in TASK_COUNTS))
     for name, task in stats.tasks.items():
-        table.add_row(name, *(_cell(count, task) for count in TASK_COUNTS))
+        table.add_row(Text(name), *(_cell(count, task) for count in TASK_COUNTS))
     return table
 
 
 def _units(stats: QueueStats) -> Table:
     table = _table("unit", *(count.title for count in UNIT_COUNTS))
     for unit in stats.units:
-        table.add_row(unit.name, *(_cell(count, unit) for count in UNIT_COUNTS))
+        table.add_row(Text(unit.name), *(_cell(count, unit) for count in UNIT_COUNTS))
     return table
 
 

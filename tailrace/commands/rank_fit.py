@@ -18,7 +18,7 @@ from rich.table import Table
 from tailrace.commands.files import check_apart, check_new_file
 from tailrace.config.model import ModelConfig
 from tailrace.config.rollout import FeaturesLengths, HistoryLengths, LambdarankLengths, LengthsConfig, ModelLengths
-from tailrace.errors import ConfigError, UserError, counted, one_line
+from tailrace.errors import UNREADABLE, ConfigError, UserError, counted, one_line
 from tailrace.host.whole_file import whole_file
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import load_tokenizer
@@ -128,9 +128,9 @@ def _of_lines(source: Path, model_dir: Path) -> Iterator[Finished]:
                 continue
             try:
                 line = msgspec.json.decode(text, type=_Line)
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 raise UserError(
-                    f"{source}, line {number}: {error}; give what tailrace generate has written, or a trace"
+                    f"{source}, line {number}: {one_line(error)}; give what tailrace generate has written, or a trace"
                 ) from None
             if line.prompt not in asked:
                 ids = tokenizer.encode(line.prompt, add_special_tokens=False)

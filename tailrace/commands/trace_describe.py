@@ -70,7 +70,7 @@ def _print_table(descriptions: Mapping[str, Description]) -> None:
     table.columns[0].no_wrap = True
     for figure in dict.fromkeys(figure for column in columns for figure in column):
         table.add_row(figure, *(column.get(figure, "") for column in columns))
-    Console(width=None if sys.stdout.isatty() else _WIDEST).print(table)
+    Console(width=None if sys.stdout and sys.stdout.isatty() else _WIDEST).print(table)
 
 
 def figures(description: Description) -> Iterator[tuple[str, str]]:

@@ -67,12 +67,13 @@ def outliving_readers() -> Iterator[None]:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            if stream is not None:  # as of a program that began without it
+                stream.flush()
         sys.stdout, sys.stderr = before
 
 
-def _outliving(stream: TextIO) -> TextIO:
-    """A stream that writes to the same file; `stream` itself if it has none, as in a notebook."""
+def _outliving(stream: TextIO | None) -> TextIO | None:
+    """A stream that writes to the same file; `stream` itself if it has none: in a notebook, or closed."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     try:

@@ -62,7 +62,7 @@ QUEUE_COUNTS = (
     QueueCount(
         name="lost_groups",
         unit="groups",
-        observed="to be put again, since a process of the queue died with them",
+        observed="to be put again: a process of the queue died with them, or a task had them remade",
         series=Series(name="tailrace_queue_lost_groups", help="Groups that have to be put again."),
     ),
     QueueCount(

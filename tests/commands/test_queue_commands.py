@@ -97,6 +97,12 @@ def test_a_queue_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -
     assert "connection.json" in done.stderr
 
 
+def test_an_empty_path_is_refused(table: Path) -> None:
+    done = tailrace("serve", str(table), "--directory", "")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is empty; give a path" in done.stderr
+
+
 def test_a_queue_that_has_ended_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_top, "_LIMIT_S", 0.2)
     ended = QueueAddress(endpoints=[f"ipc://{tmp_path}/socket"], host=host_id(), token=bytes(32))
@@ -167,6 +173,9 @@ def test_the_table_of_a_run_is_for_a_run() -> None:
     first, last = greeting(Served(config=config, of_run=True), Path("q/connection.json"))
     assert first.endswith("queue.type=remote queue.connection=q/connection.json")
     assert last == "Watch it with: tailrace queue top q/connection.json"
+    first, last = greeting(Served(config=config, of_run=True), Path("my queue/connection.json"))
+    assert first.endswith("queue.type=remote 'queue.connection=my queue/connection.json'")
+    assert last == "Watch it with: tailrace queue top 'my queue/connection.json'"
 
 
 def test_what_a_queue_drops_at_its_end_is_said_then_and_when_it_is_served_again(table: Path, tmp_path: Path) -> None:
@@ -224,7 +233,7 @@ def test_the_page_says_why_puts_are_blocked_and_what_is_lost() -> None:
     unit = UnitStats(number=0, name="unit-0", alive=False, rows=8, bytes=9 * 2**20, max_bytes=2**30)
     stats = QueueStats(
         rows=10, bytes=2**20, blocked_puts=2, blocked_by="10 of 10 rows are taken", put_wait_s=1.5, version=3,
-        lost_groups=4, lacking_rows=6, tasks={"actor": task}, units=(unit,),
+        lost_groups=4, lacking_rows=6, tasks={"reward[math]": task}, units=(unit,),
     )  # fmt: skip
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(queue_top.render(stats))
@@ -232,7 +241,7 @@ def test_the_page_says_why_puts_are_blocked_and_what_is_lost() -> None:
     assert " ".join(lines[0]) == "10 rows, 1.0 MiB, weight version 3"
     assert " ".join(lines[1]) == "2 puts are blocked: 10 of 10 rows are taken"
     assert " ".join(lines[2]) == "puts have waited 1.5 s"
-    assert " ".join(lines[3]) == "4 groups are lost and have to be put again"
+    assert " ".join(lines[3]) == "4 groups have to be put again"
     assert " ".join(lines[4]) == "6 rows lack copies"
-    assert ["actor", "1", "2", "3", "40", "5", "6", "7.2"] in lines
+    assert ["reward[math]", "1", "2", "3", "40", "5", "6", "7.2"] in lines
     assert ["unit-0", "dead", "8", "9.0", "1024.0"] in lines

@@ -93,6 +93,8 @@ def test_what_cannot_be_read_or_written_is_refused_and_nothing_is_written(
     huge, textless = tmp_path / "huge.jsonl", tmp_path / "textless.jsonl"
     huge.write_text('{"prompt": "x", "tokens": 1000000000000000000000}\n')
     textless.write_text('\n\n{"index": 0, "response": "x", "tokens": 1}\n')
+    latin = tmp_path / "latin.jsonl"
+    latin.write_text('{"prompt": "é", "tokens": 1}\n', encoding="latin-1")
     output, model = tmp_path / "lengths.ranker", str(tiny_model("llama"))
     cases: list[tuple[list[str | Path], str]] = [
         ([few], "8 responses in "),
@@ -110,6 +112,7 @@ def test_what_cannot_be_read_or_written_is_refused_and_nothing_is_written(
         ([responses, "--reader", "/none"], "rollout.lengths.path /none does not exist"),
         ([huge], "line 1: Expected `int` <= 1000000000"),
         ([textless], "line 3: Object missing required field `prompt`"),
+        ([latin], "line 1: 'utf-8' codec can't decode"),
         ([responses, "--output", tmp_path], "is a directory; give a file"),
     ]
     for arguments, said in cases:

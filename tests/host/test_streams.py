@@ -79,6 +79,13 @@ def test_text_that_fails_for_another_reason_is_an_error(monkeypatch: pytest.Monk
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # so that its buffer can be flushed now
 
 
+def test_a_program_may_begin_without_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with outliving_readers():
+        print("nobody reads it")
+    assert sys.stdout is None
+
+
 def test_a_program_has_its_streams_back(printed_in: Printed) -> None:
     output = printed_in("ascii")
     with unencodable_replaced():
