@@ -19,6 +19,7 @@ SURPRISE_RATE = 0.5
 """Part of a switch's error by which the correction of all switches moves: there are few to learn from."""
 
 
+_LEAST = 1e-9
 _NOTHING: Merged[Held] = Merged([[]], [[]])
 """The sequences of an engine that is done."""
 
@@ -76,25 +77,27 @@ class SwitchCosts:
 
         Sequences are taken to be spread evenly over the replicas, and groups to exist.
         """
-        ranks, longer = self._profile.key.ranks, math.exp(self._surprise)
-        again_s = {
-            tp: np.array(
-                [
-                    self._predictor.prefill_s(tp, math.ceil(size * tp / ranks), length) if size else 0.0
-                    for size, length in zip(there.unfinished.tolist(), there.rms.tolist(), strict=True)
-                ]
-            )
-            for tp, there in courses.items()
-        }
+        longer = math.exp(self._surprise)
+        again_s = {tp: self._again_s(tp, there) for tp, there in courses.items()}
         seconds = np.zeros((len(next(iter(again_s.values()))), len(courses), len(courses)))
         for row, (tp, here) in enumerate(courses.items()):
-            share = np.ceil(here.unfinished * tp / ranks) / np.maximum(here.unfinished, 1.0)
-            sent = here.tokens * share * kv_bytes_per_token / tp
+            sent = here.tokens * self._share(tp, here) * kv_bytes_per_token / tp
             for column, target in enumerate(courses):
                 if target != tp:
                     move_s = longer * sent / self._profiled[tp, target].kv_bytes_per_s
                     seconds[:, row, column] = self.fixed_s(tp, target) + np.minimum(move_s, again_s[target])
         return seconds
+
+    def _again_s(self, tp: int, there: Course) -> Floats:
+        """[S] seconds to compute the caches again under `tp`; see `alike`."""
+        tokens = np.maximum(there.tokens, _LEAST)
+        sizes, lengths = self._share(tp, there) * tokens**2 / np.maximum(there.pairs, _LEAST), there.pairs / tokens
+        each = zip(sizes.tolist(), lengths.tolist(), strict=True)
+        return np.array([self._predictor.prefill_s(tp, size, length) if length else 0.0 for size, length in each])
+
+    def _share(self, tp: int, there: Course) -> Floats:
+        """[S] the part of all sequences that is on the fullest replica under `tp`."""
+        return np.ceil(there.unfinished * tp / self._profile.key.ranks) / np.maximum(there.unfinished, 1.0)
 
     def _sent_bytes(
         self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Held]], merged: Merged[Held]

@@ -36,8 +36,8 @@ class Course(NamedTuple):
     """[S] unfinished sequences."""
     tokens: Floats
     """[S] cached tokens of these together."""
-    rms: Floats
-    """[S] root mean square of these, by sequence."""
+    pairs: Floats
+    """[S] sum of the squares of these, by sequence: the pairs of tokens that a prefill of them has."""
     stretch: Floats
     """[S] the most tokens that a response has still to make, over those where all sequences advance alike; above 0."""
 
@@ -65,8 +65,8 @@ class InOrder(NamedTuple):
     """[N] those of their tokens that are cached at present, shared prompts once."""
     tokens_N: Floats
     """[N] their cached tokens at each start."""
-    rms_N: Floats
-    """[N] the root mean square of these at each start."""
+    pairs_N: Floats
+    """[N] the sum of the squares of these at each start."""
 
     @classmethod
     def of(cls, held: Sequence[Held]) -> "InOrder":
@@ -76,8 +76,8 @@ class InOrder(NamedTuple):
         start_N = np.append(0.0, end_N[:-1])
         left_N: Floats = np.arange(len(held), 0, -1, dtype=np.float64)
         all_N, held_N, squares_N = (np.cumsum(values[::-1])[::-1] for values in (context_N, cached_N, cached_N**2))
-        mean_square_N = squares_N / left_N + 2 * start_N * held_N / left_N + start_N**2
-        return cls(end_N, start_N, left_N, all_N, held_N, held_N + left_N * start_N, np.sqrt(mean_square_N))
+        pairs_N = squares_N + 2 * start_N * held_N + left_N * start_N**2
+        return cls(end_N, start_N, left_N, all_N, held_N, held_N + left_N * start_N, pairs_N)
 
     def on(self, replicas: int) -> "_Segments":
         """The segments of the fullest of equal replicas that advance together."""
@@ -127,7 +127,7 @@ def course(
         left = np.array([even.ends[-1], *(_longest(state) for state in reached)])
     left_alike = even.ends[-1] - np.where(done > 0, even.ends[done - 1], 0.0)
     stretch = np.where(left_alike > 0, np.maximum(left, _LEAST_LEFT) / np.maximum(left_alike, 1.0), 1.0)
-    return Course(seconds, runs_s, np.array(at, np.float64), in_order.tokens_N[done], in_order.rms_N[done], stretch)
+    return Course(seconds, runs_s, np.array(at, np.float64), in_order.tokens_N[done], in_order.pairs_N[done], stretch)
 
 
 def _until(ends_N: Floats, done: IntArray) -> Floats:

@@ -160,7 +160,7 @@ def test_the_tokens_of_those_that_are_left_have_grown() -> None:
     found = seen([[(100, 10), (200, 30)], [], [], []], at=[2, 1])
     assert found.unfinished.tolist() == [2, 1]
     assert found.tokens.tolist() == [300, 210]
-    assert found.rms.tolist() == pytest.approx([math.sqrt((100**2 + 200**2) / 2), 210])
+    assert found.pairs.tolist() == pytest.approx([100**2 + 200**2, 210**2])
 
 
 def test_an_engine_without_sequences_is_done() -> None:
