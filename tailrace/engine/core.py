@@ -181,7 +181,7 @@ class EngineCore(Core):
                 adaptive_tp.switch(wanted)
             except EngineError as error:
                 self._failure = error
-        else:
+        elif self._failure is None:
             adaptive_tp.drop(wanted)
         return self._unless_failed(samples)
 

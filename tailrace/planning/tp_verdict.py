@@ -29,6 +29,10 @@ class SwitchReport:
         return self.total_s - self.groups_s - self.weights_s - self.kv_s
 
 
+ENDED_BEFORE = "all responses had ended before"
+"""The failure of a switch for which nothing was left to do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """One question to the controller and its outcome, for the event log. Times are those of `time.perf_counter`."""

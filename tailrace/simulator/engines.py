@@ -308,6 +308,8 @@ class SimulatedEngine:
                 old, target = self._replicas, switch.target
                 self._replace(rearranged(old, self.kind, source=tp.degree, target=target, move=switch.moves))
                 tp.switched(switch, self._agenda.now, waited_s)
+        elif life == self._life:
+            tp.dropped(switch.decision, switch.asked_at, self._agenda.now)
         self._still_until = 0.0
         self._note(-1)
         self.resume()

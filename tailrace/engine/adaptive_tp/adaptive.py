@@ -28,7 +28,7 @@ from tailrace.planning.remaining import Unfinished
 from tailrace.planning.tp_decision import Decision
 from tailrace.planning.tp_profile import TPProfile
 from tailrace.planning.tp_stage import StagedTP, chosen
-from tailrace.planning.tp_verdict import SwitchReport, Verdict
+from tailrace.planning.tp_verdict import ENDED_BEFORE, SwitchReport, Verdict
 from tailrace.types import FinishReason, Sample
 
 
@@ -161,7 +161,7 @@ class AdaptiveTP:
                 decision=decision,
                 source_tp=decision.tp,
                 target_tp=decision.chosen,
-                failure="all responses had ended before",
+                failure=ENDED_BEFORE,
             )
         )
 
