@@ -113,7 +113,7 @@ class TimedEngine(Engine):
         """When the steps under way began; None while there is none."""
         self._timer: asyncio.TimerHandle | None = None
         self._boundary: asyncio.Event = asyncio.Event()
-        self._paused = False
+        self._paused = self._updating = False
         self._failure: EngineError | None = None
         self._see: Callable[[Sequence[Piece]], None] = lambda pieces: None
         self._steps = self._generated = self._prefilled = 0
@@ -163,6 +163,9 @@ class TimedEngine(Engine):
     async def pause_generation(self) -> None:
         """See `Engine`."""
         self._paused = True
+        await self._until_still()
+
+    async def _until_still(self) -> None:
         while self._since is not None:
             self._interrupt()
             self._boundary.clear()
@@ -175,12 +178,14 @@ class TimedEngine(Engine):
 
     async def update_weights(self, version: WeightVersion, tensors: object) -> None:
         """See `Engine`; the tensors are not read."""
-        paused = self._paused
-        await self.pause_generation()
+        self._updating = True
+        try:
+            await self._until_still()
+        finally:
+            self._updating = False
         self._version = version
         for sequence in self._running:
             sequence.is_mixed = True
-        self._paused = paused
         self._interrupt()
 
     def log_to(self, log: EventLog) -> None:
@@ -238,7 +243,7 @@ class TimedEngine(Engine):
     def _begin(self) -> None:
         """Begin steps with all that has room."""
         prefill_s = self._start_waiting()
-        if self._paused or self._failure is not None or not self._running:
+        if self._paused or self._updating or self._failure is not None or not self._running:
             return
         self._context = sum(sequence.context for sequence in self._running)
         self._since = asyncio.get_running_loop().time() + prefill_s
@@ -249,7 +254,7 @@ class TimedEngine(Engine):
         seconds = 0.0
         prompts = {sequence.request.group_id for sequence in self._running}
         held = sum(sequence.context + sequence.left for sequence in self._running)
-        while self._waiting and len(self._running) < self._slots and not self._paused:
+        while self._waiting and len(self._running) < self._slots and not self._paused and not self._updating:
             needed = self._waiting[0].context + self._waiting[0].left
             if self._running and held + needed > self._cache_tokens:
                 break

@@ -81,6 +81,22 @@ async def test_tokens_carry_the_version_that_made_them() -> None:
 
 
 @virtual_time
+async def test_a_pause_during_an_update_outlasts_it() -> None:
+    engine = TimedEngine(COSTS, slots=4)
+    async with aclosing(engine.submit(requests(1))) as samples:
+        await asyncio.sleep(0.3)
+        updating = asyncio.create_task(engine.update_weights(5, ()))
+        await asyncio.sleep(0)
+        await engine.pause_generation()
+        await updating
+        made = engine.stats().generated_tokens
+        await asyncio.sleep(100)
+        assert engine.stats().generated_tokens == made
+        await engine.resume_generation()
+        assert 5 in (await anext(samples)).weight_versions
+
+
+@virtual_time
 async def test_the_largest_priority_begins_first() -> None:
     engine = TimedEngine(COSTS, slots=1)
     asked = [replace(request, priority=float(request.request_id)) for request in requests(4)]
