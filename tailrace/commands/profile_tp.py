@@ -7,9 +7,9 @@ a machine that slows down for a while does so for all of them:
 
     a short context ──all arrangements──▶ seconds of a step ──bends──▶ batch sizes
 
-    each batch size ──each degree──▶ decode steps ────────────────────────┐
-    prefills        ──each degree──▶ seconds ─────────────────────────────┼──medians over rounds──▶ TPProfile
-    round trip      ──each pair of degrees──▶ weights, keys and values ───┘
+    each batch size ──each degree──▶ decode steps ──lower quartile over rounds──┐
+    prefills        ──each degree──▶ seconds ──lower quartile over rounds───────┼──▶ TPProfile
+    round trip      ──each pair of degrees──▶ weights, keys and values──medians─┘
 
 With `engine.adaptive_tp.engines: N`, N - 1 more engines do the same at the same time, and the times of the first one
 count. The method follows PAT, section 4.2 (Offline Profiler). Nothing is written before everything is measured.

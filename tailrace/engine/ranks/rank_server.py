@@ -155,8 +155,10 @@ class RankServer:
             case AllReduce(count, times):
                 return Answer(seconds=all_reduce_s(self._groups.get(self._shard.degree), count, times, self._device))
             case Switch(degree, migrations):
-                self._shard = Shard(self._number % degree, degree)
-                return Answer(times=self._rank.switch(self._shard, migrations, self._groups.get))
+                shard = Shard(self._number % degree, degree)
+                answer = Answer(times=self._rank.switch(shard, migrations, self._groups.get))
+                self._shard = shard
+                return answer
             case ReadCache() | WriteCache():
                 return self._move_cache(order)
             case Start():

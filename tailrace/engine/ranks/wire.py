@@ -80,7 +80,6 @@ class Switch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     degree: int
     migrations: list[Migration]
     """See `Rank.switch`."""
-    """The blocks that move among the ranks that this one meets."""
 
 
 class ReadCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
