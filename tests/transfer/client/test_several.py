@@ -49,6 +49,10 @@ def steps(tokens: int | None = None) -> Sequence[QueueTask]:
     return one_task(TokenBudget(tokens, window=STEP, response_column="prompt_ids", ends_with_window=True))
 
 
+def trained_by_steps() -> Sequence[QueueTask]:
+    return table(FirstIn(1), FirstIn(1), TokenBudget(4, window=STEP, ends_with_window=True))
+
+
 def groups_of(claim: Claim) -> list[int]:
     return [row.group_id for row in claim.rows]
 
@@ -141,11 +145,32 @@ def test_rows_of_a_later_step_that_are_ready_first_do_not_end_the_wait_for_those
                 assert groups_of(claim) == [number]
                 await queue.ack(claim, outputs(claim))
 
-    def by_steps() -> Sequence[QueueTask]:
-        return table(FirstIn(1), FirstIn(1), TokenBudget(4, window=STEP, ends_with_window=True))
-
-    with serving_several(tmp_path, by_steps) as (address, _):
+    with serving_several(tmp_path, trained_by_steps) as (address, _):
         asyncio.run(run())
+
+
+async def test_a_claim_goes_on_to_the_next_step_when_another_client_got_the_rows_that_it_waited_for(
+    tmp_path: Path,
+) -> None:
+    with serving_several(tmp_path, trained_by_steps) as (address, _):
+        async with (
+            asyncio.timeout(LIMIT_S),
+            RemoteQueue(address, name="one") as one,
+            RemoteQueue(address, name="two") as two,
+        ):
+            for number in (4, 1):  # of the second step at one controller, and of the first step at the other one
+                await one.put(group(number))
+            made = {claim.rows[0].group_id: claim for claim in [await one.claim("rollout") for _ in range(2)]}
+            waiting = []
+            for number in (4, 1):
+                if number == 1:
+                    waiting = [asyncio.create_task(client.claim("actor")) for client in (one, two)]
+                    while (await one.stats()).tasks["actor"].claims < 2:
+                        pass
+                await one.ack(made[number], outputs(made[number], response_ids=tokens(5)))
+                claim = await one.claim("reward")
+                await one.ack(claim, outputs(claim, reward=0.5))
+            assert sorted(map(groups_of, await asyncio.gather(*waiting))) == [[1], [4]]
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -15,7 +15,7 @@ first, rows may have entered at a controller that had just been asked. A claim o
 the earliest that any controller has, since rows of it may have come again.
 
 Waiting: a claim waits on all controllers at once. The first to grant it wins, and what others have granted meanwhile is
-given back. A controller that is silent does not hold up claims of rows that others have.
+given back. A controller that is silent holds up no claims of rows that others have, but for rows of a later window.
 """
 
 import hashlib
@@ -67,6 +67,8 @@ _AVOID_S = 10.0
 """Seconds in which a controller that did not say so is not asked before others."""
 _AGAIN_S = 60.0
 """Seconds of waiting after which all controllers are asked again: one that was lost may be back."""
+_SOON_S = 1.0
+"""The same where a controller has rows of a later window."""
 _MOMENT_S = 1e-3
 """Seconds that a claim without time waits: one that does not wait is told at once that there are no rows."""
 _ONE_CONTROLLER = "rows are leased and fetched apart at one controller alone; give queue.controllers=1"
@@ -283,7 +285,9 @@ class SeveralControllers(Operations):
                     self._windows[wanted.task] = next_window
                 next_window = min(later)
                 continue
-            granted = yield from self._wait(waits_at, wanted, window, tries, held)
+            # where rows of a later window are ready, another client may take what is left of this one
+            again_s = _SOON_S if later else _AGAIN_S
+            granted = yield from self._wait(waits_at, wanted, window, tries, held, again_s=again_s)
             if granted is not None:
                 return granted
 
@@ -312,15 +316,23 @@ class SeveralControllers(Operations):
         return _granted(outcome)
 
     def _wait(
-        self, controllers: Sequence[int], wanted: _Wanted, window: int, tries: Tries, held: Sequence[Part]
+        self,
+        controllers: Sequence[int],
+        wanted: _Wanted,
+        window: int,
+        tries: Tries,
+        held: Sequence[Part],
+        *,
+        again_s: float,
     ) -> Operation[tuple[int, Claimed] | None]:
-        """Wait until one of the controllers grants the claim. None: all are to be asked again.
+        """Wait until one of the controllers grants the claim. None: all are to be asked again, at the latest after
+        `again_s`.
 
         Raises:
             QueueTimeout: no time is left.
         """
         left_s = tries.left_s
-        wait_s = min([max(left_s, _MOMENT_S), _AGAIN_S, *(part.claim.lease_s / 3 for part in held)])
+        wait_s = min([max(left_s, _MOMENT_S), again_s, *(part.claim.lease_s / 3 for part in held)])
         sessions = [self._sessions[controller] for controller in controllers]
         calls = [Call(one.controller, wanted.message(wait_s, window), wait_s=wait_s) for one in sessions]
         first = yield from _first_reply(calls, self._give_back(held), is_last=wait_s >= left_s)
