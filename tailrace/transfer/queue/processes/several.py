@@ -67,9 +67,9 @@ class SeveralProcesses:
         Raises:
             UserError, QueueError: see `QueueProcesses`.
         """
-        for part in self._parts:
-            part.begin()
         try:
+            for part in self._parts:
+                part.begin()
             for part in self._parts:
                 part.await_start()
             self.address.write(self.connection)

@@ -176,6 +176,8 @@ class QueueProcesses:
             raise self._failure
 
     def _join(self) -> None:
+        if self._thread.ident is None:  # it has not been started
+            return
         limit_s = _LOOK_LIMIT_S + START_LIMIT_S + _END_LIMIT_S + KILLED_LIMIT_S * (1 + len(self._plan.units))
         self._thread.join(limit_s)
         if self._thread.is_alive():
