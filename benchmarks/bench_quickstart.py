@@ -28,6 +28,7 @@ from tailrace.registers.events import EventKind
 BUILD = Path(__file__).parents[1] / "build" / "bench-quickstart"
 RECIPES = ("quickstart", "grpo")
 LAST = 10
+RUN_LIMIT_S = 2 * 3600.0
 
 
 class Outcome(NamedTuple):
@@ -56,7 +57,7 @@ def play(recipe: str, seed: int, changes: Sequence[str]) -> Outcome:
     run = BUILD / f"{recipe}-{seed}"
     overrides = [f"output_dir={run}", f"seed={seed}", *changes]
     command = [sys.executable, "-m", "tailrace", "train", recipe, *overrides]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=RUN_LIMIT_S)
     return outcome(run, load_config(Path(recipe), overrides).groups_per_step)
 
 

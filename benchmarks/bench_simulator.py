@@ -22,11 +22,13 @@ import simulator_training
 import typer
 
 HERE = Path(__file__).parent
+PART_LIMIT_S = 4 * 3600.0
 
 
 def of_program(name: str) -> dict[str, Any]:
     """The last line of another program, which measures itself and so has a process of its own."""
-    done = subprocess.run([sys.executable, str(HERE / name)], stdout=subprocess.PIPE, check=True, text=True)
+    command = [sys.executable, str(HERE / name)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, timeout=PART_LIMIT_S)
     print(done.stdout, end="", flush=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -70,6 +70,8 @@ TASKS: Mapping[str, Sequence[Mapping[str, int]]] = {
 """The tasks, and their kinds by difficulty."""
 SAMPLES = 8
 MOST = 768
+LIMIT_S = 3600.0
+"""Of one generation."""
 
 Group = tuple[Asked, list[int]]
 """A prompt, and the tokens of its responses."""
@@ -132,7 +134,7 @@ def generated(rows: Sequence[Row], temperature: float) -> list[list[int]]:
         part = made.with_suffix(".part")
         command = [sys.executable, "-m", "tailrace", "generate", "--prompts", str(asked), "--output", str(part)]
         command += ["--force", f"samples={SAMPLES}", f"sampling.max_new_tokens={MOST}", "engine.kv_cache_gib=4"]
-        subprocess.run([*command, f"sampling.temperature={temperature}"], check=True)
+        subprocess.run([*command, f"sampling.temperature={temperature}"], check=True, timeout=LIMIT_S)
         part.rename(made)
     tokens = [[0] * SAMPLES for _ in rows]
     for row in map(json.loads, made.read_bytes().splitlines()):  # of bytes: a text may have other separators of lines
