@@ -7,6 +7,7 @@ without an end. It may also be to an unknown key or type, or to a whole section.
 
 import math
 import random
+import re
 import signal
 import subprocess
 import traceback
@@ -132,7 +133,9 @@ def fault_of(done: subprocess.CompletedProcess[str], names: list[str]) -> str:
         return f"exit code {done.returncode}, {len(said)} lines"
     if not said[0].isprintable() or len(said[0]) > 1500:
         return f"a line of {len(said[0])} characters"
-    return "" if any(name in said[0] for name in (*names, *NAMES) if name) else "no key"
+    own = (rf"(?<!\w){re.escape(name)}(?!\w)" for name in names if name)
+    keys = (rf"\b{name}\b" for name in NAMES if len(name) > 3)
+    return "" if any(re.search(pattern, said[0]) for pattern in (*own, *keys)) else "no key"
 
 
 @contextmanager

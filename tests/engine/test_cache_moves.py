@@ -306,6 +306,7 @@ async def test_a_stream_of_a_withdrawn_response_ends_with_its_cache(tiny_model: 
                 await asyncio.sleep(0.001)
             await engine.withdraw([0, 1, 77])
             samples = [sample async for sample in stream]
+            assert len(samples) == 2
             for sample in samples:
                 assert sample.finish_reason is FinishReason.ABORT
                 assert sample.cache is not None

@@ -247,15 +247,16 @@ def test_a_rank_that_stands_still_is_killed(architecture: Architecture, memory: 
     assert ended(second)
 
 
-def test_a_replica_closes_in_the_middle_of_a_step_and_twice(single: ProcessReplica, weights: Named) -> None:
-    single.load(weights)
-    single.settle()
-    (pid,) = single.pids
+def test_a_replica_closes_in_the_middle_of_a_step_and_twice(architecture: Architecture, weights: Named) -> None:
+    replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
+    replica.load(weights)
+    replica.settle()
+    (pid,) = replica.pids
     os.kill(pid, signal.SIGSTOP)
-    single.start(STEP)
-    single.close()
+    replica.start(STEP)
+    replica.close()
     assert not Path(f"/proc/{pid}").exists()
-    single.close()
+    replica.close()
 
 
 def test_a_replica_that_is_forgotten_takes_its_processes_along(architecture: Architecture, memory: Path) -> None:

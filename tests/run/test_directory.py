@@ -4,7 +4,6 @@ import os
 import stat
 from asyncio import CancelledError
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,9 +25,14 @@ def fill(run: RunDirectory) -> None:
 
 
 def fail(run: RunDirectory, error: BaseException, *, meanwhile: Callable[[RunDirectory], object] = fill) -> None:
-    with suppress(type(error)), run.locked():
-        meanwhile(run)
-        raise error
+    def work() -> None:
+        with run.locked():
+            meanwhile(run)
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        work()
+    assert caught.value is error
 
 
 @pytest.mark.parametrize(
@@ -99,16 +103,21 @@ def test_a_resumed_run_that_fails_at_its_start_can_be_resumed_again(tmp_path: Pa
     with run.begun(config, resumed=False):
         run.events.touch()
     (tmp_path / lost).unlink(missing_ok=True)
-    with suppress(ConfigError), run.begun(config, resumed=True):
+    with pytest.raises(ConfigError, match="no room"), run.begun(config, resumed=True):
         raise ConfigError("the engine has no room")
     run.check_same(config)
 
 
 def test_a_new_run_that_fails_at_its_start_is_none(tmp_path: Path) -> None:
     run, config = RunDirectory(tmp_path), small_run(tmp_path, tmp_path / "model", tmp_path / "prompts.jsonl")
-    with suppress(ConfigError), run.begun(config, resumed=False):
-        run.events.touch()
-        raise ConfigError("the engine has no room")
+
+    def begin() -> None:
+        with run.begun(config, resumed=False):
+            run.events.touch()
+            raise ConfigError("the engine has no room")
+
+    with pytest.raises(ConfigError, match="no room"):
+        begin()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -34,6 +34,7 @@ def test_a_run_of_any_mode_plays_the_lengths_and_rewards_of_a_trace(
     told = [event for event in events if event.task == "breakdown"]
     assert sum(event.metrics.get("tools", 0.0) for event in told) > 0, "others of a group end before its tool does"
     gradings = sorted((event.start, event.end) for event in events if event.task == "reward")
+    assert gradings
     assert all(end - start >= 0.01 for start, end in gradings)
     assert all(end <= start for (_, end), (start, _) in pairwise(gradings)), "the recipe has one grading process"
 

@@ -32,7 +32,6 @@ SHARED: list[tuple[str, ModuleType, ModuleType]] = [
     ("transfer_s", service, simulated_service),
     ("EVERY_S", service, simulated_service),
     ("broadcast_tree", sender_service, setup),
-    ("FAN_OUT", sender_service, setup),
     ("priority", service, simulated_service),
     ("SCOUT", service, simulated_service),
     ("make_predictor", lengths, simulated_lengths),

@@ -106,3 +106,4 @@ async def test_a_queue_that_somebody_began_to_close_is_open_or_closed(served: Se
             await give_up(queue.close, turns)
             with pytest.raises(QueueClosed if (await queue.stats()).closed else QueueTimeout):
                 await queue.claim("only", timeout=0)
+        assert (await queue.stats()).closed, "after the last moment"

@@ -51,6 +51,9 @@ class Chaos:
         """The processes to kill. Those that are costly to restart are named less often."""
         self._workers = workers
         self._random = random.Random(seed)
+        self._first = sorted({*self._victims})
+        self._random.shuffle(self._first)
+        """The victims that are still to be killed for the first time."""
         self._killed: dict[str, int] = {}
         """The last process that was killed, by name of the queue's process."""
         self._journals: dict[str, list[Path]] = {name: [] for name in self._controllers}
@@ -62,9 +65,10 @@ class Chaos:
     def round(self, *, units_may_die: Callable[[], bool] = lambda: True) -> None:
         """Kill a process after some more groups."""
         self._audit(self._random.randint(0, 4))
-        victim = self._random.choice([name for name in self._victims if self._is_there(name)])
+        victim = self._first.pop() if self._first else self._random.choice(self._victims)
         if victim in UNITS and not units_may_die():
             victim = next(filter(self._is_there, self._controllers), "producer-0")
+        until(lambda: self._is_there(victim))
         self._kill(victim)
 
     def end(self, groups: int) -> None:

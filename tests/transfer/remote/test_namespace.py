@@ -16,7 +16,7 @@ from tests.transfer.client.servers import LIMIT_S, memory, serving
 from tests.transfer.remote.far_client import LONG
 from tests.transfer.tables import one_task
 
-HERE, THERE = "10.203.117.1", "10.203.117.2"
+HERE, THERE = (f"10.203.{os.getpid() % 256}.{host}" for host in (1, 2))
 RATE = ["rate", "10mbit", "burst", "32kbit", "latency", "400ms"]
 
 

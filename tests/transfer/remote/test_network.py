@@ -128,7 +128,7 @@ def test_a_request_whose_answer_is_lost_is_carried_out_once(far: Far, word: byte
     session = Session(far.controller, shared_memory=False)
     with SyncClient("tester", TOKEN, QUEUE, patience=PATIENCE) as client:
         for proxy in far.proxies:
-            proxy.cut_after(word, times=2)
+            proxy.cut_after(bytes([0xA0 + len(word)]) + word, times=2)  # a string of msgpack
         before = far.cuts
         [row] = client.run(put_rows(session, group(1, prompt=LONG), timeout=LIMIT_S))
         claim = client.run(claim_rows(session, "only", limit=None, rank=None, timeout=LIMIT_S))

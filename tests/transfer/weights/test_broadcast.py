@@ -72,7 +72,7 @@ async def test_versions_arrive_bit_for_bit_by_broadcasts_alone(
     assert all(event.metrics["broadcast_bytes"] == event.metrics["network_bytes"] == nbytes for event in events)
 
 
-async def test_versions_that_come_faster_than_they_are_broadcast_are_skipped(stack: ExitStack) -> None:
+async def test_the_last_of_versions_that_come_faster_than_they_are_broadcast_arrives(stack: ExitStack) -> None:
     sender = make_sender(stack)
     engine = member(stack, sender, "engine")
     await grouped(sender, "engine")
