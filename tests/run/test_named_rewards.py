@@ -130,12 +130,15 @@ def test_a_judge_beside_a_function_trains_alike_in_both_placements_and_its_cost_
     assert_same_run(*(tmp_path / placement for placement in PLACEMENTS))
     for placement in PLACEMENTS:
         events = list(read_events(tmp_path / placement / "events.jsonl"))
-        figures = [event.metrics for event in events if event.task in ("step", "evaluation")]
-        assert [each["spent/judge.requests"] for each in figures] == [4, 8, 8, 4]
+        trained = [event.metrics for event in events if event.task == "step"]
+        evaluated = [event.metrics for event in events if event.task == "evaluation"]  # the first beside the first step
+        assert [each["spent/judge.requests"] for each in trained] == [8, 8]
+        assert [each["spent/judge.requests"] for each in evaluated] == [4, 4]
+        figures = trained + evaluated
         assert all(each["spent/judge.cost"] == pytest.approx(each["spent/judge.requests"]) for each in figures)
         assert sum(each.get("reward_failures/judge.JudgeNonsense", 0) for each in figures) > 0
-        trained = [event.metrics for event in events if event.task == "reward" and event.actor == "reward.judge"]
-        assert sum(each["spent/judge.requests"] for each in trained) == 16
+        graded = [event.metrics for event in events if event.task == "reward" and event.actor == "reward.judge"]
+        assert sum(each["spent/judge.requests"] for each in graded) == 16
         judged = [sample.parts["judge"] for sample in samples(tmp_path / placement) if not sample.failure]
         assert judged
         assert all(0 <= reward <= 1 for reward in judged)
