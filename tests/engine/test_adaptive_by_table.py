@@ -278,7 +278,7 @@ def check_path(
     for tp in table.ms:
         dealt = [[(PROMPT, n) for n in lengths[first :: ranks // tp]] for first in range(ranks // tp)]
         assert ours.seconds < drain_s(LatencyPredictor(table.profile()), tp, dealt, (), slots=128)
-    assert same_tokens(ours.samples, run(model, clock, responses(lengths), dp=ranks, tp=1).samples)
+    assert same_tokens(ours.samples, run(model, clock, responses(lengths), dp=2, tp=1).samples)
 
 
 @BY_FOUR
