@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, Strict
 
 from tailrace.config.recipe_text import in_yaml
-from tailrace.errors import quoted
+from tailrace.errors import TailraceError, quoted
 from tailrace.host.cpu import multiplies_bfloat16
 
 INTEGERS = range(-(2**63), 2**64)
@@ -86,6 +86,18 @@ def _compiles(pattern: str) -> str:
 
 Pattern = Annotated[str, AfterValidator(_compiles)]
 """A Python regular expression."""
+
+
+def path_of(text: str, what: str, refusal: type[TailraceError]) -> Path:
+    """Return the path that a text means; see `expanded`.
+
+    Raises:
+        TailraceError: of the type `refusal`, where `expanded` refuses it: a line that begins with `what`.
+    """
+    try:
+        return Path(expanded(text))
+    except ValueError as error:
+        raise refusal(f"{what} {error}") from None
 
 
 def expanded(path: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailrace.config.base import expanded, path_text
+from tailrace.config.base import path_of, path_text
 from tailrace.config.generate import EvalConfig
 from tailrace.config.load import load_as, read_recipe
 from tailrace.config.shorthand import file_source, model_override, split_arguments, whole_model
@@ -65,10 +65,7 @@ def evaluated_config(
 
 def _run_directory(model: str) -> Path | None:
     """Return the directory of a run; None where `model` is none."""
-    try:
-        run = Path(expanded(model))
-    except ValueError as error:
-        raise ConfigError(f"the model {error}") from None
+    run = path_of(model, "the model", ConfigError)
     return run if (run / run_files.CONFIG).is_file() and not (run / "config.json").exists() else None
 
 

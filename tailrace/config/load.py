@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from tailrace.config.base import Config, expanded
+from tailrace.config.base import Config, path_of
 from tailrace.config.explain import explain
 from tailrace.config.overrides import merged, override_values
 from tailrace.config.places import Place
@@ -194,10 +194,8 @@ def read_recipe(recipe: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
         return values
     if not isinstance(base, str):
         raise ConfigError(f"the recipe {recipe}: base is {base!r}; expected the file or the name of a recipe")
-    try:
-        found = shipped_recipes().get(base, file_path.parent / expanded(base))
-    except ValueError as error:
-        raise ConfigError(f"the recipe {recipe}: base {error}") from None
+    beside = file_path.parent / path_of(base, f"the recipe {recipe}: base", ConfigError)
+    found = shipped_recipes().get(base, beside)
     return merged(read_recipe(found, (*above, file_path.resolve())), values)
 
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from tailrace.config.base import expanded, path_text
+from tailrace.config.base import path_of, path_text
 from tailrace.config.overrides import merged, override_values
 from tailrace.config.prompts import TAKEN_NAMES, AnySource, ColumnsConfig
 from tailrace.config.shorthand import file_type
@@ -52,10 +52,7 @@ def _type_and_value(head: str) -> tuple[str, str]:
     kind, colon, value = head.partition(":")
     if colon and value and kind in _TYPES:
         return kind, value
-    try:
-        path = Path(expanded(head))
-    except ValueError as error:
-        raise ConfigError(f"the task {error}") from None
+    path = path_of(head, "the task", ConfigError)
     if head == "-":
         return "jsonl", "/dev/stdin"
     if (of_path := file_type(path) or ("dataset" if path.is_dir() else None)) is not None:

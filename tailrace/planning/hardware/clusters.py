@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tailrace.config.base import expanded
+from tailrace.config.base import path_of
 from tailrace.config.hardware import ClusterConfig, DeviceConfig, PoolConfig
 from tailrace.config.load import parse_as
 from tailrace.config.recipe_text import RecipeSyntaxError, read_yaml
@@ -25,7 +25,7 @@ def open_cluster(text: str) -> Cluster:
         ConfigError: the file has a key or a value that is not valid.
     """
     if Path(text).suffix in _FILES:
-        return _read(_path_of(text))
+        return _read(path_of(text, "the cluster file", PlanError))
     pools: dict[str, Pool] = {}
     for part in text.split("+"):
         if (found := _PART.fullmatch(part.strip())) is None:
@@ -69,13 +69,6 @@ def _pool(
         network=Link(bytes_per_s=network * 1e9, latency_s=device.network_us * 1e-6),
         usd_per_hour=price,
     )
-
-
-def _path_of(text: str) -> Path:
-    try:
-        return Path(expanded(text))
-    except ValueError as error:
-        raise PlanError(f"the cluster file {error}") from None
 
 
 def _read(path: Path) -> Cluster:

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tailrace.config.base import expanded
+from tailrace.config.base import path_of
 from tailrace.config.recipe_text import read_yaml
 from tailrace.errors import PlanError, did_you_mean
 from tailrace.planning.model_shape.base import ModelShape
@@ -74,10 +74,7 @@ def find_shape(name_or_directory: str) -> ModelShape:
 
 
 def _directory(name_or_directory: str) -> Path:
-    try:
-        path = Path(expanded(name_or_directory))
-    except ValueError as error:
-        raise PlanError(f"the model {error}") from None
+    path = path_of(name_or_directory, "the model", PlanError)
     return path.parent if path.name == CONFIG else path
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tailrace.config.base import expanded
+from tailrace.config.base import path_of
 from tailrace.errors import TraceError, did_you_mean
 from tailrace.workloads.files import read_trace
 from tailrace.workloads.parameter_files import SUFFIXES, read_parameters
@@ -27,10 +27,7 @@ def open_workload(name_or_path: str) -> Workload:
     Raises:
         TraceError: there is no such workload, or its file cannot be read.
     """
-    try:
-        path = Path(expanded(name_or_path))
-    except ValueError as error:
-        raise TraceError(f"the workload {error}") from None
+    path = path_of(name_or_path, "the workload", TraceError)
     if path.suffix in SUFFIXES:
         return Fitted(read_parameters(path))
     if path.suffix in (".parquet", ".jsonl"):
