@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +41,7 @@ from tailrace.models.architecture import read_architecture
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
 from tailrace.planner.local import arrangement_choices, slots_choices
+from tailrace.planner.processes import answered
 from tailrace.planning.dispatch.costs import StepCosts
 from tailrace.planning.packing import GroupPart
 from tailrace.planning.step_times.machine import EngineProfile, MachineProfile
@@ -197,20 +197,16 @@ def _beside(engine: _Task, trainer: _Task, trained_s: float) -> tuple[EngineProf
 
 def _waited(measuring: Future[T]) -> T:
     """Return what a process has measured."""
-    try:
+    died = (
+        "a process that measured has died: this machine may have too little memory; take a smaller model, or smaller "
+        "engine.kv_cache_gib, engine.max_batch_size and trainer.micro_batch_tokens"
+    )
+    late = (
+        f"a measurement on this machine has not ended after {_LIMIT_S / 60:.0f} minutes; take a smaller model, or "
+        "smaller engine.max_batch_size and trainer.micro_batch_tokens"
+    )
+    with answered(died=died, late=late):
         return measuring.result(_LIMIT_S)
-    except TimeoutError:
-        for child in multiprocessing.active_children():
-            child.terminate()  # else the end of the pool would wait for it
-        raise PlanError(
-            f"a measurement on this machine has not ended after {_LIMIT_S / 60:.0f} minutes; take a smaller model, or "
-            "smaller engine.max_batch_size and trainer.micro_batch_tokens"
-        ) from None
-    except BrokenProcessPool:
-        raise PlanError(
-            "a process that measured has died: this machine may have too little memory; take a smaller model, or "
-            "smaller engine.kv_cache_gib, engine.max_batch_size and trainer.micro_batch_tokens"
-        ) from None
 
 
 def _process() -> ProcessPoolExecutor:

@@ -42,14 +42,27 @@ def side_by_side(problem: Problem) -> Iterator[Simulate]:
 
 
 def _simulated_by(pool: ProcessPoolExecutor, trials: Sequence[Trial]) -> list[Plan]:
-    try:
+    died = "a process that simulated has died: this machine may have too little memory"
+    late = f"simulations have not ended after {_LIMIT_S / 60:.0f} minutes; give fewer choices"
+    with answered(died=died, late=late):
         return list(pool.map(_simulated, trials, timeout=_LIMIT_S))
+
+
+@contextmanager
+def answered(*, died: str, late: str) -> Iterator[None]:
+    """Wait for processes of a pool inside the block.
+
+    Raises:
+        PlanError: `died`, one has died; `late`, the time is over, and all child processes are ended.
+    """
+    try:
+        yield
     except BrokenProcessPool:
-        raise PlanError("a process that simulated has died: this machine may have too little memory") from None
+        raise PlanError(died) from None
     except TimeoutError:
         for child in active_children():
             child.terminate()  # else the end of the pool would wait for it
-        raise PlanError(f"simulations have not ended after {_LIMIT_S / 60:.0f} minutes; give fewer choices") from None
+        raise PlanError(late) from None
 
 
 def _simulated(trial: Trial) -> Plan:
