@@ -1,7 +1,7 @@
 """What came of a question about the TP degree, and how it is told."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -29,10 +29,6 @@ class SwitchReport:
         return self.total_s - self.groups_s - self.weights_s - self.kv_s
 
 
-ENDED_BEFORE = "all responses had ended before"
-"""The failure of a switch for which nothing was left to do."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """One question to the controller and its outcome, for the event log. Times are those of `time.perf_counter`."""
@@ -49,6 +45,19 @@ class Verdict:
     """The report of the switch; None where there was none."""
     failure: str = ""
     """The reason why a switch that was decided on did not take place."""
+
+    @classmethod
+    def dropped(cls, decision: Decision, *, began_at: float, ended_at: float, waited_s: float) -> Self:
+        """The outcome of a decided switch for which nothing was left to do."""
+        return cls(
+            began_at=began_at,
+            ended_at=ended_at,
+            waited_s=waited_s,
+            decision=decision,
+            source_tp=decision.tp,
+            target_tp=decision.chosen,
+            failure="all responses had ended before",
+        )
 
     @property
     def unfinished(self) -> int:

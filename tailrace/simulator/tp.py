@@ -17,7 +17,7 @@ from tailrace.planning.remaining import Unfinished
 from tailrace.planning.tp_decision import Decision, SwitchTerms
 from tailrace.planning.tp_merge import counted_once, sent_bytes
 from tailrace.planning.tp_stage import StagedTP, chosen
-from tailrace.planning.tp_verdict import ENDED_BEFORE, SwitchReport, Verdict, adaptive_tp_event
+from tailrace.planning.tp_verdict import SwitchReport, Verdict, adaptive_tp_event
 from tailrace.simulator.batch import Decoded, Sequence
 from tailrace.simulator.replicas import Replica
 from tailrace.simulator.samples import Response
@@ -178,17 +178,7 @@ class SimulatedTP:
     def dropped(self, decision: Decision, asked_at: float, now: float) -> None:
         """Note that all responses had ended before the decided switch began."""
         self._staged.went_on(decision, self.degree)
-        self._tell(
-            Verdict(
-                began_at=asked_at,
-                ended_at=now,
-                waited_s=now - asked_at,
-                decision=decision,
-                source_tp=self.degree,
-                target_tp=decision.chosen,
-                failure=ENDED_BEFORE,
-            )
-        )
+        self._tell(Verdict.dropped(decision, began_at=asked_at, ended_at=now, waited_s=now - asked_at))
 
     def _tell_kept(self, decision: Decision | None, now: float) -> None:
         tp = self.degree

@@ -28,7 +28,7 @@ from tailrace.planning.remaining import Unfinished
 from tailrace.planning.tp_decision import Decision
 from tailrace.planning.tp_profile import TPProfile
 from tailrace.planning.tp_stage import StagedTP, chosen
-from tailrace.planning.tp_verdict import ENDED_BEFORE, SwitchReport, Verdict
+from tailrace.planning.tp_verdict import SwitchReport, Verdict
 from tailrace.types import FinishReason, Sample
 
 
@@ -151,18 +151,10 @@ class AdaptiveTP:
 
     def drop(self, wanted: Wanted) -> None:
         """Note that all responses have ended before `wanted` was carried out."""
-        decision = wanted.decision
+        decision, now = wanted.decision, time.perf_counter()
         self._staged.went_on(decision, decision.tp)
         self.verdicts.append(
-            Verdict(
-                began_at=wanted.asked_at,
-                ended_at=time.perf_counter(),
-                waited_s=time.perf_counter() - wanted.decided_at,
-                decision=decision,
-                source_tp=decision.tp,
-                target_tp=decision.chosen,
-                failure=ENDED_BEFORE,
-            )
+            Verdict.dropped(decision, began_at=wanted.asked_at, ended_at=now, waited_s=now - wanted.decided_at)
         )
 
     def close_stage(self) -> None:
