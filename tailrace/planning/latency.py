@@ -297,7 +297,11 @@ def alike(lengths: Iterable[float]) -> tuple[float, float]:
     takes as many sequences of the root mean square, which have too many tokens.
     """
     some = list(lengths)
-    tokens, pairs = sum(some), sum(length * length for length in some)
+    return alike_by_sums(sum(some), sum(length * length for length in some))
+
+
+def alike_by_sums(tokens: float, pairs: float) -> tuple[float, float]:
+    """The same by the sum of the lengths, and the sum of their squares."""
     return (tokens * tokens / pairs, pairs / tokens) if tokens else (0.0, 0.0)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from tailrace.planning.curves import Floats
 from tailrace.planning.drain import Held
-from tailrace.planning.latency import CorrectedPredictor, alike
+from tailrace.planning.latency import CorrectedPredictor, alike, alike_by_sums
 from tailrace.planning.tp_course import Course
 from tailrace.planning.tp_decision import Snapshot, SwitchTerms
 from tailrace.planning.tp_merge import Merged, sent_bytes
@@ -19,7 +19,6 @@ SURPRISE_RATE = 0.5
 """Part of a switch's error by which the correction of all switches moves: there are few to learn from."""
 
 
-_LEAST = 1e-9
 _NOTHING: Merged[Held] = Merged([[]], [[]])
 """The sequences of an engine that is done."""
 
@@ -89,11 +88,10 @@ class SwitchCosts:
         return seconds
 
     def _again_s(self, tp: int, there: Course) -> Floats:
-        """[S] seconds to compute the caches again under `tp`; see `alike`."""
-        tokens = np.maximum(there.tokens, _LEAST)
-        sizes, lengths = self._share(tp, there) * tokens**2 / np.maximum(there.pairs, _LEAST), there.pairs / tokens
-        each = zip(sizes.tolist(), lengths.tolist(), strict=True)
-        return np.array([self._predictor.prefill_s(tp, size, length) if length else 0.0 for size, length in each])
+        """[S] seconds to compute the caches again under `tp`."""
+        moments = zip(self._share(tp, there).tolist(), there.tokens.tolist(), there.pairs.tolist(), strict=True)
+        each = ((share, *alike_by_sums(tokens, pairs)) for share, tokens, pairs in moments)
+        return np.array([self._predictor.prefill_s(tp, share * number, length) for share, number, length in each])
 
     def _share(self, tp: int, there: Course) -> Floats:
         """[S] the part of all sequences that is on the fullest replica under `tp`."""
