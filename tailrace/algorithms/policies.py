@@ -24,7 +24,7 @@ from tailrace.config.queue_policies import (
     WholeGroupsConfig,
 )
 from tailrace.config.run import RunConfig
-from tailrace.config.transfer import RemoteQueueConfig, ServiceQueueConfig
+from tailrace.config.transfer import RemoteQueueConfig, controllers_of
 from tailrace.errors import ConfigError, did_you_mean
 
 _ARRAYS = (ColumnKind.INTS, ColumnKind.FLOATS)
@@ -107,7 +107,7 @@ def _unfit_for_training(policy: PolicyConfig, config: RunConfig) -> str | None:
     assert isinstance(policy, TokenBudgetConfig), "no other policy fits steps"
     if policy.tokens is not None and not config.pipeline.streaming:
         return "a claim is a whole step with pipeline.streaming=false; leave tokens out, or set pipeline.streaming=true"
-    controllers = config.queue.controllers if isinstance(config.queue, ServiceQueueConfig) else 1
+    controllers = controllers_of(config.queue)
     if policy.window == 1 and policy.tokens is not None and controllers > 1:
         return (
             f"window is 1, for micro-batches in the run's order, which queue.controllers={controllers} do not keep; "

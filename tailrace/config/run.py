@@ -18,7 +18,7 @@ from tailrace.config.prompts import PromptsConfig
 from tailrace.config.rewards import RewardsConfig
 from tailrace.config.rollout import RolloutConfig
 from tailrace.config.trainer import CheckpointConfig, TrainerConfig
-from tailrace.config.transfer import LocalQueueConfig, QueueConfig
+from tailrace.config.transfer import LocalQueueConfig, QueueConfig, controllers_of
 from tailrace.config.weights import ONE_VERSION, WeightsConfig, WeightsMode
 
 
@@ -99,7 +99,7 @@ class RunConfig(OnDevice):
     def least_rows(self, max_staleness: int) -> int:
         """The rows that the queue has to hold with such a bound: those of the steps that are under way at once."""
         size = self.algorithm.group_size
-        controllers = self.queue.controllers if self.queue.type == "service" else 1
+        controllers = controllers_of(self.queue)
         of_each = -(-(max_staleness + 1) * self.groups_per_step // controllers)  # groups, of the one with most
         return of_each * size * controllers
 

@@ -216,3 +216,8 @@ class RemoteQueueConfig(Config):
 
 QueueConfig = Annotated[LocalQueueConfig | ServiceQueueConfig | RemoteQueueConfig, Field(discriminator="type")]
 """The transfer queue of a run."""
+
+
+def controllers_of(config: QueueConfig) -> int:
+    """The number of controllers of the queue that a run starts; 1 for a queue that is there already."""
+    return config.controllers if isinstance(config, ServiceQueueConfig) else 1

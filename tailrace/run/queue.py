@@ -12,7 +12,13 @@ from tailrace.config.columns import COLUMNS
 from tailrace.config.queue_policies import PolicyConfig, TokenBudgetConfig
 from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.run import RunConfig
-from tailrace.config.transfer import LocalQueueConfig, QueueConfig, RemoteQueueConfig, ServiceQueueConfig
+from tailrace.config.transfer import (
+    LocalQueueConfig,
+    QueueConfig,
+    RemoteQueueConfig,
+    ServiceQueueConfig,
+    controllers_of,
+)
 from tailrace.errors import ConfigError, GroupExists, PeerLost, QueueError, TailraceError, UserError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import TransferQueue
@@ -39,7 +45,7 @@ def run_table(config: RunConfig) -> TableConfig:
     """
     algorithm = make_run_algorithm(config)
     policies = run_policies(algorithm, config)
-    if isinstance(config.queue, ServiceQueueConfig) and config.queue.controllers > 1:
+    if controllers_of(config.queue) > 1:
         policies = {name: _by_steps(policy, config.trainer.train_batch_size) for name, policy in policies.items()}
     return TableConfig(
         tasks=tuple(
