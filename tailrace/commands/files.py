@@ -18,7 +18,7 @@ def check_new_file(option: str, path: Path, *, force: bool) -> None:
     """
     if path.is_dir():
         raise UserError(f"{option} {path} is a directory; give a file")
-    if path.exists() and not path.is_file():
+    if is_special(path):
         raise UserError(f"{option} {path} is a device or a pipe, which a file would replace; give a file")
     if os.path.lexists(path) and not force:
         raise UserError(f"{option} {path} exists; give another file, or replace it with --force")
@@ -28,6 +28,11 @@ def check_new_file(option: str, path: Path, *, force: bool) -> None:
         TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise UserError(f"{option} {path} cannot be made: {error.strerror}") from None
+
+
+def is_special(path: Path) -> bool:
+    """Whether there is a device, a pipe or a socket at the path."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def check_apart(option: str, output: Path, inputs: Iterable[str | Path]) -> None:

@@ -9,7 +9,7 @@ from typing import Self
 
 import msgspec
 
-from tailrace.commands.files import check_apart, check_new_file
+from tailrace.commands.files import check_apart, check_new_file, is_special
 from tailrace.errors import UserError
 
 
@@ -32,11 +32,10 @@ class JsonLines:
         if path is None and sys.stdout is None:
             raise UserError("standard output is closed; give a file with --output FILE")
         if path is not None:
-            special = path.exists() and not path.is_file() and not path.is_dir()
-            self._replace = force or special  # a device or a pipe has nothing to lose
+            self._replace = force or is_special(path)  # a device or a pipe has nothing to lose
             if path.is_file():
                 check_apart("--output", path, inputs)
-            if not special:
+            if not is_special(path):
                 check_new_file("--output", path, force=force)
 
     @property
