@@ -242,8 +242,10 @@ class TimedEngine(Engine):
 
     def _begin(self) -> None:
         """Begin steps with all that has room."""
+        if self._paused or self._updating:
+            return
         prefill_s = self._start_waiting()
-        if self._paused or self._updating or self._failure is not None or not self._running:
+        if self._failure is not None or not self._running:
             return
         self._context = sum(sequence.context for sequence in self._running)
         self._since = asyncio.get_running_loop().time() + prefill_s
@@ -254,7 +256,7 @@ class TimedEngine(Engine):
         seconds = 0.0
         prompts = {sequence.request.group_id for sequence in self._running}
         held = sum(sequence.context + sequence.left for sequence in self._running)
-        while self._waiting and len(self._running) < self._slots and not self._paused and not self._updating:
+        while self._waiting and len(self._running) < self._slots:
             needed = self._waiting[0].context + self._waiting[0].left
             if self._running and held + needed > self._cache_tokens:
                 break
