@@ -53,6 +53,13 @@ def trained_by_steps() -> Sequence[QueueTask]:
     return table(FirstIn(1), FirstIn(1), TokenBudget(4, window=STEP, ends_with_window=True))
 
 
+async def graded(queue: RemoteQueue, claim: Claim) -> None:
+    """Make the rows of a claim of the task rollout ready for the actor."""
+    await queue.ack(claim, outputs(claim, response_ids=tokens(5)))
+    claimed = await queue.claim("reward")
+    await queue.ack(claimed, outputs(claimed, reward=0.5))
+
+
 def groups_of(claim: Claim) -> list[int]:
     return [row.group_id for row in claim.rows]
 
@@ -137,9 +144,7 @@ def test_rows_of_a_later_step_that_are_ready_first_do_not_end_the_wait_for_those
                 claim = await queue.claim("rollout")
                 made[claim.rows[0].group_id] = claim
             for number in (4, 1):
-                await queue.ack(made[number], outputs(made[number], response_ids=tokens(5)))
-                claim = await queue.claim("reward")
-                await queue.ack(claim, outputs(claim, reward=0.5))
+                await graded(queue, made[number])
             for number, coming in ((1, waiting), (4, queue.claim("actor"))):
                 claim = await coming
                 assert groups_of(claim) == [number]
@@ -161,15 +166,11 @@ async def test_a_claim_goes_on_to_the_next_step_when_another_client_got_the_rows
             for number in (4, 1):  # of the second step at one controller, and of the first step at the other one
                 await one.put(group(number))
             made = {claim.rows[0].group_id: claim for claim in [await one.claim("rollout") for _ in range(2)]}
-            waiting = []
-            for number in (4, 1):
-                if number == 1:
-                    waiting = [asyncio.create_task(client.claim("actor")) for client in (one, two)]
-                    while (await one.stats()).tasks["actor"].claims < 2:
-                        pass
-                await one.ack(made[number], outputs(made[number], response_ids=tokens(5)))
-                claim = await one.claim("reward")
-                await one.ack(claim, outputs(claim, reward=0.5))
+            await graded(one, made[4])
+            waiting = [asyncio.create_task(client.claim("actor")) for client in (one, two)]
+            while (await one.stats()).tasks["actor"].claims < 2:
+                pass
+            await graded(one, made[1])
             assert sorted(map(groups_of, await asyncio.gather(*waiting))) == [[1], [4]]
 
 
